@@ -109,7 +109,18 @@ function(bt_test name)
   set_tests_properties(${name} PROPERTIES TIMEOUT ${T_TIMEOUT} SKIP_RETURN_CODE 77 LABELS "${T_LABELS}" ENVIRONMENT "${T_ENV}")
 endfunction()
 
-# Several ranks share a machine's cores in tests: no binding, yield when idle (Open MPI 4).
+# Several ranks share a machine's cores in tests: no binding, yield when idle (the second row for Open MPI 4, the third for 5).
 set(BT_MPI_TEST_ENV
-    "OMPI_ALLOW_RUN_AS_ROOT=1;OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1;OMPI_MCA_rmaps_base_oversubscribe=1"
-    "OMPI_MCA_mpi_yield_when_idle=1;OMPI_MCA_hwloc_base_binding_policy=none")
+    "OMPI_ALLOW_RUN_AS_ROOT=1;OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1;OMPI_MCA_mpi_yield_when_idle=1"
+    "OMPI_MCA_rmaps_base_oversubscribe=1;OMPI_MCA_hwloc_base_binding_policy=none"
+    "PRTE_MCA_rmaps_default_mapping_policy=slot:OVERSUBSCRIBE;PRTE_MCA_hwloc_default_binding_policy=none")
+
+# Before a test's command: with Open MPI 5, whatever is installed.
+set(BT_WITH_OPENMPI5 ${Python3_EXECUTABLE} ${CMAKE_SOURCE_DIR}/tests/support/with_openmpi5.py ${CMAKE_BINARY_DIR}/openmpi)
+
+# ENV of a test whose ranks go on when one dies.  Shared memory of the dead stays, so it lies in this folder.
+function(bt_mpi_survive env_out folder)
+  file(MAKE_DIRECTORY ${folder})
+  set(${env_out} OMPI_MCA_orte_enable_recovery=1 PRTE_MCA_state_base_recoverable=1 OMPI_MCA_mpi_ft_enable=1
+      OMPI_MCA_btl_vader_backing_directory=${folder} OMPI_MCA_btl_sm_backing_directory=${folder} PARENT_SCOPE)
+endfunction()

@@ -23,10 +23,15 @@ list(FILTER plugins EXCLUDE REGEX "_(ucx|ofi|psm|psm2|openib|flux|jsm|monitoring
 # Nor those of OpenSHMEM and of MPI's files, which Baton does not use.
 list(FILTER plugins EXCLUDE REGEX "/mca_(atomic|memheap|scoll|spml|sshmem|io|fs|fbtl|fcoll|sharedfp)_")
 file(GLOB programs "${BT_BUILD_BIN}/baton" "${BT_BUILD_BIN}/baton-*")
+# Open MPI 4 has orted; 5 has PRRTE's prterun, which its mpirun runs, and prted.
+set(names "") # in its folder
 set(launchers "")
-foreach(name mpirun orted)
-  get_filename_component(real "${mpi_bin}/${name}" REALPATH)
-  list(APPEND launchers "${real}")
+foreach(name mpirun orted prterun prted)
+  if(EXISTS "${mpi_bin}/${name}")
+    list(APPEND names "${mpi_bin}/${name}")
+    get_filename_component(real "${mpi_bin}/${name}" REALPATH)
+    list(APPEND launchers "${real}")
+  endif()
 endforeach()
 
 file(GET_RUNTIME_DEPENDENCIES EXECUTABLES ${programs} ${launchers} MODULES ${plugins}
@@ -55,4 +60,5 @@ if(IS_DIRECTORY "${pmix}/lib/pmix")
 endif()
 file(INSTALL ${plugins} DESTINATION "${to}/openmpi/${pkglib}" TYPE MODULE)
 file(INSTALL "${mpi_pkgdatadir}/" DESTINATION "${to}/openmpi/${pkgdata}" FILES_MATCHING PATTERN "help-*.txt")
-file(INSTALL "${mpi_bin}/mpirun" "${mpi_bin}/orted" DESTINATION "${to}/openmpi/bin" TYPE PROGRAM FOLLOW_SYMLINK_CHAIN)
+file(INSTALL "${mpi_prefix}/share/prte" DESTINATION "${to}/openmpi/share" OPTIONAL FILES_MATCHING PATTERN "help-*.txt")
+file(INSTALL ${names} DESTINATION "${to}/openmpi/bin" TYPE PROGRAM FOLLOW_SYMLINK_CHAIN)

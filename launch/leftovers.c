@@ -15,6 +15,7 @@
 #include "core/clock.h"
 #include "core/log.h"
 #include "launch/endings.h"
+#include "launch/openmpi.h"
 #include "launch/scratch.h"
 
 enum { HOLD_TRIES = 20 };
@@ -22,7 +23,7 @@ enum { HOLD_TRIES = 20 };
 #define WORKER_NS (200 * BT_NS_PER_MS) /* for the kernel to end the worker after its parent */
 #define DAEMON_NS (20 * BT_NS_PER_S)
 
-/* Open MPI names a rank's segments so: "vader_segment.HOST.UID.JOB.LOCAL_RANK". */
+/* Open MPI names a rank's segments so: "vader_segment.HOST.UID.JOB.LOCAL_RANK"; since 5 "sm_..". */
 static void remove_segments(const char *dir, const char *local_rank)
 {
     DIR           *d = opendir(dir);
@@ -60,7 +61,7 @@ static bool is_daemon(pid_t pid)
     if (f == NULL) return false;
     if (fscanf(f, "%31s", name) != 1) name[0] = '\0';
     fclose(f);
-    return strcmp(name, "orted") == 0;
+    return strcmp(name, "orted") == 0 || strcmp(name, "prted") == 0;
 }
 
 /* Ranks of the job live here: where others go on, the daemon is needed. */
@@ -134,7 +135,7 @@ bt_status bt_leftovers_watch(const char *dir, const char *local_rank, bool tell)
     int       ends[2];
 
     clear_beside(dir);
-    if (make_shared(dir)) setenv("OMPI_MCA_btl_vader_backing_directory", dir, 0);
+    if (make_shared(dir)) bt_openmpi_set_shared_memory(dir, false);
     BT_REQUIRE(pipe2(ends, O_CLOEXEC) == 0 && (pid = fork()) >= 0, BT_ERR_IO,
                "cannot start the guard of local rank %s: %s", local_rank, strerror(errno));
     if (pid == 0) {

@@ -58,9 +58,9 @@ static const char DOC[] =
     "/dev/shm) that are removed at the end.\n\n"
     "Exit code: 0 when every rank ended with 0; else that of the first rank that failed, 128 + the "
     "signal that ended it, or 1. With --on-death=replace 0 when any rank ended with 0.\n\n"
-    "Variables OMPI_MCA_* that you set win over those that this program would set, except, on this "
-    "machine alone, for the private directories (orte_tmpdir_base, "
-    "btl_vader_backing_directory).\n\n"
+    "Variables of Open MPI that you set (OMPI_MCA_*; of 5 also PRTE_MCA_* and PMIX_MCA_*) win over "
+    "those that this program would set, except, on this machine alone, for the private directories "
+    "(orte_tmpdir_base, btl_vader_backing_directory).\n\n"
     "Example, what `baton run` does:\n"
     "  baton-launch --ranks 4 -- baton-worker --model models/demo \\\n"
     "    --prefill 2 --decode 2 --coordinator 127.0.0.1:4711";
@@ -219,9 +219,9 @@ static bool ranks_have_ended(const bt_mpirun_options *opt, pid_t mpirun, uint64_
     return n >= opt->n_ranks || (*first_ns != 0 && now - *first_ns >= LEAVE_NS);
 }
 
-/* mpirun is quiet (-q), since ranks' parents say better how a rank ended: it says nothing of a host
- * that it does not know either.  Over several hosts only ranks that may die tell how they end: of
- * others it is not known here whether there was any. */
+/* mpirun is quiet (openmpi.c), since ranks' parents say better how a rank ended: it says nothing of
+ * a host that it does not know either.  Over several hosts only ranks that may die tell how they
+ * end: of others it is not known here whether there was any. */
 static void tell_no_start(const bt_mpirun_options *opt, int status)
 {
     bool     far = bt_mpirun_is_far(opt), known = !far || opt->survive;
@@ -243,6 +243,7 @@ static int wait_for(const bt_mpirun_options *opt, pid_t mpirun, const sigset_t *
     uint64_t stop_at_ns = 0, first_ns = 0;
     bool     ended  = false;
     int      status = 0;
+    uint32_t n_well;
 
     while (waitpid(mpirun, &status, WNOHANG) != mpirun) {
         struct timespec tick = {0, 200 * BT_NS_PER_MS};
@@ -266,6 +267,9 @@ static int wait_for(const bt_mpirun_options *opt, pid_t mpirun, const sigset_t *
     if (stop_at_ns == 0) tell_no_start(opt, status);
     /* It ended as asked: how mpirun itself died on the way does not matter. */
     if (stop_at_ns != 0 && WIFSIGNALED(status)) status = SIGTERM;
+    /* Open MPI 5 returns the code of a rank that died, though the others went on. */
+    if (opt->survive && stop_at_ns == 0 && WIFEXITED(status) && bt_endings_count(&n_well) > 0)
+        status = 0;
     if (ended || (stop_at_ns == 0 && status == 0)) status = W_EXITCODE(bt_endings_code(), 0);
     return status;
 }

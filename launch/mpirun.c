@@ -9,7 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
-#include <sys/uio.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -19,6 +18,7 @@
 #include "core/machine.h"
 #include "launch/bind.h"
 #include "launch/endings.h"
+#include "launch/openmpi.h"
 
 /* mpirun hangs or crashes where it cannot open its pipes: a dozen and four a rank, and its own
  * sockets and plugins. */
@@ -57,7 +57,8 @@ static bool find_bundled(const char *self, char libs_out[PATH_MAX], char mpirun_
            access(mpirun_out, X_OK) == 0;
 }
 
-/* Moves Open MPI: its plugins and texts lie below OPAL_PREFIX, its libraries beside ours. */
+/* Moves Open MPI: its plugins and texts lie below OPAL_PREFIX (and, of 5's run time, PRTE_PREFIX),
+ * its libraries beside ours. */
 static void use_bundled(const char *libs)
 {
     const char *old = getenv("LD_LIBRARY_PATH");
@@ -65,6 +66,7 @@ static void use_bundled(const char *libs)
 
     snprintf(text, sizeof(text), "%s/openmpi", libs);
     setenv("OPAL_PREFIX", text, 1);
+    setenv("PRTE_PREFIX", text, 1);
     snprintf(text, sizeof(text), "%s/pmix/lib/pmix", libs); /* it ignores PMIX_PREFIX for these */
     setenv("PMIX_PKGLIBDIR", text, 1);
     snprintf(text, sizeof(text), "%s/pmix/share/pmix", libs);
@@ -101,28 +103,6 @@ out:
     return st;
 }
 
-/* May one process read another's memory?  Containers often forbid it, and then Open MPI's shared
- * memory transport hangs instead of choosing another way to copy. */
-static bool cross_memory_works(void)
-{
-    char         there = 1, here = 0;
-    struct iovec local = {&here, 1}, remote = {&there, 1};
-    pid_t        pid = fork();
-    bool         works;
-
-    if (pid == 0) {
-        prctl(PR_SET_PDEATHSIG, SIGKILL);
-        pause();
-        _exit(0);
-    }
-    if (pid < 0) return false;
-    works = process_vm_readv(pid, &local, 1, &remote, 1, 0) == 1;
-    kill(pid, SIGKILL);
-    while (waitpid(pid, NULL, 0) < 0 && errno == EINTR)
-        continue;
-    return works;
-}
-
 bool bt_mpirun_is_far(const bt_mpirun_options *options)
 {
     return options->hostfile != NULL || options->hosts != NULL || options->map != NULL ||
@@ -132,50 +112,6 @@ bool bt_mpirun_is_far(const bt_mpirun_options *options)
 bool bt_mpirun_survives_far(const bt_mpirun_options *options)
 {
     return options->survive && bt_mpirun_is_far(options);
-}
-
-static void set_environment(const bt_mpirun_options *options, const bt_scratch *scratch)
-{
-    static const char *const ALWAYS[][2] = {
-        {"OMPI_ALLOW_RUN_AS_ROOT",                  "1"   },
-        {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM",          "1"   },
-        {"OMPI_MCA_rmaps_base_oversubscribe",       "1"   },
- /* Ranks and other jobs share the cores: never bind, and yield when idle. */
-        {"OMPI_MCA_mpi_yield_when_idle",            "1"   },
-        {"OMPI_MCA_hwloc_base_binding_policy",      "none"},
-        {"OMPI_MCA_btl_base_warn_component_unused", "0"   },
-    };
-    static const char *const LOCAL[][2] = {
-        {"OMPI_MCA_pml",                "ob1"              },
-        {"OMPI_MCA_btl",                "vader,self"       },
-        {"OMPI_MCA_oob_tcp_if_include", "lo"               }, /* nothing listens beyond loopback */
-        {"OMPI_MCA_plm",                "isolated"         },
-        {"OMPI_MCA_ras",                "^slurm,gridengine"}, /* inside their jobs too: one machine */
-    };
-
-    for (size_t i = 0; i < sizeof(ALWAYS) / sizeof(ALWAYS[0]); i++) {
-        setenv(ALWAYS[i][0], ALWAYS[i][1], 0);
-    }
-    /* Else mpirun ends every rank about a second after the first death; and, where daemons start
-     * one another or pass on each other's messages, after the loss of a node that did so. */
-    if (options->survive) {
-        setenv("OMPI_MCA_orte_enable_recovery", "1", 0);
-        setenv("OMPI_MCA_plm_rsh_no_tree_spawn", "1", 0);
-        setenv("OMPI_MCA_routed_radix", "1024", 0);
-    }
-    if (!cross_memory_works()) setenv("OMPI_MCA_btl_vader_single_copy_mechanism", "none", 0);
-    /* Inside an allocation several jobs share the nodes: their daemons do not wait for each other.
-     */
-    if (getenv("SLURM_JOB_ID") != NULL)
-        setenv("OMPI_MCA_plm_slurm_args", options->survive ? "--overlap --no-kill" : "--overlap",
-               0);
-    if (bt_mpirun_is_far(options)) return;
-    for (size_t i = 0; i < sizeof(LOCAL) / sizeof(LOCAL[0]); i++) {
-        setenv(LOCAL[i][0], LOCAL[i][1], 0);
-    }
-    setenv("TMPDIR", scratch->session, 1);
-    setenv("OMPI_MCA_orte_tmpdir_base", scratch->session, 1);
-    setenv("OMPI_MCA_btl_vader_backing_directory", scratch->shm, 1);
 }
 
 static BT_NORETURN void exec_mpirun(char **argv, pid_t parent, int out)
@@ -223,20 +159,23 @@ out:
 
 /* mpirun's command line, and what it points at. */
 typedef struct {
-    char **argv; /* owned, as is bind */
-    char  *bind;
-    char   exe[PATH_MAX], mpirun[PATH_MAX], places[PATH_MAX], n_ranks[16];
+    char   **argv; /* owned, as is bind */
+    char    *bind;
+    unsigned major; /* of Open MPI */
+    char     exe[PATH_MAX], mpirun[PATH_MAX], places[PATH_MAX], n_ranks[16];
 } command;
 
 static bt_status make_command(const bt_mpirun_options *options, const bt_scratch *scratch,
                               command *c)
 {
-    bt_status st     = BT_OK;
-    size_t    n_args = 0, n = 0;
+    bt_status   st     = BT_OK;
+    const char *srun   = bt_openmpi_srun_arguments(options);
+    size_t      n_args = 0, n = 0;
 
     BT_REQUIRE(bt_own_path(c->exe), BT_ERR_IO,
                "this program's path is not known: is /proc mounted?");
     BT_TRY(find_mpirun(options->mpirun, c->exe, c->mpirun));
+    c->major = bt_openmpi_major(c->mpirun);
     while (options->argv[n_args] != NULL)
         n_args++;
     c->argv = bt_calloc(n_args + 24, sizeof(*c->argv));
@@ -244,9 +183,13 @@ static bt_status make_command(const bt_mpirun_options *options, const bt_scratch
     snprintf(c->n_ranks, sizeof(c->n_ranks), "%u", options->n_ranks);
 #define ADD(text) c->argv[n++] = (char *)(text)
     ADD(c->mpirun);
-    ADD("-q"); /* --as-rank says better how a rank ended */
     ADD("-n");
     ADD(c->n_ranks);
+    if (c->major >= 5 && srun != NULL) {
+        ADD("--prtemca");
+        ADD("plm_slurm_args");
+        ADD(srun);
+    }
     if (options->hostfile != NULL) {
         ADD("--hostfile");
         ADD(options->hostfile);
@@ -307,7 +250,7 @@ bt_status bt_mpirun_start(const bt_mpirun_options *options, const bt_scratch *sc
         BT_REQUIRE(out >= 0, BT_ERR_IO, "pipe: %s", strerror(errno));
     }
     BT_TRY(bt_endings_provide(far ? NULL : scratch->session));
-    set_environment(options, scratch);
+    bt_openmpi_set_environment(options, scratch, c.major);
     BT_REQUIRE(prctl(PR_SET_CHILD_SUBREAPER, 1) == 0, BT_ERR_IO, "PR_SET_CHILD_SUBREAPER: %s",
                strerror(errno));
     pid = fork();

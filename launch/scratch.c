@@ -21,8 +21,8 @@
 #include "core/file.h"
 
 enum { REMOVE_TRIES = 20, MAKE_TRIES = 20 };
-/* Of Open MPI 4: what PMIx takes in the session's folder, seen; and btl_vader_segment_size, which
- * each rank takes. */
+/* What PMIx takes in the session's folder, seen; and the segment that each rank takes: by Open MPI
+ * 4's default (btl_vader_segment_size), and as openmpi.c says it to 5. */
 enum { SESSION_MIB = 16, SHM_MIB = 4 };
 
 static const char NAME[] = "baton-job-", SHM[] = "/dev/shm";
@@ -192,8 +192,9 @@ out:
 
 bt_status bt_scratch_check_room(const bt_scratch *scratch, uint32_t n_ranks)
 {
-    bool      own = getenv("OMPI_MCA_btl") != NULL || getenv("OMPI_MCA_btl_vader_segment_size");
-    bt_status st  = BT_OK;
+    bool own = getenv("OMPI_MCA_btl") || getenv("OMPI_MCA_btl_vader_segment_size") ||
+               getenv("OMPI_MCA_btl_sm_segment_size");
+    bt_status st = BT_OK;
 
     BT_TRY(check_room(scratch->session, SESSION_MIB, "set TMPDIR to a folder with more"));
     if (own) goto out; /* other transports, or other sizes */

@@ -26,8 +26,8 @@ enum {
 static const char START_HINT[] =
     "start the ranks with baton-launch, or with `mpirun -n RANKS baton-worker ...`; as root export "
     "OMPI_ALLOW_RUN_AS_ROOT=1 and OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; for more ranks than cores pass "
-    "--oversubscribe; Open MPI 4 must be installed (Debian: openmpi-bin libopenmpi3) and TMPDIR "
-    "and /dev/shm be writable";
+    "--oversubscribe; Open MPI 4 or 5 must be installed (Debian: openmpi-bin) and TMPDIR and "
+    "/dev/shm be writable";
 
 /* Open MPI ends the process inside MPI_Init when it cannot start, past atexit and error handlers.
  * A child that waits for the end of a pipe then says what to do; one on each machine is enough.

@@ -363,15 +363,21 @@ static int hold_port(const char *address)
     return fd;
 }
 
+/* What Open MPI makes of the ranks that are left when some have died. */
 static void tell_remedies(const bt_asked_node *nodes, uint32_t n)
 {
-    bool four = true;
+    bool four = true, some = true;
 
-    for (uint32_t i = 0; i < n; i++)
-        four = four && strstr(nodes[i].facts.mpi, "Open MPI) 4") != NULL;
+    for (uint32_t i = 0; i < n; i++) {
+        bool is_four = strstr(nodes[i].facts.mpi, "Open MPI) 4") != NULL;
+
+        four = four && is_four;
+        some = some && (is_four || strstr(nodes[i].facts.mpi, "Open MPI) 5") != NULL);
+    }
     printf("%-12s %s\n", "remedies",
-           four ? "stop, restart, replace (Open MPI 4 goes on when a rank has died)"
-                : "stop, restart; replace needs Open MPI 4 on every node");
+           four   ? "stop, restart, replace (of ranks and of hosts that die)"
+           : some ? "stop, restart, replace (of ranks that die; the loss of a host ends all ranks)"
+                  : "stop, restart; replace needs Open MPI 4 or 5 on every node");
 }
 
 static void tell_pause(const options *opt, const bt_asked_node *nodes)

@@ -69,7 +69,7 @@ static void look_at_mpi(void)
     if (first_line(command, line, sizeof(line)))
         printf("mpi %s\n", line);
     else
-        trouble("no mpirun: %s; install Open MPI 4 (Debian: apt-get install openmpi-bin) or set "
+        trouble("no mpirun: %s; install Open MPI (Debian: apt-get install openmpi-bin) or set "
                 "BATON_MPIRUN",
                 line[0] != '\0' ? line : "not in PATH");
 }

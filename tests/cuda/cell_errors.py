@@ -15,7 +15,7 @@ PAST, TOO_SMALL = ["--kv-bytes", "1K"], "--kv-bytes 1024 does not hold one page"
 
 def cases():
     """What, how many ranks, the machine, the arguments, and what must be said."""
-    yield "no driver", 2, "driver=0", ["--device", "cuda"], ["rank 0 finds no GPU", "rank 1 finds no GPU", "this machine has no NVIDIA driver"]
+    yield "no driver", 2, "driver=0", ["--device", "cuda"], ["finds no GPU to compute on: this machine has no NVIDIA driver"]
     yield "an old driver", 1, "driver=12000", ["--device", "cuda"], ["rank 0 finds no GPU", "too old: it knows CUDA 12.0"]
     yield "another architecture", 1, "major=7 minor=5", ["--device", "cuda:0"], ["rank 0 finds no GPU", "compute capability 7.5: expected 8.0"]
     yield "no such GPU", 1, "devices=2", ["--device", "cuda:2"], ["rank 0 finds no GPU", "GPU 2 is not there: this machine has 2"]

@@ -463,7 +463,7 @@ static void launch_rank_map_binds_each_rank(void)
     unlink(path);
 }
 
-/* mpirun -q ends without a word when it does not know a host. */
+/* mpirun ends without a word when it does not know a host. */
 static void launch_mpirun_that_starts_nothing_is_told(void)
 {
     const char *const silent[] = {"BATON_MPIRUN=/bin/false", NULL};

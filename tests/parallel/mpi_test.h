@@ -112,7 +112,7 @@ static inline void remove_backing_files(void)
     glob_t      found;
 
     if (directory == NULL) return;
-    snprintf(pattern, sizeof(pattern), "%s/vader_segment.*", directory);
+    snprintf(pattern, sizeof(pattern), "%s/*_segment.*", directory);
     if (glob(pattern, 0, NULL, &found) != 0) return;
     for (size_t i = 0; i < found.gl_pathc; i++)
         unlink(found.gl_pathv[i]);

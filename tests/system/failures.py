@@ -20,6 +20,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import cell as cells  # noqa: E402
 
 HANG_DEADLINE_S = 5
+MPIRUN = "mpirun", "orterun", "prterun"    # what it is called once it runs
 
 
 class Fault:
@@ -106,7 +107,7 @@ def mpirun_hangs(a, pb, rpc):
     fault = Fault(a, "2+2", "--on-death", "replace")
     pid = wait_for_rank(fault, 2)
     fault.note_processes()
-    os.kill(cells.process_named(fault.cell, "orterun", "mpirun"), signal.SIGSTOP)
+    os.kill(cells.process_named(fault.cell, *MPIRUN), signal.SIGSTOP)
     os.kill(pid, signal.SIGKILL)
     fault.check("rank 2 killed while MPI starts, and mpirun hangs", ["1 of 4 ranks have failed"])
 
@@ -154,7 +155,8 @@ def hangs(a, pb, rpc):
 
 
 def stuck_in_mpi(a, pb, rpc):
-    """A call into MPI that never returns: the rank's own watchdog ends it, before the others' patience does."""
+    """A call into MPI that never returns: the rank's own watchdog tells of it and ends it, about when the others' patience does, after
+    which Open MPI 5 ends all ranks at once."""
     with tempfile.TemporaryDirectory() as folder:
         switch = os.path.join(folder, "stuck")
         for victim, role in ((2, "decode"), (0, "prefill")):
@@ -167,8 +169,8 @@ def stuck_in_mpi(a, pb, rpc):
             if role == "prefill":
                 fault.open_requests(pb, rpc, 2, 4000, 8, wait_first=False)
             open(switch, "w").close()
-            fault.check(f"{role} rank {victim} stuck in MPI", [f"rank={victim} - worker/main.c"], HANG_DEADLINE_S)
-            assert "MPI has not come back from" in fault.cell.log(), fault.cell.log()
+            fault.check(f"{role} rank {victim} stuck in MPI", ["MPI has not come back from", f"ranks: {victim}"],
+                        HANG_DEADLINE_S)
             os.unlink(switch)
 
 
@@ -180,7 +182,7 @@ def coordinator(a, pb, rpc):
 
 
 def launcher(a, pb, rpc):
-    for names in (("mpirun", "orterun"), ("baton-launch",)):
+    for names in (MPIRUN, ("baton-launch",)):
         fault = ready(a, "1+1")
         fault.open_requests(pb, rpc, 2, 40, 8000, wait_first=True)
         os.kill(cells.process_named(fault.cell, *names), signal.SIGKILL)

@@ -1,0 +1,179 @@
+#include "launch/openmpi.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <pwd.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/uio.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { ANSWER_S = 10 };
+
+typedef struct {
+    const char *name, *value; /* name NULL: the end */
+} variable;
+
+static const variable ALWAYS[] = {
+    {"OMPI_ALLOW_RUN_AS_ROOT",                  "1" },
+    {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM",          "1" },
+ /* Ranks and other jobs share the cores: yield when idle (and never bind, below). */
+    {"OMPI_MCA_mpi_yield_when_idle",            "1" },
+    {"OMPI_MCA_btl_base_warn_component_unused", "0" },
+    {NULL,                                      NULL},
+};
+static const variable ALWAYS_4[] = {
+    {"OMPI_MCA_orte_execute_quiet",        "1"   }, /* --as-rank says better how a rank ended */
+    {"OMPI_MCA_rmaps_base_oversubscribe",  "1"   },
+    {"OMPI_MCA_hwloc_base_binding_policy", "none"},
+    {NULL,                                 NULL  },
+};
+static const variable ALWAYS_5[] = {
+    {"PRTE_MCA_rmaps_default_mapping_policy", "slot:OVERSUBSCRIBE"},
+    {"PRTE_MCA_hwloc_default_binding_policy", "none"              },
+    {"OMPI_MCA_btl_sm_segment_size",          "4194304"           }, /* as 4 has it, for scratch.c */
+    {NULL,                                    NULL                },
+};
+
+/* Else mpirun ends every rank about a second after the first death; and, where daemons start one
+ * another or pass on each other's messages, after the loss of a node that did so. */
+static const variable SURVIVE_4[] = {
+    {"OMPI_MCA_orte_enable_recovery",  "1"   },
+    {"OMPI_MCA_plm_rsh_no_tree_spawn", "1"   },
+    {"OMPI_MCA_routed_radix",          "1024"},
+    {NULL,                             NULL  },
+};
+static const variable SURVIVE_5[] = {
+    {"PRTE_MCA_state_base_recoverable",         "1"   },
+    {"PRTE_MCA_state_base_error_non_zero_exit", "0"   },
+    {"OMPI_MCA_mpi_ft_enable",                  "1"   }, /* else a connection of a dead rank ends the rank */
+    {"PRTE_MCA_plm_ssh_no_tree_spawn",          "1"   },
+    {"PRTE_MCA_rml_base_radix",                 "1024"},
+    {NULL,                                      NULL  },
+};
+
+/* This machine alone: nothing listens beyond loopback (but for a port of PRRTE's own, which always
+ * does), and no allocation is asked, also inside of one. */
+static const variable LOCAL_4[] = {
+    {"OMPI_MCA_pml",                "ob1"              },
+    {"OMPI_MCA_btl",                "vader,self"       },
+    {"OMPI_MCA_oob_tcp_if_include", "lo"               },
+    {"OMPI_MCA_plm",                "isolated"         },
+    {"OMPI_MCA_ras",                "^slurm,gridengine"},
+    {NULL,                          NULL               },
+};
+static const variable LOCAL_5[] = {
+    {"OMPI_MCA_pml",                 "ob1"              },
+    {"OMPI_MCA_btl",                 "sm,self"          },
+    {"PMIX_MCA_ptl_base_if_include", "lo"               },
+    {"PRTE_MCA_plm",                 "^slurm"           },
+    {"PRTE_MCA_ras",                 "^slurm,gridengine"},
+    {NULL,                           NULL               },
+};
+
+/* What users say to 4, as docs/cluster.md has it, and how 5 calls it: of itself it heeds these late
+ * or not at all. */
+static const struct {
+    const char *four, *five;
+} RENAMED[] = {
+    {"OMPI_MCA_plm_rsh_agent",            "PRTE_MCA_plm_ssh_agent"           },
+    {"OMPI_MCA_oob_tcp_if_include",       "PRTE_MCA_prte_if_include"         },
+    {"OMPI_MCA_oob_tcp_if_include",       "PMIX_MCA_ptl_base_if_include"     },
+    {"OMPI_MCA_orte_keep_fqdn_hostnames", "PRTE_MCA_prte_keep_fqdn_hostnames"},
+};
+
+static void rename_variables(void)
+{
+    for (size_t i = 0; i < sizeof(RENAMED) / sizeof(RENAMED[0]); i++) {
+        const char *value = getenv(RENAMED[i].four);
+
+        if (value != NULL) setenv(RENAMED[i].five, value, 0);
+    }
+    unsetenv("OMPI_MCA_oob_tcp_if_include"); /* each rank would complain of it */
+}
+
+static void set_all(const variable *variables)
+{
+    for (; variables->name != NULL; variables++)
+        setenv(variables->name, variables->value, 0);
+}
+
+unsigned bt_openmpi_major(const char *mpirun)
+{
+    const struct passwd *user  = getpwuid(geteuid());
+    unsigned             major = 4;
+    char                 command[PATH_MAX + 64], line[256];
+    FILE                *f;
+
+    setenv("HOME", user != NULL ? user->pw_dir : "/", 0);
+    snprintf(command, sizeof(command), "exec timeout -s KILL %d '%s' --version 2>&1 </dev/null",
+             ANSWER_S, mpirun);
+    f = popen(command, "re");
+    while (f != NULL && fgets(line, sizeof(line), f) != NULL) {
+        const char *version = strstr(line, "(Open MPI) ");
+
+        if (version != NULL) sscanf(version, "(Open MPI) %u.", &major);
+    }
+    if (f != NULL) pclose(f);
+    return major;
+}
+
+/* May one process read another's memory?  Containers often forbid it, and then Open MPI's shared
+ * memory transport hangs instead of choosing another way to copy. */
+static bool cross_memory_works(void)
+{
+    char         there = 1, here = 0;
+    struct iovec local = {&here, 1}, remote = {&there, 1};
+    pid_t        pid = fork();
+    bool         works;
+
+    if (pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        pause();
+        _exit(0);
+    }
+    if (pid < 0) return false;
+    works = process_vm_readv(pid, &local, 1, &remote, 1, 0) == 1;
+    kill(pid, SIGKILL);
+    while (waitpid(pid, NULL, 0) < 0 && errno == EINTR)
+        continue;
+    return works;
+}
+
+const char *bt_openmpi_srun_arguments(const bt_mpirun_options *options)
+{
+    if (getenv("SLURM_JOB_ID") == NULL) return NULL;
+    return options->survive ? "--overlap --no-kill" : "--overlap";
+}
+
+void bt_openmpi_set_shared_memory(const char *dir, bool replace)
+{
+    setenv("OMPI_MCA_btl_vader_backing_directory", dir, replace);
+    setenv("OMPI_MCA_btl_sm_backing_directory", dir, replace);
+}
+
+void bt_openmpi_set_environment(const bt_mpirun_options *options, const bt_scratch *scratch,
+                                unsigned major)
+{
+    const char *srun = bt_openmpi_srun_arguments(options);
+    bool        five = major >= 5;
+
+    if (five) rename_variables();
+    set_all(ALWAYS);
+    set_all(five ? ALWAYS_5 : ALWAYS_4);
+    if (options->survive) set_all(five ? SURVIVE_5 : SURVIVE_4);
+    if (!cross_memory_works())
+        setenv(five ? "OMPI_MCA_smsc" : "OMPI_MCA_btl_vader_single_copy_mechanism",
+               five ? "^cma" : "none", 0);
+    if (!five && srun != NULL) setenv("OMPI_MCA_plm_slurm_args", srun, 0);
+    if (bt_mpirun_is_far(options)) return;
+    set_all(five ? LOCAL_5 : LOCAL_4);
+    setenv("TMPDIR", scratch->session, 1);
+    setenv("OMPI_MCA_orte_tmpdir_base", scratch->session, 1);
+    setenv("PRTE_MCA_prte_tmpdir_base", scratch->session, 1);
+    bt_openmpi_set_shared_memory(scratch->shm, true);
+}

@@ -521,6 +521,7 @@ def run(a):
     pb, rpc = cells.stubs(a.source)
     if a.setting == "local":
         return Chaos(a, pb, rpc).run()
+    net.need_survival_of_hosts()
     with tempfile.TemporaryDirectory(prefix="bh", ignore_cleanup_errors=True) as scratch:
         hosts = net.Hosts(3, scratch)
         try:

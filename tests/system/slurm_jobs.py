@@ -15,6 +15,7 @@ import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [HERE, os.path.join(HERE, "..", "support")]
+import hosts  # noqa: E402
 import slurm  # noqa: E402
 
 slurm.enter()
@@ -138,6 +139,7 @@ def node_killed(a, pb, rpc, jobs):
 
 
 def node_replaced(a, pb, rpc, jobs):
+    hosts.need_survival_of_hosts()
     job = jobs.submit("baton-cell.sbatch", "--model", os.path.join(a.source, "models/demo"), "--prefill", "1", "--decode", "2", "--spares", "1", "--port", "0",
                       "--on-death", "replace", "--restarts", "20", "--drain-s", "2")
     stub = first_stub(jobs, rpc, job)

@@ -128,6 +128,7 @@ def node_killed(a, pb, rpc, hosts):
 
 
 def node_replaced(a, pb, rpc, hosts):
+    net.need_survival_of_hosts()
     path = os.path.join(hosts.scratch, "hostfile")
     with open(path, "w") as f:
         f.write("n1 slots=1\nn2 slots=2\nn3 slots=4\n")

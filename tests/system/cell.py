@@ -137,10 +137,10 @@ class Cell:
     def log(self):
         return "\n".join(self.lines[-60:])
 
-    def ranks(self):
-        """pid of each worker process, by rank."""
+    def ranks(self, among=None):
+        """pid of each worker process, by rank; of a cell beside another one among these processes."""
         found, parents = {}, {}
-        for pid in self.processes():
+        for pid in among or self.processes():
             try:
                 with open(f"/proc/{pid}/environ", "rb") as f:
                     env = dict(x.split(b"=", 1) for x in f.read().split(b"\0") if b"=" in x)

@@ -198,7 +198,7 @@ def renewed_in_turn(a, pb, rpc):
         with cell.channel() as channel:
             return load.ask(pb, rpc.VllmEngineStub(channel), 1, 4000, lambda _: begun.set())
     stream, _, fresh = lose_one(1)
-    os.kill(max(fresh), signal.SIGKILL)    # the fresh cell lacks a rank before it is alone
+    os.kill(cell.ranks(fresh)[2], signal.SIGKILL)    # the fresh cell lacks a rank before it is alone
     wait_for(cell, "the cell renewed-2 serves", 1)
     stream.join(BACK_S)
     wait_for(cell, "the ranks of the old cell have ended", 2)

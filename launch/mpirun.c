@@ -1,5 +1,6 @@
 #include "launch/mpirun.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -264,19 +265,38 @@ out:
     return st;
 }
 
-uint32_t bt_mpirun_n_children(pid_t mpirun)
+static uint32_t n_children_of(pid_t mpirun, const char *thread)
 {
-    char     path[64];
+    char     path[NAME_MAX + 64];
     FILE    *children;
     long     pid;
     uint32_t n = 0;
 
-    snprintf(path, sizeof(path), "/proc/%d/task/%d/children", (int)mpirun, (int)mpirun);
+    snprintf(path, sizeof(path), "/proc/%d/task/%s/children", (int)mpirun, thread);
     children = fopen(path, "re");
-    if (children == NULL) return UINT32_MAX;
+    if (children == NULL) return 0; /* the thread has ended */
     while (fscanf(children, "%ld", &pid) == 1)
         n++;
     fclose(children);
+    return n;
+}
+
+/* From 32 ranks on this machine on, mpirun starts them from several threads. */
+uint32_t bt_mpirun_n_children(pid_t mpirun)
+{
+    char           path[64];
+    DIR           *threads;
+    struct dirent *thread;
+    uint32_t       n = 0;
+
+    snprintf(path, sizeof(path), "/proc/%d/task/%d/children", (int)mpirun, (int)mpirun);
+    if (access(path, R_OK) != 0) return UINT32_MAX;
+    snprintf(path, sizeof(path), "/proc/%d/task", (int)mpirun);
+    threads = opendir(path);
+    if (threads == NULL) return UINT32_MAX;
+    while ((thread = readdir(threads)) != NULL)
+        if (thread->d_name[0] != '.') n += n_children_of(mpirun, thread->d_name);
+    closedir(threads);
     return n;
 }
 

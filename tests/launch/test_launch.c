@@ -255,6 +255,22 @@ static void launch_rank_whose_parent_is_killed_is_told(void)
     expect_nothing_left();
 }
 
+/* mpirun starts so many from several of its threads: those that live are not taken for lost. */
+static void launch_many_ranks_that_live_are_not_lost(void)
+{
+    const char *argv[] = {g_launch, "--on-death=replace",
+                          "-n",     "33",
+                          "--",     "/bin/sh",
+                          "-c",     "[ $OMPI_COMM_WORLD_RANK != 0 ] || exit 3; sleep 600",
+                          NULL};
+
+    bt_command_start(&g_command, argv, NULL);
+    EXPECT(bt_command_wait_for(&g_command, "1 of 33 ranks have failed", START_S));
+    EXPECT(!bt_command_wait_for(&g_command, "33 of 33 ranks have failed", 5));
+    kill(g_command.pid, SIGTERM);
+    EXPECT(bt_command_finish(&g_command, END_S) != -1);
+}
+
 /* Over several hosts the rank's guard says it in its place; here the one host is this machine. */
 static void launch_rank_of_a_host_whose_parent_is_killed_is_told(void)
 {
@@ -530,6 +546,7 @@ static const bt_test TESTS[] = {
     BT_TEST(launch_mpirun_killed_ends_everything),
     BT_TEST(launch_mpirun_that_hangs_after_a_death_is_ended),
     BT_TEST(launch_rank_whose_parent_is_killed_is_told),
+    BT_TEST(launch_many_ranks_that_live_are_not_lost),
     BT_TEST(launch_rank_of_a_host_whose_parent_is_killed_is_told),
     BT_TEST(launch_rank_of_a_host_that_cannot_be_bound_is_told),
     BT_TEST(launch_daemon_that_hangs_is_ended),

@@ -492,6 +492,41 @@ static void launch_mpirun_that_starts_nothing_is_told(void)
                                  "`mpirun --host HOST hostname` tells whether");
 }
 
+/* 5 has variables of its own.  The path may have what means something to a shell. */
+static void launch_mpirun_is_asked_what_it_is(void)
+{
+    static const struct {
+        const char *says;
+        bool        five;
+    } CASES[] = {
+        {"echo 'mpirun (Open MPI) 5.0.7'",                           true },
+        {"echo warning >&2; echo 'mpirun (Open MPI) 5.0.7'; exit 1", true },
+        {"echo 'mpirun (Open MPI) 4.1.4'",                           false},
+        {"exit 1",                                                   false}
+    };
+    char        folder[]      = "/tmp/baton-it's-XXXXXX", path[64], variable[128];
+    const char *environment[] = {variable, NULL};
+    FILE       *f;
+
+    EXPECT(mkdtemp(folder) != NULL);
+    snprintf(path, sizeof(path), "%s/mpirun", folder);
+    snprintf(variable, sizeof(variable), "BATON_MPIRUN=%s", path);
+    for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
+        f = fopen(path, "w");
+        EXPECT(f != NULL);
+        fprintf(f,
+                "#!/bin/sh\n[ $1 != --version ] || { %s; exit; }\n"
+                "echo binding ${PRTE_MCA_hwloc_default_binding_policy-unset}\n",
+                CASES[i].says);
+        fclose(f);
+        EXPECT_EQ(chmod(path, 0700), 0);
+        launch("true", environment);
+        EXPECT_HAS(g_command.output, CASES[i].five ? "binding none\n" : "binding unset\n");
+        EXPECT(strstr(g_command.output, "yntax") == NULL);
+    }
+    EXPECT(unlink(path) == 0 && rmdir(folder) == 0);
+}
+
 /* What ranks write and what is told of them are one stream, whose lines need not be whole. */
 static void launch_words_without_a_newline_are_passed_on(void)
 {
@@ -557,6 +592,7 @@ static const bt_test TESTS[] = {
     BT_TEST(launch_children_from_before_live_on),
     BT_TEST(launch_rank_map_binds_each_rank),
     BT_TEST(launch_mpirun_that_starts_nothing_is_told),
+    BT_TEST(launch_mpirun_is_asked_what_it_is),
     BT_TEST(launch_words_without_a_newline_are_passed_on),
 };
 

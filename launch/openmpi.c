@@ -85,7 +85,6 @@ static const struct {
 } RENAMED[] = {
     {"OMPI_MCA_plm_rsh_agent",            "PRTE_MCA_plm_ssh_agent"           },
     {"OMPI_MCA_oob_tcp_if_include",       "PRTE_MCA_prte_if_include"         },
-    {"OMPI_MCA_oob_tcp_if_include",       "PMIX_MCA_ptl_base_if_include"     },
     {"OMPI_MCA_orte_keep_fqdn_hostnames", "PRTE_MCA_prte_keep_fqdn_hostnames"},
 };
 
@@ -196,8 +195,13 @@ const char *bt_openmpi_srun_arguments(const bt_mpirun_options *options)
 
 void bt_openmpi_set_shared_memory(const char *dir, bool replace)
 {
-    setenv("OMPI_MCA_btl_vader_backing_directory", dir, replace);
-    setenv("OMPI_MCA_btl_sm_backing_directory", dir, replace);
+    static const char VADER[] = "OMPI_MCA_btl_vader_backing_directory";
+    static const char SM[]    = "OMPI_MCA_btl_sm_backing_directory";
+
+    /* To 5 both are one, of which the former wins. */
+    if (!replace && (getenv(VADER) != NULL || getenv(SM) != NULL)) return;
+    setenv(VADER, dir, 1);
+    setenv(SM, dir, 1);
 }
 
 void bt_openmpi_set_environment(const bt_mpirun_options *options, const bt_scratch *scratch,

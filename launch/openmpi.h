@@ -21,8 +21,8 @@ void bt_openmpi_set_environment(const bt_mpirun_options *options, const bt_scrat
  * set above, 5 from its command line alone. */
 const char *bt_openmpi_srun_arguments(const bt_mpirun_options *options);
 
-/* Where the ranks of this machine put what they share, by the name that each Open MPI has for it.
- */
+/* Where the ranks of this machine put what they share, by the names that Open MPI 4 and 5 have for
+ * it.  replace: also where the user has set one of them. */
 void bt_openmpi_set_shared_memory(const char *dir, bool replace);
 
 #endif

@@ -527,6 +527,43 @@ static void launch_mpirun_is_asked_what_it_is(void)
     EXPECT(unlink(path) == 0 && rmdir(folder) == 0);
 }
 
+/* What users say to 4, as the documents have it, and to 5 in its own words. */
+static void launch_users_words_reach_5(void)
+{
+    static const char *const PRINTED[] = {"prte 10.1.0.0/16 ", "pmix unset ", "oob unset "};
+    static const char *const SAID[]    = {"sm /user ", "vader unset "};
+    char                     path[]    = "/tmp/baton-test-XXXXXX", variable[64];
+    const char *environment[] = {variable, "OMPI_MCA_oob_tcp_if_include=10.1.0.0/16", NULL};
+    const char *own[]         = {"OMPI_MCA_btl_sm_backing_directory=/user", NULL};
+    const char *argv[]        = {g_launch,
+                                 "-n",
+                                 "1",
+                                 "--host",
+                                 "localhost",
+                                 "--",
+                                 "/bin/sh",
+                                 "-c",
+                                 "echo sm $OMPI_MCA_btl_sm_backing_directory "
+                                        "vader ${OMPI_MCA_btl_vader_backing_directory-unset} .",
+                                 NULL};
+    int         fd            = mkstemp(path);
+
+    EXPECT(fd >= 0 && dprintf(fd, "#!/bin/sh\n[ $1 != --version ] || exec echo '(Open MPI) 5.0.7'\n"
+                                  "echo prte $PRTE_MCA_prte_if_include "
+                                  "pmix ${PMIX_MCA_ptl_base_if_include-unset} "
+                                  "oob ${OMPI_MCA_oob_tcp_if_include-unset} .\n") > 0);
+    EXPECT_EQ(fchmod(fd, 0700), 0);
+    close(fd);
+    snprintf(variable, sizeof(variable), "BATON_MPIRUN=%s", path);
+    EXPECT_EQ(bt_command_run(&g_command, argv, environment, END_S), 0);
+    for (size_t i = 0; i < sizeof(PRINTED) / sizeof(PRINTED[0]); i++)
+        EXPECT_HAS(g_command.output, PRINTED[i]);
+    EXPECT_EQ(bt_command_run(&g_command, argv, own, END_S), 0);
+    for (size_t i = 0; i < sizeof(SAID) / sizeof(SAID[0]); i++)
+        EXPECT_HAS(g_command.output, SAID[i]);
+    unlink(path);
+}
+
 /* What ranks write and what is told of them are one stream, whose lines need not be whole. */
 static void launch_words_without_a_newline_are_passed_on(void)
 {
@@ -593,6 +630,7 @@ static const bt_test TESTS[] = {
     BT_TEST(launch_rank_map_binds_each_rank),
     BT_TEST(launch_mpirun_that_starts_nothing_is_told),
     BT_TEST(launch_mpirun_is_asked_what_it_is),
+    BT_TEST(launch_users_words_reach_5),
     BT_TEST(launch_words_without_a_newline_are_passed_on),
 };
 

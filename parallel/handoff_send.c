@@ -127,11 +127,16 @@ static bool test_payloads(bt_handoff *h, uint64_t now_ns)
     for (uint32_t i = 0; i < h->n_slots; i++) {
         bt_slot        *s    = &h->slots[i];
         bt_page_message m    = s->message;
-        int             done = 0;
+        int             done = 0, code;
 
         if (s->state != BT_SLOT_SENDING) continue;
-        if (MPI_Test(s->request, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS || !done) continue;
+        code = MPI_Test(s->request, &done, MPI_STATUS_IGNORE);
+        if (code == MPI_SUCCESS && !done) continue;
         *s->request = MPI_REQUEST_NULL;
+        if (code != MPI_SUCCESS && s->carry == BT_CARRY_NONE) {
+            s->state = BT_SLOT_QUEUED; /* as in start_payload() */
+            continue;
+        }
         if (!has_left(s)) {
             if (s->carry == BT_CARRY_AGAIN) s->state = BT_SLOT_QUEUED;
             continue;

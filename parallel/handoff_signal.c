@@ -44,13 +44,20 @@ out:
     return st;
 }
 
+/* Also one that failed, since its receiver has died: nobody answers it. */
+static bool has_left(MPI_Request *request)
+{
+    int done = 0;
+
+    return MPI_Test(request, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS || done;
+}
+
 bool bt_signal_send(bt_handoff *h, uint32_t to, bt_signal_kind kind, uint64_t serial,
                     uint64_t request)
 {
     bt_signal c = {.kind = kind, .serial = serial, .request = request};
     size_t    i = (size_t)to * BT_SIGNAL_OUTBOX, end = i + BT_SIGNAL_OUTBOX;
     uint8_t  *wire;
-    int       done = 0;
 
     while (i < end && h->signal_requests[i] != MPI_REQUEST_NULL)
         i++;
@@ -62,7 +69,7 @@ bool bt_signal_send(bt_handoff *h, uint32_t to, bt_signal_kind kind, uint64_t se
         h->signal_requests[i] = MPI_REQUEST_NULL;
         return false;
     }
-    if (MPI_Test(&h->signal_requests[i], &done, MPI_STATUS_IGNORE) == MPI_SUCCESS && done)
+    if (has_left(&h->signal_requests[i]))
         h->signal_requests[i] = MPI_REQUEST_NULL; /* Open MPI leaves an inactive one */
     else
         h->n_signals_open++;
@@ -75,12 +82,9 @@ bool bt_signal_test(bt_handoff *h)
     size_t n     = (size_t)h->world->size * BT_SIGNAL_OUTBOX;
 
     for (size_t i = 0; i < n && h->n_signals_open > 0; i++) {
-        int done = 0;
-
         if (h->signal_requests[i] == MPI_REQUEST_NULL || h->peers[i / BT_SIGNAL_OUTBOX].excluded)
             continue;
-        if (MPI_Test(&h->signal_requests[i], &done, MPI_STATUS_IGNORE) != MPI_SUCCESS || !done)
-            continue;
+        if (!has_left(&h->signal_requests[i])) continue;
         h->signal_requests[i] = MPI_REQUEST_NULL;
         h->n_signals_open--;
         moved = true;

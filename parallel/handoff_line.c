@@ -252,6 +252,8 @@ static bt_status launch_send(bt_handoff *h, uint32_t i, uint64_t now_ns)
     s->carry = BT_CARRY_LAUNCHED;
     BT_REQUIRE(to < l->n, BT_ERR_PEER, "rank %u has no part in the hand-off of epoch %u", s->to,
                l->epoch);
+    BT_REQUIRE(!bt_world_has_died(h->world, s->to, MPI_SUCCESS), BT_ERR_PEER, "rank %u has died",
+               s->to);
     memcpy(prefix_of(s->memory), head, sizeof(head));
     code = MPI_Isend(prefix_of(s->memory), (int)(wire + s->message.tail_bytes), MPI_BYTE,
                      (int)s->to, BT_TAG_PAYLOAD, h->world->handoff_comm, s->request);

@@ -54,8 +54,10 @@ out:
 /* A note that cannot be sent counts as lost: after a deadline another one is sent. */
 static void send_note(bt_handoff *h, uint32_t to, uint32_t kind, uint64_t number, const uint8_t *id)
 {
-    note_block *b = new_block();
+    note_block *b;
 
+    if (bt_world_has_died(h->world, to, MPI_SUCCESS)) return;
+    b = new_block();
     if (b == NULL) {
         BT_WARN("no memory for a note to rank %u", to);
         return;

@@ -61,6 +61,10 @@ static void start_payload(bt_handoff *h, uint32_t i)
         bt_line_send(h, i);
         return;
     }
+    if (bt_world_has_died(h->world, s->to, MPI_SUCCESS)) {
+        s->state = BT_SLOT_QUEUED;
+        return;
+    }
     if (MPI_Isend(s->memory + BT_HANDOFF_HEAD - BT_PAGE_MESSAGE_BYTES, (int)bytes, MPI_BYTE,
                   (int)s->to, BT_TAG_PAYLOAD, h->world->handoff_comm, request) != MPI_SUCCESS) {
         *request = MPI_REQUEST_NULL;
@@ -133,6 +137,7 @@ static bool test_payloads(bt_handoff *h, uint64_t now_ns)
         code = MPI_Test(s->request, &done, MPI_STATUS_IGNORE);
         if (code == MPI_SUCCESS && !done) continue;
         *s->request = MPI_REQUEST_NULL;
+        bt_world_has_died(h->world, s->to, code);
         if (code != MPI_SUCCESS && s->carry == BT_CARRY_NONE) {
             s->state = BT_SLOT_QUEUED; /* as in start_payload() */
             continue;

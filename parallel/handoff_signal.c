@@ -45,11 +45,12 @@ out:
 }
 
 /* Also one that failed, since its receiver has died: nobody answers it. */
-static bool has_left(MPI_Request *request)
+static bool has_left(bt_handoff *h, uint32_t to, MPI_Request *request)
 {
-    int done = 0;
+    int done = 0, code = MPI_Test(request, &done, MPI_STATUS_IGNORE);
 
-    return MPI_Test(request, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS || done;
+    bt_world_has_died(h->world, to, code);
+    return code != MPI_SUCCESS || done;
 }
 
 bool bt_signal_send(bt_handoff *h, uint32_t to, bt_signal_kind kind, uint64_t serial,
@@ -59,6 +60,7 @@ bool bt_signal_send(bt_handoff *h, uint32_t to, bt_signal_kind kind, uint64_t se
     size_t    i = (size_t)to * BT_SIGNAL_OUTBOX, end = i + BT_SIGNAL_OUTBOX;
     uint8_t  *wire;
 
+    if (bt_world_has_died(h->world, to, MPI_SUCCESS)) return true; /* as lost as one on its way */
     while (i < end && h->signal_requests[i] != MPI_REQUEST_NULL)
         i++;
     if (i == end) return false;
@@ -69,7 +71,7 @@ bool bt_signal_send(bt_handoff *h, uint32_t to, bt_signal_kind kind, uint64_t se
         h->signal_requests[i] = MPI_REQUEST_NULL;
         return false;
     }
-    if (has_left(&h->signal_requests[i]))
+    if (has_left(h, to, &h->signal_requests[i]))
         h->signal_requests[i] = MPI_REQUEST_NULL; /* Open MPI leaves an inactive one */
     else
         h->n_signals_open++;
@@ -84,7 +86,7 @@ bool bt_signal_test(bt_handoff *h)
     for (size_t i = 0; i < n && h->n_signals_open > 0; i++) {
         if (h->signal_requests[i] == MPI_REQUEST_NULL || h->peers[i / BT_SIGNAL_OUTBOX].excluded)
             continue;
-        if (!has_left(&h->signal_requests[i])) continue;
+        if (!has_left(h, (uint32_t)(i / BT_SIGNAL_OUTBOX), &h->signal_requests[i])) continue;
         h->signal_requests[i] = MPI_REQUEST_NULL;
         h->n_signals_open--;
         moved = true;

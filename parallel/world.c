@@ -18,6 +18,7 @@ enum {
     SPIN_NS        = 3000,
     FINI_CANCEL_MS = 100,
     TIMER_SLACK_NS = 1000,
+    PROC_FAILED    = 75, /* MPI_ERR_PROC_FAILED of Open MPI 5, with which a build with 4 runs too */
 };
 
 const char *bt_mpi_text(int code)
@@ -34,6 +35,7 @@ static void free_world(bt_world *world)
 {
     if (world == NULL) return;
     if (world->shared_fd >= 0) close(world->shared_fd);
+    bt_free(world->died);
     bt_free(world->traffic);
     bt_free(world->node_of);
     bt_free(world);
@@ -56,8 +58,9 @@ bt_status bt_world_init(int *argc, char ***argv, bt_world **world_out)
     world->size                             = (uint32_t)size;
     world->node_of                          = bt_calloc((size_t)size, sizeof(*world->node_of));
     world->traffic                          = bt_calloc((size_t)size, sizeof(*world->traffic));
-    BT_REQUIRE(world->node_of != NULL && world->traffic != NULL, BT_ERR_NO_MEMORY,
-               "the tables of %d ranks", size);
+    world->died                             = bt_calloc((size_t)size, sizeof(*world->died));
+    BT_REQUIRE(world->node_of != NULL && world->traffic != NULL && world->died != NULL,
+               BT_ERR_NO_MEMORY, "the tables of %d ranks", size);
     MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &ub, &has_ub);
     world->tags        = bt_tag_layout_of(has_ub ? *ub : 32767);
     world->next_serial = 1;
@@ -69,6 +72,12 @@ bt_status bt_world_init(int *argc, char ***argv, bt_world **world_out)
 out:
     free_world(world);
     return st;
+}
+
+bool bt_world_has_died(bt_world *world, uint32_t peer, int code)
+{
+    world->died[peer] = world->died[peer] || code == PROC_FAILED;
+    return world->died[peer];
 }
 
 void bt_world_abandon(bt_world *world, bt_wreck *wreck)

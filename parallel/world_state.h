@@ -35,6 +35,7 @@ struct bt_world {
     bt_tag_layout tags;
     uint64_t      waited_ns;   /* in exchanges of groups, for the others */
     bt_traffic   *traffic;     /* owned [size] */
+    bool         *died;        /* owned [size]: see bt_world_has_died() */
     uint64_t      spin_ns;     /* how long a wait may spin before it gives the core away */
     uint64_t      next_serial; /* of the hand-off's requests to send, from 1 */
     bt_wreck     *wrecks;
@@ -57,6 +58,11 @@ bt_world_file bt_world_make_shared_file(bt_world *world);
 bool bt_world_tcp_rule(const bt_world *world, uint32_t peer);
 /* True when no pair of ranks of the job needs the TCP rule. */
 bool bt_world_all_shared(const bt_world *world);
+
+/* Notes what MPI says of a request to or from the peer, and whether it has ever said that the
+ * peer's process has died (an MPI that tolerates faults does: launch/openmpi.c).  Nothing may be
+ * sent to it from then on: Open MPI 5 crashes when a message was under way to it. */
+bool bt_world_has_died(bt_world *world, uint32_t peer, int code);
 
 /* The layout for an MPI_TAG_UB, and the tag of one operation in it. */
 bt_tag_layout bt_tag_layout_of(int tag_ub);

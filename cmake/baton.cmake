@@ -4,7 +4,8 @@ option(BT_SANITIZE_ADDRESS "AddressSanitizer and UndefinedBehaviorSanitizer" OFF
 option(BT_SANITIZE_THREAD "ThreadSanitizer" OFF)
 option(BT_FUZZ "Build the libFuzzer targets (needs clang)" OFF)
 
-add_compile_options(-Wall -Wextra -Wpedantic -Wshadow -Werror -ffp-contract=off -fno-math-errno -fvisibility=hidden
+# A char is signed on aarch64 too, as on x86-64.
+add_compile_options(-Wall -Wextra -Wpedantic -Wshadow -Werror -fsigned-char -ffp-contract=off -fno-math-errno -fvisibility=hidden
                     "$<$<COMPILE_LANGUAGE:C>:-Wstrict-prototypes;-Wmissing-prototypes>")
 add_compile_definitions(_GNU_SOURCE)
 include_directories(${CMAKE_SOURCE_DIR} ${CMAKE_BINARY_DIR})

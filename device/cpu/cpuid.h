@@ -10,7 +10,7 @@ enum {
     BT_CPU_AMX        = 16 /* tile and bf16, after the kernel has granted the tile state */
 };
 
-/* Asks once per process; any thread. */
+/* Asks once per process; any thread.  0 on aarch64, whose kernels want nothing but NEON. */
 unsigned bt_cpu_features(void);
 
 #endif

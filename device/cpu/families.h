@@ -1,6 +1,6 @@
-/* device/cpu/families.h - the functions of each instruction set, from which kernels.c makes its
- * tables.  A file mm_<isa>.c, rows_<isa>.c or widen_<isa>.c is compiled for that set alone and may
- * only be called after cpuid has said that the CPU has it. */
+/* device/cpu/families.h - the functions of each instruction set, and the tables that
+ * families_<processor>.c makes of them.  A file mm_<isa>.c, rows_<isa>.c or widen_<isa>.c is
+ * compiled for that set alone and may only be called after cpuid has said that the CPU has it. */
 #ifndef BT_DEVICE_CPU_FAMILIES_H
 #define BT_DEVICE_CPU_FAMILIES_H
 
@@ -27,7 +27,28 @@ void bt_cpu_widen_avx2(BT_CPU_WIDEN_ARGS);
 void bt_cpu_widen_avx512(BT_CPU_WIDEN_ARGS);
 void bt_cpu_widen_avx512vbmi(BT_CPU_WIDEN_ARGS);
 
-extern const bt_cpu_row_kernels bt_cpu_rows_sse2, bt_cpu_rows_avx2, bt_cpu_rows_avx512,
+extern const bt_cpu_row_kernels bt_cpu_rows_base, bt_cpu_rows_avx2, bt_cpu_rows_avx512,
     bt_cpu_rows_avx512bf16;
+
+#define BT_CPU_BOTH_ROLES(fn)                           \
+    {                                                   \
+        [BT_ROLE_PROMPT] = fn, [BT_ROLE_GENERATED] = fn \
+    }
+
+/* Of this build's processor; best first. */
+typedef struct {
+    unsigned       needs; /* BT_CPU_... (cpuid.h) */
+    bt_cpu_kernels table;
+} bt_cpu_family;
+extern const bt_cpu_family bt_cpu_families[];
+extern const size_t        bt_cpu_n_families;
+
+typedef struct {
+    unsigned        needs;
+    const char     *name;
+    bt_cpu_widen_fn widen;
+} bt_cpu_widen_set;
+extern const bt_cpu_widen_set bt_cpu_widen_sets[];
+extern const size_t           bt_cpu_n_widen_sets;
 
 #endif

@@ -81,6 +81,8 @@ INLINE vf fused(vf a, vf b, vf c)
     return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
 #elif WIDTH == 8
     return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__ARM_NEON)
+    return (vf)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
 #else
     for (int i = 0; i < WIDTH; i++)
         c[i] = fmaf(a[i], b[i], c[i]);

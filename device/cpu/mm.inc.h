@@ -28,6 +28,8 @@ enum {
     WIDE_BLOCKS = 4,                           /* column blocks at most, */
     WIDE_LD     = WIDE_K * LANES + 32          /* elements apart */
 };
+/* Caches, as __builtin_prefetch calls them. */
+enum { SECOND_LEVEL = 2, FIRST_LEVEL = 3 };
 /* From one staged row to the next: a constant in each tile. */
 #define STAGE_LD(rows) ((size_t)(STAGE_ELEMS / (rows) / 32 * 32))
 

@@ -9,7 +9,7 @@ typedef __m256 vec;
 #define STAGE(v) bt_bf16_to_f32(v)
 /* As many lines under way, whatever the tile. */
 #define AHEAD(rows, blocks) (128 / (blocks))
-#define FETCH_TO            _MM_HINT_T1
+#define FETCH_TO            SECOND_LEVEL
 enum {
     VEC          = 8,
     HALVES       = 2,

@@ -8,7 +8,7 @@ typedef float  x_elem;
 typedef __m512 weights;
 #define STAGE(v)            bt_bf16_to_f32(v)
 #define AHEAD(rows, blocks) 32
-#define FETCH_TO            _MM_HINT_T0
+#define FETCH_TO            FIRST_LEVEL
 enum { HALVES = 2, MAKES_PANELS = 1, STAGE_ELEMS = 4096, FEW_ROWS = 24 };
 enum { GROUP = 256, PANEL_K = 128, PANEL_ROWS = 6, PANEL_BLOCKS = 4 };
 #define PANEL_CASES BY_4(PANEL_CASE, 5) BY_4(PANEL_CASE, 6)

@@ -8,7 +8,7 @@ typedef __m512i weights;
 #define STAGE(v) (v)
 /* Lines under way, of all columns of a tile: the fewer its rows, the sooner it is through. */
 #define AHEAD(rows, blocks) (((rows) <= 3 ? 64 : (rows) <= 8 ? 128 : 192) / (blocks))
-#define FETCH_TO            _MM_HINT_T1
+#define FETCH_TO            SECOND_LEVEL
 /* A register of B is a load from where it lies: there is no panel to make. */
 enum { HALVES = 1, MAKES_PANELS = 0, STAGE_ELEMS = 24 << 10, FEW_ROWS = 12 };
 /* There is time for the loads of a long tile, whose sums leave seldom. */

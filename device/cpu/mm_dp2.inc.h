@@ -7,7 +7,7 @@
  *     multiply(x, w, acc) acc + x w, with x at its (half of a) pair
  *     MAX_VECS            of a tile's row
  *     AHEAD(rows, blocks) pairs, from what such a tile reads of B to what it fetches from memory,
- *     FETCH_TO            and to where
+ *     FETCH_TO            and to where: FIRST_LEVEL or SECOND_LEVEL
  *     FEW_ROWS            of products without panels, at most: FEW_TILES * MAX_ROWS or fewer
  *     MAKES_PANELS        0: a panel is B as it is packed; 1: its weights as registers want them
  *     PANEL_K             k of a piece: a multiple of 32
@@ -102,11 +102,10 @@ INLINE void dp2_tile(const int rows, const int blocks, const b_source from, cons
         if (from == PACKED) b = wide_b(a, p0, blocks, &n, &block);
         for (uint32_t p = 0; p < n; p++) {
             for (int c = 0; from == FIRST && c < blocks; c++)
-                _mm_prefetch((const char *)(b + AHEAD_NEAR * 2 * LANES + (size_t)c * block),
-                             _MM_HINT_T0);
+                __builtin_prefetch(b + AHEAD_NEAR * 2 * LANES + (size_t)c * block, 0, FIRST_LEVEL);
             for (int c = 0; from == PACKED && c < blocks; c++)
-                _mm_prefetch(later + c * a->block, FETCH_TO);
-            if (from != PACKED) _mm_prefetch(later, _MM_HINT_T1);
+                __builtin_prefetch(later + c * a->block, 0, FETCH_TO);
+            if (from != PACKED) __builtin_prefetch(later, 0, SECOND_LEVEL);
             multiply_pair(rows, vecs, from, x, b, block, panel, acc);
             x += 2;
             b += 2 * LANES;

@@ -1,9 +1,10 @@
-/* device/cpu/mm_scalar.c - dp2 for any x86-64, without fused instructions.
+/* device/cpu/mm_scalar.c - dp2 for any processor, also without fused instructions.
  *
  * A product of two bf16 has 16 significant bits, so in double it is exact, and adding the float
  * accumulator (24 bits) in double and rounding to float gives what a fused multiply-add gives: the
  * sum can only come near the middle between two floats when its bits span fewer than double's 53.
  */
+#include <math.h>
 #include <string.h>
 
 #include "device/cpu/families.h"
@@ -12,7 +13,11 @@ enum { LANES = 16, STEP = 32 /* k */ };
 
 static float fma_bf16(float x, float b, float acc)
 {
+#ifdef FP_FAST_FMAF
+    return fmaf(x, b, acc);
+#else
     return (float)((double)x * (double)b + (double)acc);
+#endif
 }
 
 /* n_k of B's k; x has k of them or more, then come +0. */

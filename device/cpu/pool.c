@@ -14,18 +14,12 @@
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
-#include <x86intrin.h>
 
 #include "core/alloc.h"
 #include "core/clock.h"
 #include "core/machine.h"
 #include "core/thread.h"
-
-enum {
-    SPIN_TICKS = 25000, /* of the TSC, some 10 microseconds: the gaps between operations of a
-                           layer, and most ends of chunks */
-    MXCSR_DAZ_FTZ = 0x8040
-};
+#include "device/cpu/processor.h"
 
 typedef struct {
     bt_cpu_pool *pool;
@@ -49,7 +43,7 @@ struct bt_cpu_pool {
     member  *members; /* [n_threads]; 0 is the caller */
 };
 
-void bt_cpu_flush_denormals(void) { _mm_setcsr(_mm_getcsr() | MXCSR_DAZ_FTZ); }
+void bt_cpu_flush_denormals(void) { bt_cpu_flush(); }
 
 static void futex_wait(_Atomic uint32_t *word, uint32_t seen)
 {
@@ -91,16 +85,16 @@ static void work_on(bt_cpu_pool *pool, uint32_t index)
     }
 }
 
-/* Looks for some ten microseconds whether the word comes to be `value`, or with `leaves` ceases to
- * be: true when it has. */
+/* Looks for some ten microseconds, which is the gaps between operations of a layer and most ends of
+ * chunks, whether the word comes to be `value`, or with `leaves` ceases to be: true when it has. */
 static bool comes_soon(const _Atomic uint32_t *word, uint32_t value, bool leaves)
 {
-    uint64_t start = __rdtsc();
+    uint64_t start = bt_cpu_ticks(), spin = bt_cpu_spin_ticks();
 
     do {
         if ((atomic_load_explicit(word, memory_order_acquire) == value) != leaves) return true;
-        _mm_pause();
-    } while (__rdtsc() - start < SPIN_TICKS);
+        bt_cpu_pause();
+    } while (bt_cpu_ticks() - start < spin);
     return false;
 }
 

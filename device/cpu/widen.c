@@ -5,25 +5,15 @@
 #include "device/cpu/cpuid.h"
 #include "device/cpu/families.h"
 
-static const struct {
-    unsigned        needs; /* BT_CPU_... */
-    const char     *name;
-    bt_cpu_widen_fn widen;
-} SETS[] = {
-    {BT_CPU_AVX512VBMI, "avx512vbmi", bt_cpu_widen_avx512vbmi},
-    {BT_CPU_AVX512,     "avx512",     bt_cpu_widen_avx512    },
-    {BT_CPU_AVX2,       "avx2",       bt_cpu_widen_avx2      },
-    {0,                 "scalar",     bt_cpu_widen_scalar    }
-};
-
 /* Of that name, or the first. */
 static bt_cpu_widen_fn find(const char *name)
 {
     unsigned features = bt_cpu_features();
 
-    for (size_t i = 0; i < sizeof(SETS) / sizeof(*SETS); i++)
-        if ((SETS[i].needs & ~features) == 0 && (name == NULL || strcmp(name, SETS[i].name) == 0))
-            return SETS[i].widen;
+    for (size_t i = 0; i < bt_cpu_n_widen_sets; i++)
+        if ((bt_cpu_widen_sets[i].needs & ~features) == 0 &&
+            (name == NULL || strcmp(name, bt_cpu_widen_sets[i].name) == 0))
+            return bt_cpu_widen_sets[i].widen;
     return NULL;
 }
 

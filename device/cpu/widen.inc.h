@@ -4,7 +4,6 @@
  * With VBMI one instruction looks up 64 bytes.  Without it a row of 16 entries is enough: from one
  * exponent to the next the rounded weights differ in nothing else, unless they leave bf16's range;
  * then, and without either, each weight is looked up by itself. */
-#include <immintrin.h>
 #include <string.h>
 
 #include "device/cpu/families.h"

@@ -1,3 +1,3 @@
-/* device/cpu/widen_scalar.c - widen.h for any x86-64. */
+/* device/cpu/widen_scalar.c - widen.h for any processor. */
 #define WIDEN bt_cpu_widen_scalar
 #include "device/cpu/widen.inc.h"

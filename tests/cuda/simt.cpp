@@ -23,6 +23,7 @@
 
 /* Saves the callee-saved registers and the stack pointer at *from; goes on at `to`. */
 extern "C" void simt_switch(void **from, void *to);
+#if defined(__x86_64__)
 __asm__(".text\n"
         ".globl simt_switch\n"
         ".type simt_switch, @function\n"
@@ -33,6 +34,29 @@ __asm__(".text\n"
         "  popq %r15\n  popq %r14\n  popq %r13\n  popq %r12\n  popq %rbx\n  popq %rbp\n"
         "  ret\n"
         ".size simt_switch, .-simt_switch\n");
+/* What it takes from a stack: registers, then where it returns to; above, where that would. */
+enum { FRAME_WORDS = 8, FRAME_RETURN = 6 };
+#elif defined(__aarch64__)
+__asm__(".text\n"
+        ".globl simt_switch\n"
+        ".type simt_switch, %function\n"
+        "simt_switch:\n"
+        "  sub sp, sp, #160\n"
+        "  stp x19, x20, [sp]\n  stp x21, x22, [sp, #16]\n  stp x23, x24, [sp, #32]\n"
+        "  stp x25, x26, [sp, #48]\n  stp x27, x28, [sp, #64]\n  stp x29, x30, [sp, #80]\n"
+        "  stp d8, d9, [sp, #96]\n  stp d10, d11, [sp, #112]\n"
+        "  stp d12, d13, [sp, #128]\n  stp d14, d15, [sp, #144]\n"
+        "  mov x2, sp\n  str x2, [x0]\n"
+        "  mov sp, x1\n"
+        "  ldp x19, x20, [sp]\n  ldp x21, x22, [sp, #16]\n  ldp x23, x24, [sp, #32]\n"
+        "  ldp x25, x26, [sp, #48]\n  ldp x27, x28, [sp, #64]\n  ldp x29, x30, [sp, #80]\n"
+        "  ldp d8, d9, [sp, #96]\n  ldp d10, d11, [sp, #112]\n"
+        "  ldp d12, d13, [sp, #128]\n  ldp d14, d15, [sp, #144]\n"
+        "  add sp, sp, #160\n"
+        "  ret\n"
+        ".size simt_switch, .-simt_switch\n");
+enum { FRAME_WORDS = 20, FRAME_RETURN = 11 };
+#endif
 
 namespace simt
 {
@@ -164,13 +188,12 @@ static void prepare(fiber &f)
 #ifdef SIMT_ASAN /* the outermost frames of the thread that ended here never returned */
     __asan_unpoison_memory_region((char *)top - OUTER_BYTES, OUTER_BYTES);
 #endif
-    *--top = nullptr; /* the return address of fiber_main, which never returns */
-    *--top = (void *)fiber_main;
-    for (int i = 0; i < 6; i++)
-        *--top = nullptr;
-    f.sp = top;
-    f.st = READY;
-    f.at = {"start", 0};
+    top -= FRAME_WORDS; /* fiber_main never returns */
+    std::fill(top, top + FRAME_WORDS, nullptr);
+    top[FRAME_RETURN] = (void *)fiber_main;
+    f.sp              = top;
+    f.st              = READY;
+    f.at              = {"start", 0};
     f.copies.clear();
     f.group_ends.clear();
 }

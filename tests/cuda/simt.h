@@ -14,7 +14,7 @@
  * collective that some threads miss, or reach at another place of the code, ends the process with
  * both places.
  *
- * Threads: one at a time.  x86-64 only. */
+ * Threads: one at a time. */
 #ifndef BT_TESTS_CUDA_SIMT_H
 #define BT_TESTS_CUDA_SIMT_H
 

@@ -18,7 +18,9 @@ bt_test(model.packed SOURCE test_packed.c ONE_THREAD LABELS cpu LIBS bt_model Pk
 bt_test(model.weights SOURCE test_weights.c LABELS cpu LIBS bt_model bt_model_reference PkgConfig::JANSSON)
 bt_test(model.weights_refused SOURCE test_weights_refused.c LABELS cpu LIBS bt_model PkgConfig::JANSSON)
 bt_test(model.model SOURCE test_model.c NP 1 LABELS cpu LIBS bt_model PkgConfig::JANSSON)
-foreach(model v2-lite v3-fp8)
-  bt_test(model.engine.${model}.emulated SOURCE test_goldens_engine.c EXE test_goldens_engine_emulated ARGS ${model} NP 1 LABELS cpu
-          LIBS bt_emulated bt_model PkgConfig::JANSSON)
-endforeach()
+if(TARGET bt_emulated)
+  foreach(model v2-lite v3-fp8)
+    bt_test(model.engine.${model}.emulated SOURCE test_goldens_engine.c EXE test_goldens_engine_emulated ARGS ${model} NP 1 LABELS cpu
+            LIBS bt_emulated bt_model PkgConfig::JANSSON)
+  endforeach()
+endif()

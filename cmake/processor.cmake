@@ -1,0 +1,10 @@
+# BT_PROCESSOR: x86_64 or aarch64, what the CPU kernels are for (device/CMakeLists.txt); BT_CUDA_TARGET: what CUDA calls it.
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
+  set(BT_PROCESSOR x86_64)
+  set(BT_CUDA_TARGET x86_64-linux)
+elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "^(aarch64|arm64|ARM64)$")
+  set(BT_PROCESSOR aarch64)
+  set(BT_CUDA_TARGET sbsa-linux)
+else()
+  message(FATAL_ERROR "Baton has CPU kernels for x86_64 and aarch64; this build is for \"${CMAKE_SYSTEM_PROCESSOR}\"")
+endif()

@@ -80,7 +80,8 @@ static const struct argp_option OPTIONS[] = {
                       "Compute threads of a rank; an idle rank leaves its cores to the others"),
     BT_OPTION_DEFAULT(
         "kernels", OPT_KERNELS, "NAME", "auto",
-        "CPU kernels: auto (the best that the machine has), amx, avx512bf16, avx512, avx2, scalar"),
+        "CPU kernels: auto (the best that the machine has), amx, avx512bf16, avx512, avx2, neon, "
+        "scalar"),
     BT_OPTION_DEFAULT("device", OPT_DEVICE, "WHERE", "auto",
                       "Where ranks compute: auto (a GPU if one can be used), cpu, cuda, cuda:N"),
     BT_OPTION_DEFAULT("transport", OPT_TRANSPORT, "HOW", "auto",

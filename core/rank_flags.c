@@ -9,7 +9,7 @@
 #include "core/parse.h"
 #include "core/rank_map.h"
 
-enum { MAX_ROWS = 1 << 20, WORDS_MAX = 6 };
+enum { MAX_ROWS = 1 << 20, WORDS_MAX = 7 };
 enum { MAX_TIMEOUT_S = 3600, MAX_ORPHAN_S = 86400 };
 
 typedef enum { WHOLE, SIZE, NAME, WORD } value_kind;
@@ -22,28 +22,28 @@ typedef struct {
 } rank_flag;
 
 static const rank_flag FLAGS[] = {
-    {"--prefill",               WHOLE, 1, BT_RANKS_MAX,   {0}                                                      },
-    {"--decode",                WHOLE, 1, BT_RANKS_MAX,   {0}                                                      },
-    {"--both",                  WHOLE, 1, BT_RANKS_MAX,   {0}                                                      },
-    {"--spares",                WHOLE, 0, BT_RANKS_MAX,   {0}                                                      },
-    {"--kv-bytes",              SIZE,  0, 0,              {0}                                                      },
-    {"--chunk",                 WHOLE, 1, MAX_ROWS,       {0}                                                      },
-    {"--max-rows",              WHOLE, 1, MAX_ROWS,       {0}                                                      },
-    {"--lookahead",             WHOLE, 0, 1,              {0}                                                      },
-    {"--speculate",             WHOLE, 0, BT_DRAFT_MAX,   {0}                                                      },
-    {"--threads",               WHOLE, 0, BT_MAX_THREADS, {0}                                                      },
-    {"--timeout-s",             WHOLE, 1, MAX_TIMEOUT_S,  {0}                                                      },
-    {"--coordinator-timeout-s", WHOLE, 1, MAX_TIMEOUT_S,  {0}                                                      },
-    {"--orphan-s",              WHOLE, 0, MAX_ORPHAN_S,   {0}                                                      },
-    {"--form",                  WORD,  0, 0,              {"role", "normal", "absorbed", "cost"}                   },
-    {"--kernels",               WORD,  0, 0,              {"auto", "amx", "avx512bf16", "avx512", "avx2", "scalar"}},
-    {"--device",                WORD,  0, 0,              {"auto", "cpu", "cuda", "cuda:N"}                        },
-    {"--model",                 NAME,  0, 0,              {"a directory"}                                          },
-    {"--weights-cache",         NAME,  0, 0,              {"a directory"}                                          },
-    {"--cell",                  NAME,  0, 0,              {"a name"}                                               },
-    {"--cuda-library",          NAME,  0, 0,              {"a file"}                                               },
-    {"--nccl-library",          NAME,  0, 0,              {"a file"}                                               },
-    {"--transport",             WORD,  0, 0,              {"auto", "mpi", "nccl"}                                  },
+    {"--prefill",               WHOLE, 1, BT_RANKS_MAX,   {0}                                                              },
+    {"--decode",                WHOLE, 1, BT_RANKS_MAX,   {0}                                                              },
+    {"--both",                  WHOLE, 1, BT_RANKS_MAX,   {0}                                                              },
+    {"--spares",                WHOLE, 0, BT_RANKS_MAX,   {0}                                                              },
+    {"--kv-bytes",              SIZE,  0, 0,              {0}                                                              },
+    {"--chunk",                 WHOLE, 1, MAX_ROWS,       {0}                                                              },
+    {"--max-rows",              WHOLE, 1, MAX_ROWS,       {0}                                                              },
+    {"--lookahead",             WHOLE, 0, 1,              {0}                                                              },
+    {"--speculate",             WHOLE, 0, BT_DRAFT_MAX,   {0}                                                              },
+    {"--threads",               WHOLE, 0, BT_MAX_THREADS, {0}                                                              },
+    {"--timeout-s",             WHOLE, 1, MAX_TIMEOUT_S,  {0}                                                              },
+    {"--coordinator-timeout-s", WHOLE, 1, MAX_TIMEOUT_S,  {0}                                                              },
+    {"--orphan-s",              WHOLE, 0, MAX_ORPHAN_S,   {0}                                                              },
+    {"--form",                  WORD,  0, 0,              {"role", "normal", "absorbed", "cost"}                           },
+    {"--kernels",               WORD,  0, 0,              {"auto", "amx", "avx512bf16", "avx512", "avx2", "neon", "scalar"}},
+    {"--device",                WORD,  0, 0,              {"auto", "cpu", "cuda", "cuda:N"}                                },
+    {"--model",                 NAME,  0, 0,              {"a directory"}                                                  },
+    {"--weights-cache",         NAME,  0, 0,              {"a directory"}                                                  },
+    {"--cell",                  NAME,  0, 0,              {"a name"}                                                       },
+    {"--cuda-library",          NAME,  0, 0,              {"a file"}                                                       },
+    {"--nccl-library",          NAME,  0, 0,              {"a file"}                                                       },
+    {"--transport",             WORD,  0, 0,              {"auto", "mpi", "nccl"}                                          },
 };
 
 static const rank_flag *find(const char *name)

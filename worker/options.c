@@ -192,7 +192,8 @@ static const struct argp_option OPTIONS[] = {
         "can each have one per core: an idle rank leaves its cores to the others"),
     BT_OPTION_DEFAULT(
         "kernels", KEY_KERNELS, "NAME", "auto",
-        "CPU kernels: auto (the best that the machine has), amx, avx512bf16, avx512, avx2, scalar"),
+        "CPU kernels: auto (the best that the machine has), amx, avx512bf16, avx512, avx2, neon, "
+        "scalar"),
     BT_OPTION_DEFAULT("device", KEY_DEVICE, "WHERE", "auto",
                       "auto: a GPU if one can be used, else the CPU; cpu; cuda: a GPU, dealt out "
                       "in turn to the ranks of a machine; cuda:N: GPU N"),

@@ -114,11 +114,16 @@ INLINE void store_weights(float *scores, uint32_t key, vf e)
 #define OTHER 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31
 #define FIRST 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
 #define LAST  8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
-#else
+#elif WIDTH == 8
 #define ONE   0, 2, 4, 6, 8, 10, 12, 14
 #define OTHER 1, 3, 5, 7, 9, 11, 13, 15
 #define FIRST 0, 8, 1, 9, 2, 10, 3, 11
 #define LAST  4, 12, 5, 13, 6, 14, 7, 15
+#else
+#define ONE   0, 2, 4, 6
+#define OTHER 1, 3, 5, 7
+#define FIRST 0, 4, 1, 5
+#define LAST  2, 6, 3, 7
 #endif
 #endif
 
@@ -188,7 +193,8 @@ typedef struct {
 /* scores[lane][key] += q K^T of a tile, whose lanes and keys begin here. */
 INLINE void score_tile(const piece *p, uint32_t lane, uint32_t key, bool begins, float *scores)
 {
-    const bt_bf16 *keys   = p->keys + (size_t)key * 2 * p->n_pairs;
+    uint32_t       within = 2 * WIDTH < (int)LANES ? key % LANES : 0; /* a block of packed keys */
+    const bt_bf16 *keys   = p->keys + (size_t)(key - within) * 2 * p->n_pairs + 2 * within;
     size_t         second = WIDTH == LANES ? (size_t)2 * LANES * p->n_pairs : TILE_COLS;
     two            acc[TILE_LANES];
 

@@ -18,6 +18,8 @@ void bt_cpu_attend_amx(const bt_cpu_attend *a);
 void bt_cpu_attend_pages_avx2(const bt_cpu_attend_pages *a);
 void bt_cpu_attend_pages_avx512(const bt_cpu_attend_pages *a);
 void bt_cpu_attend_pages_avx512bf16(const bt_cpu_attend_pages *a);
+void bt_cpu_mm_dp2_neon(const bt_cpu_mm *mm);
+void bt_cpu_attend_pages_neon(const bt_cpu_attend_pages *a);
 
 #define BT_CPU_WIDEN_ARGS                                                    \
     const bt_cpu_narrow *from, uint32_t k0, uint32_t n_k, uint32_t n_blocks, \
@@ -26,6 +28,7 @@ void bt_cpu_widen_scalar(BT_CPU_WIDEN_ARGS);
 void bt_cpu_widen_avx2(BT_CPU_WIDEN_ARGS);
 void bt_cpu_widen_avx512(BT_CPU_WIDEN_ARGS);
 void bt_cpu_widen_avx512vbmi(BT_CPU_WIDEN_ARGS);
+void bt_cpu_widen_neon(BT_CPU_WIDEN_ARGS);
 
 extern const bt_cpu_row_kernels bt_cpu_rows_base, bt_cpu_rows_avx2, bt_cpu_rows_avx512,
     bt_cpu_rows_avx512bf16;

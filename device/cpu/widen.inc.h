@@ -1,16 +1,16 @@
 /* device/cpu/widen.inc.h - widen.h for the instruction set that a file is compiled for, which names
  * the function WIDEN.
  *
- * With VBMI one instruction looks up 64 bytes.  Without it a row of 16 entries is enough: from one
- * exponent to the next the rounded weights differ in nothing else, unless they leave bf16's range;
- * then, and without either, each weight is looked up by itself. */
+ * With VBMI one instruction looks up 64 bytes.  With AVX2, AVX-512 or NEON a row of 16 entries is
+ * enough: from one exponent to the next the rounded weights differ in nothing else, unless they
+ * leave bf16's range; then, and without any, each weight is looked up by itself. */
 #include <string.h>
 
 #include "device/cpu/families.h"
 #include "device/cpu/widen.h"
 
 enum { GROUP = 64 };
-#if defined(__AVX2__) && !defined(__AVX512VBMI__)
+#if defined(WIDEN_NEON) || (defined(__AVX2__) && !defined(__AVX512VBMI__))
 #define USES_ROWS true
 #else
 #define USES_ROWS false
@@ -156,6 +156,43 @@ static inline void widen_groups(const uint8_t *src, uint32_t n_groups, const bt_
                    OP(unpacklo_epi8)(nan, nan), to);
         store_wide(OP(unpackhi_epi8)(low, high), OP(unpackhi_epi8)(v, zero),
                    OP(unpackhi_epi8)(nan, nan), to + GROUP / 2);
+    }
+}
+
+#elif defined(WIDEN_NEON)
+
+/* Entries of eight bytes v, and whether those are NaN, become weights. */
+static inline void store_wide(uint8x16_t entry, uint8x8_t v, uint8x16_t nan, bt_bf16 *out)
+{
+    uint16x8_t exponent = vshll_n_u8(vand_u8(v, vdup_n_u8(0x78)), 4);
+    uint16x8_t sign     = vshll_n_u8(vand_u8(v, vdup_n_u8(0x80)), 8);
+    uint16x8_t w        = veorq_u16(vaddq_u16(vreinterpretq_u16_u8(entry), exponent), sign);
+
+    vst1q_u16(out, vorrq_u16(w, vandq_u16(vreinterpretq_u16_u8(nan), vdupq_n_u16(0x7fc0))));
+}
+
+static inline void widen_groups(const uint8_t *src, uint32_t n_groups, const bt_cpu_wide_table *t,
+                                bt_bf16 *out)
+{
+    const uint8x16_t row_low = vld1q_u8(t->row_low), row_high = vld1q_u8(t->row_high);
+    const uint8x16_t all = vdupq_n_u8(0x7f);
+
+    if (!t->regular) {
+        widen_singly(src, n_groups, t, out);
+        return;
+    }
+    for (uint32_t i = 0; i < n_groups * 4; i++, src += 16) {
+        bt_bf16   *to    = out + i / 4 * GROUP + i % 4 * 8;
+        uint8x16_t v     = vld1q_u8(src);
+        uint8x16_t nan   = vceqq_u8(vandq_u8(v, all), all);
+        uint8x16_t least = vceqzq_u8(vandq_u8(v, vdupq_n_u8(0x78)));
+        uint8x16_t entry = vbslq_u8(vdupq_n_u8(8), least, v), low, high;
+
+        entry = vandq_u8(entry, vdupq_n_u8(15));
+        low   = vqtbl1q_u8(row_low, entry);
+        high  = vqtbl1q_u8(row_high, entry);
+        store_wide(vzip1q_u8(low, high), vget_low_u8(v), vzip1q_u8(nan, nan), to);
+        store_wide(vzip2q_u8(low, high), vget_high_u8(v), vzip2q_u8(nan, nan), to + GROUP / 2);
     }
 }
 

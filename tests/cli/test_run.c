@@ -537,7 +537,7 @@ static void run_bad_command_lines_are_refused(void)
         {{"--transport", "WRONG", NULL},
          "--transport must be auto, mpi or nccl, not \"WRONG\"",                                                                                64},
         {{"--kernels", "WRONG", NULL},
-         "--kernels must be auto, amx, avx512bf16, avx512, avx2 or scalar, not \"WRONG\"",                                                      64},
+         "--kernels must be auto, amx, avx512bf16, avx512, avx2, neon or scalar, not \"WRONG\"",                                                64},
         {{"--weights-cache", "--both", NULL},
          "--weights-cache is \"--both\", expected a directory",                                                                                 64},
         {{"--chunk", "9", "--max-rows", "8", NULL},                                             "--chunk 9 does not fit",                       64},

@@ -114,7 +114,7 @@ static void expect_set(const gemm_set *s, bt_cpu_arithmetic arithmetic)
 
 static void gemm_of_a_list_equals_the_twin_in_every_family(void)
 {
-    static const char *const FAMILIES[] = {"scalar", "avx2", "avx512", "avx512bf16", "amx"};
+    static const char *const FAMILIES[] = {"scalar", "avx2", "avx512", "avx512bf16", "amx", "neon"};
 
     for (size_t f = 0; f < sizeof(FAMILIES) / sizeof(*FAMILIES); f++) {
         bt_device *dev;
@@ -430,7 +430,7 @@ static void check_narrow_ffn(bt_device *dev, bt_linear *const up[2], bt_linear *
  * rows take. */
 static void weights_in_8_bits_give_the_same_bits(void)
 {
-    static const char *const FAMILIES[]   = {"scalar", "avx2", "avx512", "avx512bf16", "amx"};
+    static const char *const FAMILIES[] = {"scalar", "avx2", "avx512", "avx512bf16", "amx", "neon"};
     static const uint32_t    MS[MAX_FFNS] = {1, 3, 40, 300, 17, 33, 0, 64, 20};
     matrix                   x            = random_matrix(NARROW_M, NARROW_K, 3);
 

@@ -11,7 +11,7 @@
 
 enum { BLOCKS = 3, K = 352, LD_SCALE = 4, BLOCK = K * 16, LD_OUT = K * 16 + 32 };
 
-static const char *const SETS[] = {"scalar", "avx2", "avx512", "avx512vbmi"};
+static const char *const SETS[] = {"scalar", "avx2", "avx512", "avx512vbmi", "neon"};
 
 /* Ordinary ones; those at which weights overflow, lose bits, or are 0. */
 static const float SCALES[] = {1.0f,      0.0123f,   7.0f / 3,   0x1.fep-1f, 0x1p-110f, 0x1.5p-119f,

@@ -30,6 +30,7 @@ OWNERS = {  # third-party headers and the only folders that may name them
     r"<nccl\.h>": ["parallel"],
     r"<cuda[_a-z0-9]*\.h>": ["device", "parallel"],
     r"<immintrin\.h>": ["device"],
+    r"<arm_neon\.h>": ["device"],
     r"<grpc/.*>": ["proto", "coordinator", "cli"],
     r"<protobuf-c/.*>": ["proto", "coordinator", "cli"],
     r"<pcre2\.h>": ["model"],

@@ -39,7 +39,7 @@ def cases(folder):
     yield "pool beyond the machine", 1, [*both, "--kv-bytes", "999T"], ["--kv-bytes 1098412116148224 is more than this machine has", "for each of its 1 ranks: "]
     yield "no place for packed weights", 1, [*both, "--weights-cache", "/nonexistent"], ["--weights-cache /nonexistent: No such file or directory"]
     yield "a file for packed weights", 1, [*both, "--weights-cache", os.path.join(demo, "config.json")], ["config.json: expected a directory"]
-    yield "unknown kernels", 0, [*both, "--kernels", "quick"], ['avx2 or scalar, not "quick"']
+    yield "unknown kernels", 0, [*both, "--kernels", "quick"], ['neon or scalar, not "quick"']
     yield "chunk of nothing", 0, [*both, "--chunk", "0"], ["--chunk must be"]
     yield "no use for it", 0, [*both, "--device", "cpu", "--lookahead", "0"], ["--lookahead has no effect with --device cpu: leave it out, since it is for GPUs"]
     yield "unknown flag", 0, [*both, "--colour", "red"], ["--colour"]

@@ -124,7 +124,7 @@ static void options_errors_say_what_to_do(void)
         {BASE "--both 1 --device gpu",                    "auto, cpu, cuda or cuda:N"         },
         {BASE "--both 1 --device cuda:x",                 "whole number"                      },
         {BASE "--both 1 --transport smoke",               "auto, mpi or nccl"                 },
-        {BASE "--both 1 --kernels fast",                  "avx2 or scalar"                    },
+        {BASE "--both 1 --kernels fast",                  "neon or scalar"                    },
         {BASE "--both 1 --form fast",                     "role, normal"                      },
         {BASE "--both 1 --on-death dance",                "--on-death must be stop or replace"},
         {BASE "--both 1 --spares 2",                      "--spares 2 needs"                  },

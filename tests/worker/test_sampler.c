@@ -161,7 +161,7 @@ static void logits_without_a_finite_number_are_an_error(void)
 /* The same bits in every kernel family of this machine. */
 static void families_agree_bit_by_bit(void)
 {
-    static const char *const  NAMES[] = {"scalar", "avx2", "avx512", "avx512bf16", "amx"};
+    static const char *const  NAMES[] = {"scalar", "avx2", "avx512", "avx512bf16", "amx", "neon"};
     const bt_cpu_row_kernels *best    = g_sampler.k;
 
     for (uint32_t salt = 0; salt < 8; salt++) {

@@ -96,7 +96,7 @@ static uint64_t files_key(const bt_safetensors *st)
 void bt_model_store_options(const bt_model_config *cfg, const bt_safetensors *st,
                             bt_store_options *opt_out)
 {
-    enum { MOST_TIMES = 4, PADDING_BYTES = 64 << 10 };
+    enum { MOST_TIMES = 4, PADDING_BYTES = (60 << 10) + BT_STORE_PAGE_BYTES };
     uint64_t key[3] = {bt_model_fingerprint(cfg, st), files_key(st), PACKING_VERSION}, bytes = 0;
     size_t   n = bt_safetensors_count(st) + 3ul * cfg->n_layers * cfg->mla.n_heads;
 

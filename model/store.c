@@ -18,7 +18,7 @@
 #define POLL_NS  (200 * BT_NS_PER_US)
 #define ALIGN(n) (((n) + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES)
 
-enum { VERSION = 3, PAGE_BYTES = 4096 };
+enum { VERSION = 3, PAGE_BYTES = BT_STORE_PAGE_BYTES };
 /* Of a slot; FILLS + m: member m fills it, DROPS + m: it gives its memory back. */
 enum { EMPTY = 0, WHOLE = 1, FILLS = 2, DROPS = FILLS + BT_STORE_MEMBERS };
 

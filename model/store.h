@@ -31,6 +31,12 @@ extern "C" {
 typedef struct bt_store bt_store;
 
 enum { BT_STORE_MEMBERS = 64 }; /* ranks of a machine that can share, at most */
+/* Entries begin at multiples of the largest page that kernels for this processor have. */
+#ifdef __aarch64__
+enum { BT_STORE_PAGE_BYTES = 64 << 10 };
+#else
+enum { BT_STORE_PAGE_BYTES = 4 << 10 };
+#endif
 
 typedef struct {
     int      fd;     /* the file that all members have open; borrowed until close() */

@@ -16,7 +16,15 @@
 #include "model/weights.h"
 #include "tests/support/test.h"
 
-enum { BYTES = 10000, PAGES = 3 * 4096, ROOM = 1 << 20, HUGE = 2 << 20 };
+enum {
+    PAGE  = BT_STORE_PAGE_BYTES,
+    PAGES = 3 * PAGE,
+    BYTES = PAGES - 2288,
+    ROOM  = 256 * PAGE,
+    HUGE  = 2 << 20,
+    PART  = PAGE + 904, /* two pages, */
+    END   = 2 * PAGE    /* these */
+};
 
 /* Called once, in place of a member that stands still just before it gives memory back. */
 static void (*g_before_punch)(void);
@@ -156,9 +164,9 @@ static void entry_of_a_dead_rank_is_filled_again(void)
     fill(a, &x, 5);
     EXPECT_EQ(bt_store_take(a, "x", BYTES, &x), BT_STORE_WHOLE);
     /* It was the other reader, and counts no more. */
-    EXPECT(blocks(fd) >= PAGES + 4096);
+    EXPECT(blocks(fd) >= PAGES + PAGE);
     bt_store_drop(a, "x");
-    EXPECT(blocks(fd) < PAGES + 4096);
+    EXPECT(blocks(fd) < PAGES + PAGE);
     close(pipes[0]);
     close(pipes[1]);
     bt_store_close(a);
@@ -271,12 +279,12 @@ static void entry_is_not_taken_from_a_rank_that_drops_it_late(void)
     g_before_punch = wait_in_vain;
     bt_store_drop(a, "x");
     EXPECT(g_before_punch == NULL);
-    EXPECT(blocks(fd) < PAGES + 4096);
+    EXPECT(blocks(fd) < PAGES + PAGE);
     EXPECT_EQ(bt_store_take(a, "x", BYTES, &x), BT_STORE_MINE); /* all that it was is over */
     fill(a, &x, 4);
     EXPECT_EQ(((const char *)x.data)[BYTES - 1], 4);
     bt_store_drop(a, "x");
-    EXPECT(blocks(fd) < PAGES + 4096);
+    EXPECT(blocks(fd) < PAGES + PAGE);
     bt_store_close(a);
     bt_store_close(g_other);
     close(fd);
@@ -344,7 +352,7 @@ static void closed_store_reads_no_more(void)
     EXPECT_EQ(bt_store_take(b, "x", BYTES, &x), BT_STORE_WHOLE);
     bt_store_close(b);
     bt_store_drop(a, "x");
-    EXPECT(blocks(fd) < PAGES + 4096);
+    EXPECT(blocks(fd) < PAGES + PAGE);
     bt_store_close(a);
     close(fd);
 }
@@ -444,7 +452,7 @@ static void memory_goes_back_with_the_last_reader(void)
     EXPECT_EQ(((const char *)x.data)[BYTES - 1], 4);
     EXPECT(blocks(fd) >= PAGES);
     bt_store_drop(b, "x");
-    EXPECT(blocks(fd) < PAGES + 4096); /* head and slots are two pages */
+    EXPECT(blocks(fd) < PAGES + PAGE); /* head and slots are two pages */
     EXPECT_EQ(bt_store_bytes(a), 0);
     EXPECT_EQ(bt_store_take(a, "x", BYTES, &x), BT_STORE_MINE); /* in its old place, zero again */
     EXPECT(x.data == at && ((char *)x.fill)[0] == 0 && ((char *)x.fill)[BYTES - 1] == 0);
@@ -526,15 +534,15 @@ static void weights_lie_in_huge_pages_where_the_system_has_them(void)
 
     opt.bytes = 16 * HUGE;
     NEED(bt_store_open(&opt, &s) == BT_OK);
-    EXPECT_EQ(bt_store_take(s, "x", 3 * HUGE + 5000, &x), BT_STORE_MINE);
-    EXPECT_EQ(bt_store_take(s, "y", 13 * HUGE - 8192, &y), BT_STORE_MINE); /* to the end */
-    memset(x.fill, 1, 3 * HUGE + 5000);
-    memset(y.fill, 2, 13 * HUGE - 8192);
+    EXPECT_EQ(bt_store_take(s, "x", 3 * HUGE + PART, &x), BT_STORE_MINE);
+    EXPECT_EQ(bt_store_take(s, "y", 13 * HUGE - END, &y), BT_STORE_MINE); /* to the end */
+    memset(x.fill, 1, 3 * HUGE + PART);
+    memset(y.fill, 2, 13 * HUGE - END);
     bt_store_commit(s, &x);
     bt_store_commit(s, &y);
-    bt_bring_weights(x.data, 3 * HUGE + 5000);
-    bt_bring_weights(y.data, 13 * HUGE - 8192);
-    EXPECT_EQ(((const char *)x.data)[3 * HUGE + 4999], 1);
+    bt_bring_weights(x.data, 3 * HUGE + PART);
+    bt_bring_weights(y.data, 13 * HUGE - END);
+    EXPECT_EQ(((const char *)x.data)[3 * HUGE + PART - 1], 1);
     EXPECT_EQ(((const char *)y.data)[0], 2);
     if (has_huge_pages())
         EXPECT(huge_kib(x.data) >= 14 * (HUGE >> 10)); /* all but those that it shares a part of */
@@ -552,7 +560,7 @@ static void entries_beyond_the_room_have_no_place(void)
     char           name[16];
 
     EXPECT_EQ(bt_store_take(a, "large", ROOM + 1, &x), BT_STORE_FULL);
-    EXPECT_EQ(bt_store_take(a, "x", ROOM - 4096, &x), BT_STORE_MINE);
+    EXPECT_EQ(bt_store_take(a, "x", ROOM - PAGE, &x), BT_STORE_MINE);
     EXPECT_EQ(bt_store_take(a, "y", BYTES, &x), BT_STORE_FULL);
     EXPECT_EQ(bt_store_take(a, "x", BYTES, &x), BT_STORE_FULL); /* of another size */
     for (int i = 0; i < 64; i++) {
@@ -578,6 +586,7 @@ static void foreign_memory_is_refused(void)
     bt_store        *a   = open_store(fd, 0);
     bt_store_options opt = options(fd, 1);
     uint32_t         word;
+    char             part[64];
 
     opt.key = 8;
     expect_refused(&opt, BT_ERR_UNSUPPORTED, "0000000000000007");
@@ -586,13 +595,14 @@ static void foreign_memory_is_refused(void)
     opt.n_slots++;
     expect_refused(&opt, BT_ERR_UNSUPPORTED, "entries");
     opt = options(fd, 1);
-    opt.bytes -= 4096;
+    opt.bytes -= PAGE;
     expect_refused(&opt, BT_ERR_UNSUPPORTED, "bytes), this rank has");
     opt = options(fd, BT_STORE_MEMBERS);
     expect_refused(&opt, BT_ERR_UNSUPPORTED, "64 can share");
     opt = options(fd, 1);
-    NEED(ftruncate(fd, 3 * 4096) == 0);
-    expect_refused(&opt, BT_ERR_FORMAT, "end after 12288 bytes");
+    NEED(ftruncate(fd, 3 * PAGE) == 0);
+    snprintf(part, sizeof(part), "end after %d bytes", 3 * PAGE);
+    expect_refused(&opt, BT_ERR_FORMAT, part);
     word = 99; /* version */
     NEED(pwrite(fd, &word, 4, 4) == 4);
     expect_refused(&opt, BT_ERR_UNSUPPORTED, "version 99");
@@ -612,7 +622,7 @@ static void unfinished_head_names_its_rank(void)
     uint64_t         who   = UINT64_C(42) << 32 | (uint32_t)getpid();
     bt_store        *store = NULL;
 
-    NEED(ftruncate(fd, 4096) == 0 && pwrite(fd, &word, 4, 0) == 4);
+    NEED(ftruncate(fd, PAGE) == 0 && pwrite(fd, &word, 4, 0) == 4);
     NEED(pwrite(fd, &who, 8, 48 + 3 * 8) == 8);
     expect_refused(&opt, BT_ERR_TIMEOUT, "rank 42");
     who = UINT64_C(42) << 32 | 0x7fffffff; /* no such process: it has died */

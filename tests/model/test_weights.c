@@ -199,7 +199,7 @@ static void weights_are_packed_once_for_ranks_that_share(void)
 /* Those who wait for a matrix see its rows go on: signs of life in the store's head (store.c). */
 static void packing_shows_signs_of_life(void)
 {
-    enum { BEATS_AT = 560, SLOTS_AT = 4096, SLOT_BYTES = 48 };
+    enum { BEATS_AT = 560, SLOTS_AT = BT_STORE_PAGE_BYTES, SLOT_BYTES = 48 };
 
     for (size_t i = 0; i < sizeof(MODELS) / sizeof(MODELS[0]); i++) {
         int              fd  = memfd_create("test-weights", MFD_CLOEXEC);

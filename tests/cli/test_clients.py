@@ -3,7 +3,6 @@ are cut off, choices and logprobs are shown, TLS and mutual TLS work, and what i
 
     BT_COORDINATOR=... test_clients.py BIN_DIR"""
 import contextlib
-import fcntl
 import json
 import os
 import pty
@@ -12,7 +11,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import termios
 import unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "coordinator"))
@@ -189,8 +187,9 @@ class Conversation(Served):
         """(exit code, what the terminal showed)"""
         master, slave = pty.openpty()
         self.addCleanup(os.close, master)
-        chat = subprocess.Popen([os.path.join(BIN, "baton-chat"), "-a", self.address, "--model", self.model, *args], stdin=slave, stdout=slave,
-                                stderr=slave, start_new_session=True, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0))
+        # Not by a function before the program: Python would fork, which waits for ever for threads of a server of gRPC's.
+        chat = subprocess.Popen(["setsid", "--ctty", os.path.join(BIN, "baton-chat"), "-a", self.address, "--model", self.model, *args],
+                                stdin=slave, stdout=slave, stderr=slave)
         os.close(slave)
         shown = ""
 

@@ -15,7 +15,6 @@ import threading
 import time
 import unittest
 
-os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"    # else a fork here, before a program starts, can wait for gRPC's threads for ever
 try:
     import grpc
     from grpc_tools import protoc

@@ -40,10 +40,9 @@ static void load_lane(bt_group_lane *l, const uint8_t *send, size_t send_bytes, 
 
 /* Messages of a peer whose process has died never come or leave, as of one that hangs: the wait
  * ends as it would have. */
-static bool peer_has_died(bt_group *group, bt_group_lane *l, int code)
+static bool peer_has_died(const bt_group *group, const bt_group_lane *l, int code)
 {
-    l->gone = bt_world_has_died(group->world, l->peer, code);
-    return l->gone;
+    return bt_world_has_died(group->world, l->peer, code);
 }
 
 /* Bytes of message k of a direction that has `bytes` in all; 0 for an answer in a round. */
@@ -97,8 +96,8 @@ static bt_status start_send(bt_group *group, uint32_t i)
     if (code == MPI_SUCCESS) code = MPI_Test(request, &done, MPI_STATUS_IGNORE);
     BT_REQUIRE(code == MPI_SUCCESS || peer_has_died(group, l, code), BT_ERR_PEER,
                "sending to rank %u: %s", l->peer, bt_mpi_text(code));
-    if (l->gone || done) *request = MPI_REQUEST_NULL;
-    if (l->gone || !done) goto out;
+    if (code != MPI_SUCCESS || done) *request = MPI_REQUEST_NULL;
+    if (code != MPI_SUCCESS || !done) goto out;
     l->n_sent++;
 out:
     return st;
@@ -110,10 +109,11 @@ static bt_status feed_lane(bt_group *group, uint32_t i)
     bt_status      st = BT_OK;
     bt_group_lane *l  = &group->lanes[i];
 
-    peer_has_died(group, l, MPI_SUCCESS); /* perhaps seen elsewhere */
-    if (group->requests[2 * i + RECV] == MPI_REQUEST_NULL && l->n_received < l->n_recv && !l->gone)
+    if (peer_has_died(group, l, MPI_SUCCESS)) return BT_OK;
+    if (group->requests[2 * i + RECV] == MPI_REQUEST_NULL && l->n_received < l->n_recv)
         BT_TRY(start_recv(group, i));
-    while (group->requests[2 * i + SEND] == MPI_REQUEST_NULL && may_send(l) && !l->gone)
+    while (group->requests[2 * i + SEND] == MPI_REQUEST_NULL && may_send(l) &&
+           !peer_has_died(group, l, MPI_SUCCESS))
         BT_TRY(start_send(group, i));
 out:
     return st;
@@ -153,10 +153,18 @@ out:
     return st;
 }
 
+/* Whether a lane has more to receive (or to send). */
+static bool is_open(const bt_group *group, uint32_t i, bool receiving)
+{
+    const bt_group_lane *l = &group->lanes[i];
+
+    return i != group->self && (receiving ? l->n_received < l->n_recv : l->n_sent < l->n_send);
+}
+
 static bool all_have_come(const bt_group *group)
 {
     for (uint32_t i = 0; i < group->n; i++)
-        if (group->lanes[i].gone) return false;
+        if (is_open(group, i, true) || is_open(group, i, false)) return false;
     return true;
 }
 
@@ -187,11 +195,9 @@ static const char *list_ranks(const bt_group *group, bool receiving, char text[R
 
     text[0] = '\0';
     for (uint32_t i = 0; i < group->n && n < RANK_LIST_BYTES - 16; i++) {
-        const bt_group_lane *l    = &group->lanes[i];
-        bool                 open = receiving ? l->n_received < l->n_recv : l->n_sent < l->n_send;
-
-        if (i == group->self || !open) continue;
-        n += (size_t)snprintf(text + n, RANK_LIST_BYTES - n, "%s%u", n > 0 ? ", " : "", l->peer);
+        if (!is_open(group, i, receiving)) continue;
+        n += (size_t)snprintf(text + n, RANK_LIST_BYTES - n, "%s%u", n > 0 ? ", " : "",
+                              group->lanes[i].peer);
     }
     return text[0] != '\0' ? text : "none";
 }

@@ -12,7 +12,6 @@
 typedef struct {
     uint32_t peer;   /* world rank */
     bool     rounds; /* the TCP rule holds */
-    bool     gone;   /* MPI has said that the peer's process has died */
     size_t   fragment_bytes;
     uint8_t *out, *in; /* staging, fragment_bytes each; NULL on the lane to itself */
 

@@ -115,7 +115,7 @@ bool bt_mpirun_survives_far(const bt_mpirun_options *options)
     return options->survive && bt_mpirun_is_far(options);
 }
 
-static BT_NORETURN void exec_mpirun(char **argv, pid_t parent, int out)
+BT_NORETURN void bt_mpirun_exec(char **argv, pid_t parent, int out)
 {
     sigset_t none;
     int      null = open("/dev/null", O_RDONLY | O_CLOEXEC);
@@ -255,7 +255,7 @@ bt_status bt_mpirun_start(const bt_mpirun_options *options, const bt_scratch *sc
     BT_REQUIRE(prctl(PR_SET_CHILD_SUBREAPER, 1) == 0, BT_ERR_IO, "PR_SET_CHILD_SUBREAPER: %s",
                strerror(errno));
     pid = fork();
-    if (pid == 0) exec_mpirun(c.argv, self, out);
+    if (pid == 0) bt_mpirun_exec(c.argv, self, out);
     BT_REQUIRE(pid > 0, BT_ERR_IO, "fork: %s", strerror(errno));
     *pid_out = pid;
 out:

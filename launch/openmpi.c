@@ -104,24 +104,6 @@ static void set_all(const variable *variables)
         setenv(variables->name, variables->value, 0);
 }
 
-/* Its words come to `out`.  No shell is between, which would read a path its own way. */
-static BT_NORETURN void exec_version(const char *mpirun, int out)
-{
-    char    *argv[] = {(char *)mpirun, "--version", NULL};
-    sigset_t none;
-    int      null = open("/dev/null", O_RDONLY | O_CLOEXEC);
-
-    setsid(); /* ended with all that it starts */
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    sigemptyset(&none);
-    sigprocmask(SIG_SETMASK, &none, NULL);
-    if (null >= 0) dup2(null, STDIN_FILENO);
-    dup2(out, STDOUT_FILENO);
-    dup2(out, STDERR_FILENO);
-    execv(mpirun, argv);
-    _exit(127);
-}
-
 /* All that it writes, until it has closed its output or does not answer. */
 static void read_answer(int fd, char *text, size_t capacity)
 {
@@ -142,15 +124,18 @@ unsigned bt_openmpi_major(const char *mpirun)
 {
     const struct passwd *user  = getpwuid(geteuid());
     unsigned             major = 4;
-    char                 text[4096];
+    char                 text[4096], *argv[] = {(char *)mpirun, "--version", NULL};
     const char          *version;
     int                  ends[2];
-    pid_t                pid;
+    pid_t                self = getpid(), pid;
 
     setenv("HOME", user != NULL ? user->pw_dir : "/", 0);
     if (pipe2(ends, O_CLOEXEC) != 0) return major;
-    pid = fork();
-    if (pid == 0) exec_version(mpirun, ends[1]);
+    pid = fork(); /* no shell is between, which would read a path its own way */
+    if (pid == 0) {
+        dup2(ends[1], STDERR_FILENO);
+        bt_mpirun_exec(argv, self, ends[1]);
+    }
     close(ends[1]);
     text[0] = '\0';
     if (pid > 0) {

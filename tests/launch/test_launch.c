@@ -1,8 +1,10 @@
 /* baton-launch as a user runs it: how its ranks run, and how they end.  They are shell scripts,
  * which mpirun starts as well. */
 #include <sched.h>
+#include <stdarg.h>
 #include <sys/stat.h>
 
+#include "core/log.h"
 #include "model/safetensors.h"
 #include "tests/launch/launch.h"
 
@@ -492,6 +494,20 @@ static void launch_mpirun_that_starts_nothing_is_told(void)
                                  "`mpirun --host HOST hostname` tells whether");
 }
 
+/* What stands there for mpirun: a script for sh. */
+BT_PRINTF(2, 3) static void write_mpirun(const char *path, const char *format, ...)
+{
+    FILE   *f = fopen(path, "w");
+    va_list ap;
+
+    EXPECT(f != NULL && fputs("#!/bin/sh\n", f) >= 0);
+    va_start(ap, format);
+    EXPECT(vfprintf(f, format, ap) > 0);
+    va_end(ap);
+    fclose(f);
+    EXPECT_EQ(chmod(path, 0700), 0);
+}
+
 /* 5 has variables of its own.  The path may have what means something to a shell. */
 static void launch_mpirun_is_asked_what_it_is(void)
 {
@@ -506,20 +522,15 @@ static void launch_mpirun_is_asked_what_it_is(void)
     };
     char        folder[]      = "/tmp/baton-it's-XXXXXX", path[64], variable[128];
     const char *environment[] = {variable, NULL};
-    FILE       *f;
 
     EXPECT(mkdtemp(folder) != NULL);
     snprintf(path, sizeof(path), "%s/mpirun", folder);
     snprintf(variable, sizeof(variable), "BATON_MPIRUN=%s", path);
     for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
-        f = fopen(path, "w");
-        EXPECT(f != NULL);
-        fprintf(f,
-                "#!/bin/sh\n[ $1 != --version ] || { %s; exit; }\n"
-                "echo binding ${PRTE_MCA_hwloc_default_binding_policy-unset}\n",
-                CASES[i].says);
-        fclose(f);
-        EXPECT_EQ(chmod(path, 0700), 0);
+        write_mpirun(path,
+                     "[ $1 != --version ] || { %s; exit; }\n"
+                     "echo binding ${PRTE_MCA_hwloc_default_binding_policy-unset}\n",
+                     CASES[i].says);
         launch("true", environment);
         EXPECT_HAS(g_command.output, CASES[i].five ? "binding none\n" : "binding unset\n");
         EXPECT(strstr(g_command.output, "yntax") == NULL);
@@ -548,12 +559,12 @@ static void launch_users_words_reach_5(void)
                                  NULL};
     int         fd            = mkstemp(path);
 
-    EXPECT(fd >= 0 && dprintf(fd, "#!/bin/sh\n[ $1 != --version ] || exec echo '(Open MPI) 5.0.7'\n"
-                                  "echo prte $PRTE_MCA_prte_if_include "
-                                  "pmix ${PMIX_MCA_ptl_base_if_include-unset} "
-                                  "oob ${OMPI_MCA_oob_tcp_if_include-unset} .\n") > 0);
-    EXPECT_EQ(fchmod(fd, 0700), 0);
+    EXPECT(fd >= 0);
     close(fd);
+    write_mpirun(path, "[ $1 != --version ] || exec echo '(Open MPI) 5.0.7'\n"
+                       "echo prte $PRTE_MCA_prte_if_include "
+                       "pmix ${PMIX_MCA_ptl_base_if_include-unset} "
+                       "oob ${OMPI_MCA_oob_tcp_if_include-unset} .\n");
     snprintf(variable, sizeof(variable), "BATON_MPIRUN=%s", path);
     EXPECT_EQ(bt_command_run(&g_command, argv, environment, END_S), 0);
     for (size_t i = 0; i < sizeof(PRINTED) / sizeof(PRINTED[0]); i++)
@@ -585,17 +596,12 @@ static void launch_words_without_a_newline_are_passed_on(void)
     const char *environment[] = {variable, NULL};
     const char *argv[]        = {g_launch, "-n",   "2", "--on-death=replace", "--host", "localhost",
                                  "--",     "true", NULL};
-    FILE       *f;
 
     EXPECT(mkdtemp(folder) != NULL);
     snprintf(path, sizeof(path), "%s/mpirun", folder);
     snprintf(variable, sizeof(variable), "BATON_MPIRUN=%s", path);
     for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
-        f = fopen(path, "w");
-        EXPECT(f != NULL);
-        fprintf(f, "#!/bin/sh\nprintf %s\n", CASES[i].prints);
-        fclose(f);
-        EXPECT_EQ(chmod(path, 0700), 0);
+        write_mpirun(path, "printf %s\n", CASES[i].prints);
         EXPECT_EQ(bt_command_run(&g_command, argv, environment, END_S), CASES[i].code);
         EXPECT_HAS(g_command.output, CASES[i].has[0]);
         EXPECT_HAS(g_command.output, CASES[i].has[1]);

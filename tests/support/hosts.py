@@ -97,9 +97,9 @@ class Host:
     def nothing_left(self, seconds):
         """Neither processes of a cell nor shared memory, at the latest then."""
         end = time.monotonic() + seconds
-        while self.processes("baton", "orted", "prted") and time.monotonic() < end:
+        while (left := self.processes("baton", "orted", "prted")) and time.monotonic() < end:
             time.sleep(0.1)
-        assert not self.processes("baton", "orted", "prted"), f"left on {self.name}: {self.processes('baton', 'orted')}"
+        assert not left, f"left on {self.name}: {left}"
         while self.shell("ls /dev/shm") and time.monotonic() < end:
             time.sleep(0.1)
         assert self.shell("ls /dev/shm") == "", f"left in {self.name}'s /dev/shm: {self.shell('ls /dev/shm')}"

@@ -12,21 +12,29 @@ enum {
     MAX_DIM = 16384, /* keeps products of two dimensions within 32 bits */
     /* Halves of a step. */
     LATENTS = 1,
-    QUERIES = 2
+    QUERIES = 2,
+    CHOICES = 4 /* with queries: some rows do not attend to all positions */
 };
 
 struct bt_mla {
     bt_device    *dev; /* borrowed */
     bt_mla_config cfg;
     uint32_t      max_rows;
-    size_t        bytes;         /* of the row matrices and the rope table */
-    uint32_t      q_dim, kv_dim; /* n_heads (nope + rope); kv_lora + rope */
-    bt_attn      *attn;          /* owned */
-    float        *rope;          /* owned, device: [max_context][qk_rope_dim / 2][2] */
-    bt_bf16      *q_a;           /* owned, device: [max_rows, q_lora_rank], or NULL without */
-    bt_bf16      *q;             /* owned, device: [max_rows, q_dim] */
-    bt_bf16      *kv;            /* owned, device: [max_rows, kv_dim] */
-    bt_bf16      *heads;         /* owned, device: [max_rows, n_heads v_dim] */
+    size_t        bytes;             /* of the row matrices and the rope table */
+    uint32_t      q_dim;             /* n_heads (nope + rope) */
+    uint32_t      kv_dim, index_dim; /* kv_lora + rope; index_heads index_dim */
+    bt_attn      *attn;              /* owned */
+    float        *rope;              /* owned, device: [max_context][qk_rope_dim / 2][2] */
+    bt_bf16      *q_a;               /* owned, device: [max_rows, q_lora_rank], or NULL without */
+    bt_bf16      *q;                 /* owned, device: [max_rows, q_dim] */
+    bt_bf16      *kv;                /* owned, device: [max_rows, kv_dim] */
+    bt_bf16      *heads;             /* owned, device: [max_rows, n_heads v_dim] */
+
+    /* Of sparse attention, else NULL. */
+    bt_bf16 *index_q; /* owned, device: [max_rows, index_dim] */
+    bt_bf16 *index_k; /* owned, device: [max_rows, cfg.index_dim] */
+    float   *index_w; /* owned, device: [max_rows, index_heads] */
+    bt_span *cut;     /* owned: [2 max_rows] */
 };
 
 const bt_attn_ops *bt_attn_find(const bt_device *dev)
@@ -87,6 +95,45 @@ out:
     return st;
 }
 
+static bt_status check_index(const bt_mla_config *cfg, const bt_attn_ops *ops)
+{
+    bt_status st = BT_OK;
+
+    if (cfg->index_topk == 0) goto out;
+    BT_REQUIRE(cfg->index_heads != 0 && cfg->index_heads <= MAX_DIM &&
+                   cfg->index_dim >= cfg->qk_rope_dim && cfg->index_dim <= MAX_DIM &&
+                   cfg->q_lora_rank != 0,
+               BT_ERR_INVALID_ARG,
+               "sparse attention of %u heads of %u elements: expected 1 to %d heads of %u to %d, "
+               "and a q_lora_rank (%u)",
+               cfg->index_heads, cfg->index_dim, (int)MAX_DIM, cfg->qk_rope_dim, (int)MAX_DIM,
+               cfg->q_lora_rank);
+    BT_REQUIRE(ops->choose != NULL || !bt_mla_chooses(cfg), BT_ERR_UNSUPPORTED,
+               "device \"%s\" has no sparse attention: contexts of up to %u tokens need none, and "
+               "this model's has %u: set max_position_embeddings in config.json to %u, or run on "
+               "the CPU",
+               ops->device, cfg->index_topk, cfg->max_context, cfg->index_topk);
+out:
+    return st;
+}
+
+static bt_status create_index(bt_mla *mla)
+{
+    bt_status            st  = BT_OK;
+    const bt_mla_config *cfg = &mla->cfg;
+
+    if (cfg->index_topk == 0) goto out;
+    BT_TRY(alloc_rows(mla, cfg->index_dim, &mla->index_k));
+    if (!bt_mla_chooses(cfg)) goto out;
+    BT_TRY(alloc_rows(mla, mla->index_dim, &mla->index_q));
+    BT_TRY(bt_device_alloc_array(mla->dev, (size_t)cfg->index_heads * mla->max_rows,
+                                 sizeof(*mla->index_w), &mla->bytes, &mla->index_w));
+    mla->cut = bt_calloc(2 * (size_t)mla->max_rows, sizeof(*mla->cut));
+    BT_REQUIRE(mla->cut != NULL, BT_ERR_NO_MEMORY, "spans of %u rows", mla->max_rows);
+out:
+    return st;
+}
+
 bt_status bt_mla_create(bt_device *dev, const bt_mla_config *cfg, uint32_t max_rows,
                         bt_mla **mla_out)
 {
@@ -96,14 +143,16 @@ bt_status bt_mla_create(bt_device *dev, const bt_mla_config *cfg, uint32_t max_r
 
     BT_REQUIRE(ops != NULL, BT_ERR_UNSUPPORTED, "no attention for device \"%s\"", dev->ops->name);
     BT_TRY(check_config(cfg, max_rows));
+    BT_TRY(check_index(cfg, ops));
 
     mla = bt_calloc(1, sizeof(*mla));
     BT_REQUIRE(mla != NULL, BT_ERR_NO_MEMORY, "attention header");
-    mla->dev      = dev;
-    mla->cfg      = *cfg;
-    mla->max_rows = max_rows;
-    mla->q_dim    = cfg->n_heads * (cfg->qk_nope_dim + cfg->qk_rope_dim);
-    mla->kv_dim   = cfg->kv_lora_rank + cfg->qk_rope_dim;
+    mla->dev       = dev;
+    mla->cfg       = *cfg;
+    mla->max_rows  = max_rows;
+    mla->q_dim     = cfg->n_heads * (cfg->qk_nope_dim + cfg->qk_rope_dim);
+    mla->kv_dim    = cfg->kv_lora_rank + cfg->qk_rope_dim;
+    mla->index_dim = cfg->index_heads * cfg->index_dim;
 
     BT_TRY(create_rope(mla));
     mla->cfg.rope_inv_freq = NULL; /* was borrowed during this call only */
@@ -111,6 +160,7 @@ bt_status bt_mla_create(bt_device *dev, const bt_mla_config *cfg, uint32_t max_r
     BT_TRY(alloc_rows(mla, mla->q_dim, &mla->q));
     BT_TRY(alloc_rows(mla, mla->kv_dim, &mla->kv));
     BT_TRY(alloc_rows(mla, (size_t)cfg->n_heads * cfg->v_dim, &mla->heads));
+    BT_TRY(create_index(mla));
     BT_TRY(ops->create(dev, &mla->cfg, max_rows, mla->rope, &mla->attn));
     *mla_out = mla;
     mla      = NULL; /* handed over */
@@ -124,6 +174,10 @@ void bt_mla_destroy(bt_mla *mla)
 {
     if (mla == NULL) return;
     if (mla->attn != NULL) mla->attn->ops->destroy(mla->attn);
+    bt_free(mla->cut);
+    bt_device_free(mla->dev, mla->index_w);
+    bt_device_free(mla->dev, mla->index_k);
+    bt_device_free(mla->dev, mla->index_q);
     bt_device_free(mla->dev, mla->heads);
     bt_device_free(mla->dev, mla->kv);
     bt_device_free(mla->dev, mla->q);
@@ -141,6 +195,12 @@ size_t bt_mla_large_bytes(const bt_device *dev, const bt_mla_config *cfg, uint32
     return ops != NULL ? ops->large_bytes(cfg, max_rows) : 0;
 }
 
+/* Whether a row of the span has more positions than it attends to. */
+static bool chooses(const bt_mla *mla, const bt_span *s)
+{
+    return mla->cut != NULL && s->n_rows != 0 && s->start + s->n_rows > mla->cfg.index_topk;
+}
+
 /* Rows of each role, and that the step fits what was created. */
 static bt_status check_step(const bt_mla *mla, const bt_mla_weights *w, const bt_kv_pool *pool,
                             uint32_t layer, uint32_t n_spans, const bt_span *spans,
@@ -149,9 +209,10 @@ static bt_status check_step(const bt_mla *mla, const bt_mla_weights *w, const bt
     bt_status st                 = BT_OK;
     uint32_t  n_rows[BT_N_ROLES] = {0, 0}, next = 0;
 
-    BT_REQUIRE(bt_kv_pool_kv_dim(pool) == mla->kv_dim && layer < bt_kv_pool_n_layers(pool),
+    BT_REQUIRE(bt_kv_pool_kv_dim(pool) == bt_mla_kv_dim(&mla->cfg) &&
+                   layer < bt_kv_pool_n_layers(pool),
                BT_ERR_INVALID_ARG, "layer %u with %u elements a token: the pool has %u layers, %u",
-               layer, mla->kv_dim, bt_kv_pool_n_layers(pool), bt_kv_pool_kv_dim(pool));
+               layer, bt_mla_kv_dim(&mla->cfg), bt_kv_pool_n_layers(pool), bt_kv_pool_kv_dim(pool));
     for (uint32_t i = 0; i < n_spans; i++) {
         const bt_span *s = &spans[i];
 
@@ -164,9 +225,10 @@ static bt_status check_step(const bt_mla *mla, const bt_mla_weights *w, const bt
                        s->start <= mla->cfg.max_context - s->n_rows,
                    BT_ERR_INVALID_ARG, "span %u ends at position %llu: the context is %u", i,
                    (unsigned long long)s->start + s->n_rows, mla->cfg.max_context);
-        BT_REQUIRE(w->uv != NULL && (s->form == BT_FORM_NORMAL ? w->uk : w->ukt) != NULL,
+        BT_REQUIRE(w->uv != NULL && (s->form == BT_FORM_NORMAL ? w->uk : w->ukt) != NULL &&
+                       (w->ukt != NULL || !chooses(mla, s)),
                    BT_ERR_INVALID_ARG, "span %u wants the %s form: its weights are not loaded", i,
-                   s->form == BT_FORM_NORMAL ? "normal" : "absorbed");
+                   s->form == BT_FORM_NORMAL && !chooses(mla, s) ? "normal" : "absorbed");
         next += s->n_rows;
         n_rows[s->role] += s->n_rows;
     }
@@ -194,7 +256,25 @@ static bt_status product(const bt_mla *mla, bt_role role, const bt_linear *w, co
     return bt_device_gemm(mla->dev, role, 1, &gemm);
 }
 
-/* Queries, and latents after their norm, or one of both, of m rows of one role from row `first`. */
+/* What the rows of a call, or those of a role, want computed, and where that goes. */
+static bt_attn_call call_of(const bt_mla *mla, const bt_mla_weights *w, bt_kv_pool *pool,
+                            uint32_t layer, int halves)
+{
+    bt_attn_call call = {.w = w, .pool = pool, .layer = layer, .out = mla->heads};
+
+    if (halves & QUERIES) call.q = mla->q;
+    if (halves & LATENTS) call.kv = mla->kv;
+    if (w->index_q == NULL) return call;
+    if (halves & LATENTS) call.index_k = mla->index_k;
+    if (halves & CHOICES) {
+        call.index_q = mla->index_q;
+        call.index_w = mla->index_w;
+    }
+    return call;
+}
+
+/* What the halves ask for of m rows of one role from row `first`: queries, latents after their
+ * norm, what the indexer goes by. */
 static bt_status project(bt_mla *mla, const bt_mla_weights *w, bt_role role, uint32_t first,
                          uint32_t m, const bt_bf16 *x, int halves)
 {
@@ -206,16 +286,27 @@ static bt_status project(bt_mla *mla, const bt_mla_weights *w, bt_role role, uin
     bt_bf16             *q_a  = mla->q_a + (size_t)first * cfg->q_lora_rank;
     bool                 low  = cfg->q_lora_rank != 0;
     uint32_t             n    = 0;
-    bt_gemm              of_x[2];
+    bt_gemm              of_x[4];
 
+    if (w->index_q == NULL) halves &= ~CHOICES;
     if (halves & QUERIES)
         of_x[n++] = low ? product_of(w->q_a, rows, q_a, m) : product_of(w->q, rows, q, m);
     if (halves & LATENTS) of_x[n++] = product_of(w->kv_a, rows, kv, m);
+    if (halves & LATENTS && w->index_k != NULL)
+        of_x[n++] = product_of(w->index_k, rows, mla->index_k + (size_t)first * cfg->index_dim, m);
+    if (halves & CHOICES) {
+        of_x[n]           = product_of(w->index_w, rows, NULL, m);
+        of_x[n].y         = mla->index_w + (size_t)first * cfg->index_heads;
+        of_x[n++].y_dtype = BT_F32;
+    }
     BT_TRY(bt_device_gemm(mla->dev, role, n, of_x));
     if (low && (halves & QUERIES)) {
         BT_TRY(bt_device_rms_norm(mla->dev, m, cfg->q_lora_rank, q_a, cfg->q_lora_rank, w->q_a_norm,
                                   cfg->latent_eps, q_a, cfg->q_lora_rank));
         BT_TRY(product(mla, role, w->q_b, q_a, q, m));
+        if (halves & CHOICES)
+            BT_TRY(product(mla, role, w->index_q, q_a,
+                           mla->index_q + (size_t)first * mla->index_dim, m));
     }
     if (halves & LATENTS)
         BT_TRY(bt_device_rms_norm(mla->dev, m, cfg->kv_lora_rank, kv, mla->kv_dim, w->kv_a_norm,
@@ -224,38 +315,84 @@ out:
     return st;
 }
 
+/* The spans, each cut where its rows begin to choose; those attend in the absorbed form. */
+static uint32_t cut_spans(const bt_mla *mla, uint32_t n_spans, const bt_span *spans)
+{
+    uint32_t topk = mla->cfg.index_topk, n = 0;
+
+    for (uint32_t i = 0; i < n_spans; i++) {
+        bt_span  rest = spans[i];
+        uint32_t all  = rest.start < topk ? bt_min_u32(rest.n_rows, topk - rest.start) : 0;
+
+        if (all != 0) {
+            mla->cut[n]          = rest;
+            mla->cut[n++].n_rows = all;
+        }
+        if (all == rest.n_rows) continue;
+        rest.first_row += all;
+        rest.start += all;
+        rest.n_rows -= all;
+        rest.form     = BT_FORM_ABSORBED;
+        mla->cut[n++] = rest;
+    }
+    return n;
+}
+
+/* Attention of spans, by runs of one role and form. */
+static bt_status attend(const bt_mla *mla, bt_attn_call call)
+{
+    bt_status          st    = BT_OK;
+    const bt_attn_ops *ops   = mla->attn->ops;
+    const bt_span     *spans = call.spans;
+    uint32_t           n_all = call.n_spans;
+
+    for (uint32_t i = 0, n; i < n_all; i += n) {
+        bool some = chooses(mla, &spans[i]);
+
+        for (n = 1; i + n < n_all && spans[i + n].role == spans[i].role &&
+                    spans[i + n].form == spans[i].form;
+             n++)
+            some = some || chooses(mla, &spans[i + n]);
+        call.spans   = spans + i;
+        call.n_spans = n;
+        if (some && call.index_q != NULL) BT_TRY(ops->choose(mla->attn, &call));
+        BT_TRY(some ? ops->attend_chosen(mla->attn, &call)
+                    : ops->attend[spans[i].form](mla->attn, &call));
+    }
+out:
+    return st;
+}
+
 static bt_status run(bt_mla *mla, const bt_mla_weights *w, bt_kv_pool *pool, uint32_t layer,
                      const bt_bf16 *x, bt_bf16 *out, uint32_t n_spans, const bt_span *spans,
-                     int halves)
+                     const uint32_t *step_rows, int halves)
 {
     bt_status    st                 = BT_OK;
     uint32_t     n_rows[BT_N_ROLES] = {0, 0}, first[BT_N_ROLES] = {0, 0};
-    bt_attn_call call = {.w       = w,
-                         .pool    = pool,
-                         .layer   = layer,
-                         .q       = halves & QUERIES ? mla->q : NULL,
-                         .kv      = halves & LATENTS ? mla->kv : NULL,
-                         .out     = mla->heads,
-                         .n_spans = n_spans,
-                         .spans   = spans};
+    bool         some = false;
+    bt_attn_call call;
 
     BT_TRY(check_step(mla, w, pool, layer, n_spans, spans, n_rows));
+    for (uint32_t i = 0; i < n_spans && halves & QUERIES; i++)
+        some = some || chooses(mla, &spans[i]);
+    if (some) halves |= CHOICES;
     first[BT_ROLE_GENERATED] = n_rows[BT_ROLE_PROMPT];
     for (int role = 0; role < BT_N_ROLES; role++)
         if (n_rows[role] != 0)
             BT_TRY(project(mla, w, (bt_role)role, first[role], n_rows[role], x, halves));
 
     /* All pages are written before any row attends: rows of a span see each other there. */
+    call         = call_of(mla, w, pool, layer, halves);
+    call.n_spans = n_spans;
+    call.spans   = spans;
     BT_TRY(mla->attn->ops->append(mla->attn, &call));
     if (!(halves & QUERIES)) goto out;
-    for (uint32_t i = 0, n; i < n_spans; i += n) {
-        for (n = 1; i + n < n_spans && spans[i + n].role == spans[i].role &&
-                    spans[i + n].form == spans[i].form;)
-            n++;
-        call.spans   = spans + i;
-        call.n_spans = n;
-        BT_TRY(mla->attn->ops->attend[spans[i].form](mla->attn, &call));
+    if (some) {
+        call.n_spans   = cut_spans(mla, n_spans, spans);
+        call.spans     = mla->cut;
+        call.step_rows = call.index_q == NULL ? step_rows : NULL;
     }
+    BT_TRY(attend(mla, call));
     for (int role = 0; role < BT_N_ROLES; role++)
         if (n_rows[role] != 0)
             BT_TRY(product(mla, (bt_role)role, w->o,
@@ -268,19 +405,20 @@ out:
 bt_status bt_mla_forward(bt_mla *mla, const bt_mla_weights *w, bt_kv_pool *pool, uint32_t layer,
                          const bt_bf16 *x, bt_bf16 *out, uint32_t n_spans, const bt_span *spans)
 {
-    return run(mla, w, pool, layer, x, out, n_spans, spans, LATENTS | QUERIES);
+    return run(mla, w, pool, layer, x, out, n_spans, spans, NULL, LATENTS | QUERIES);
 }
 
 bt_status bt_mla_fill_pages(bt_mla *mla, const bt_mla_weights *w, bt_kv_pool *pool, uint32_t layer,
                             const bt_bf16 *x, uint32_t n_spans, const bt_span *spans)
 {
-    return run(mla, w, pool, layer, x, NULL, n_spans, spans, LATENTS);
+    return run(mla, w, pool, layer, x, NULL, n_spans, spans, NULL, LATENTS);
 }
 
 bt_status bt_mla_attend(bt_mla *mla, const bt_mla_weights *w, bt_kv_pool *pool, uint32_t layer,
-                        const bt_bf16 *x, bt_bf16 *out, uint32_t n_spans, const bt_span *spans)
+                        const bt_bf16 *x, bt_bf16 *out, uint32_t n_spans, const bt_span *spans,
+                        const uint32_t *step_rows)
 {
-    return run(mla, w, pool, layer, x, out, n_spans, spans, QUERIES);
+    return run(mla, w, pool, layer, x, out, n_spans, spans, step_rows, QUERIES);
 }
 
 bool bt_mla_fits_fixed(const bt_mla *mla, const bt_attn_fixed *fixed, uint32_t n_spans,
@@ -288,6 +426,8 @@ bool bt_mla_fits_fixed(const bt_mla *mla, const bt_attn_fixed *fixed, uint32_t n
 {
     const bt_attn_fixed_ops *ops = mla->attn->ops->fixed;
 
+    for (uint32_t i = 0; i < n_spans; i++)
+        if (chooses(mla, &spans[i])) return false;
     return ops != NULL && fixed->n_rows <= mla->max_rows && n_spans <= fixed->n_rows &&
            ops->fits(mla->attn, fixed, n_spans, spans);
 }
@@ -303,14 +443,9 @@ bt_status bt_mla_forward_fixed(bt_mla *mla, const bt_mla_weights *w, bt_kv_pool 
                                bt_bf16 *out)
 {
     bt_status    st   = BT_OK;
-    bt_attn_call call = {.w     = w,
-                         .pool  = pool,
-                         .layer = layer,
-                         .q     = mla->q,
-                         .kv    = mla->kv,
-                         .out   = mla->heads,
-                         .fixed = fixed};
+    bt_attn_call call = call_of(mla, w, pool, layer, LATENTS | QUERIES);
 
+    call.fixed = fixed;
     BT_TRY(project(mla, w, BT_ROLE_GENERATED, 0, fixed->n_rows, x, LATENTS | QUERIES));
     BT_TRY(mla->attn->ops->append(mla->attn, &call));
     BT_TRY(mla->attn->ops->attend[BT_FORM_ABSORBED](mla->attn, &call));

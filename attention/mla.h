@@ -10,6 +10,13 @@
  *                s_hj = scale (ql_h . c_j + qp_h . kp_j)
  *                o_h = W_UV_h sum_{j<=p} softmax_j(s_hj) c_j
  *
+ * Sparse attention (DeepSeek-V3.2, arXiv 2512.02556 section 2.1): a token with more than index_topk
+ * positions up to its own attends to that many of them, those with the largest
+ *     I_j = sum_h w_h max(qi_h . ki_j, 0)
+ * (of equal ones the earliest), in the absorbed form, over these positions ascending as if there
+ * were no others.  A layer without an indexer takes what the last one with one chose.  ki_j lies in
+ * the page beside the latent; qi and ki are bf16, and factors that all I_j share are left out.
+ *
  * Laws A and B: key blocks are the pages (64 tokens, absolute), or four of them on the CPU, visited
  * ascending; the softmax restarts at absolute multiples of BT_ATTN_SPLIT_TOKENS, and the parts
  * merge ascending by log-sum-exp; on the CPU in the absorbed form such a part may be a tree of
@@ -20,6 +27,7 @@
 #ifndef BT_ATTENTION_MLA_H
 #define BT_ATTENTION_MLA_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "attention/kv_pool.h"
@@ -41,6 +49,8 @@ static inline uint32_t bt_attn_absorbed_part(uint32_t n_heads, uint32_t n_keys)
     return n_keys <= BT_ATTN_FEW_TOKENS ? BT_ATTN_FEW_TOKENS / 2 : BT_ATTN_FEW_TOKENS;
 }
 
+#define BT_INDEX_EPS 1e-6f /* of the LayerNorm of ki */
+
 typedef enum { BT_FORM_NORMAL, BT_FORM_ABSORBED } bt_attn_form;
 
 /* How a step chooses the form of a span: by the token's role (law B), always one form (a route to
@@ -61,7 +71,22 @@ typedef struct {
     uint32_t      max_context;    /* rows of the rope table */
     double        rope_magnitude; /* factor on cos and sin; 1 for every published model */
     const double *rope_inv_freq;  /* [qk_rope_dim / 2], host, borrowed during create() */
+    uint32_t      index_topk;     /* 0: every token attends to all positions up to its own */
+    uint32_t      index_heads, index_dim; /* the first qk_rope_dim of which RoPE turns, ... */
+    bool          index_halves; /* ... in pairs (i, i + qk_rope_dim / 2); else (2 i, 2 i + 1) */
 } bt_mla_config;
+
+/* Elements that a page has of a token and layer: latent, rope key, ki. */
+static inline uint32_t bt_mla_kv_dim(const bt_mla_config *cfg)
+{
+    return cfg->kv_lora_rank + cfg->qk_rope_dim + (cfg->index_topk != 0 ? cfg->index_dim : 0);
+}
+
+/* Whether there are contexts of which a token attends to a part only. */
+static inline bool bt_mla_chooses(const bt_mla_config *cfg)
+{
+    return cfg->index_topk != 0 && cfg->max_context > cfg->index_topk;
+}
 
 /* Weights of one layer, all owned by the model.  Norm weights are device memory.  Matrices that a
  * rank's forms never use may be NULL: uk for a rank that is never normal, ukt for one that is
@@ -77,6 +102,12 @@ typedef struct {
     bt_linear  *o;         /* [hidden, n_heads v_dim] */
     bt_bf16    *q_a_norm;  /* [q_lora_rank] */
     bt_bf16    *kv_a_norm; /* [kv_lora_rank] */
+
+    /* The indexer: of a layer that has one, else NULL. */
+    bt_linear *index_q; /* [index_heads index_dim, q_lora_rank]: qi, of the normed q_a */
+    bt_linear *index_k; /* [index_dim, hidden]: ki before its LayerNorm and RoPE */
+    bt_linear *index_w; /* [index_heads, hidden] */
+    bt_bf16   *index_k_norm, *index_k_bias; /* [index_dim]: of the LayerNorm */
 } bt_mla_weights;
 
 /* Consecutive tokens of one request in a step. */
@@ -93,7 +124,8 @@ typedef struct bt_mla bt_mla;
 
 /* Workspaces for steps of at most max_rows rows.  `dev` is borrowed.
  * INVALID_ARG: a dimension of 0 or above 16384, an odd qk_rope_dim, a softmax scale that is not
- * above 0, a rope frequency or magnitude that is no number, or an angle above 2^20. */
+ * above 0, a rope frequency or magnitude that is no number, or an angle above 2^20.
+ * UNSUPPORTED: the back end has no sparse attention and max_context is above index_topk. */
 bt_status bt_mla_create(bt_device *dev, const bt_mla_config *cfg, uint32_t max_rows,
                         bt_mla **mla_out);
 void      bt_mla_destroy(bt_mla *mla);
@@ -106,16 +138,17 @@ size_t bt_mla_large_bytes(const bt_device *dev, const bt_mla_config *cfg, uint32
 
 /* out[r] = attention(x[r]) for the rows of all spans, after writing their latents and rope keys to
  * `layer` of their pages.  x and out: [n_rows, hidden] bf16, distinct.  Spans cover rows ascending
- * without a gap; those with role prompt come first. */
+ * without a gap; those with role prompt come first.  Layers come ascending. */
 bt_status bt_mla_forward(bt_mla *mla, const bt_mla_weights *w, bt_kv_pool *pool, uint32_t layer,
                          const bt_bf16 *x, bt_bf16 *out, uint32_t n_spans, const bt_span *spans);
 /* Its halves, for a step of which few rows' results are wanted, with the same bits: the latents and
  * rope keys of all rows; then the attention of the rows of other spans, whose positions are among
- * those. */
+ * those.  step_rows [rows of these spans]: which row of the step before each one is. */
 bt_status bt_mla_fill_pages(bt_mla *mla, const bt_mla_weights *w, bt_kv_pool *pool, uint32_t layer,
                             const bt_bf16 *x, uint32_t n_spans, const bt_span *spans);
 bt_status bt_mla_attend(bt_mla *mla, const bt_mla_weights *w, bt_kv_pool *pool, uint32_t layer,
-                        const bt_bf16 *x, bt_bf16 *out, uint32_t n_spans, const bt_span *spans);
+                        const bt_bf16 *x, bt_bf16 *out, uint32_t n_spans, const bt_span *spans,
+                        const uint32_t *step_rows);
 
 /* A step of generated tokens in the absorbed form, one a request, whose launches depend on nothing
  * but this: rows and the lists that they need lie at places of their own. */

@@ -27,7 +27,12 @@ typedef struct {
     bt_bf16              *q;  /* [rows, n_heads, qk_nope_dim + qk_rope_dim]; append: or NULL */
     const bt_bf16        *kv; /* [rows, kv_lora_rank + qk_rope_dim]: latent after its norm, rope key
                                  before RoPE; append: or NULL */
-    bt_bf16             *out; /* [rows, n_heads, v_dim] */
+    bt_bf16        *out;      /* [rows, n_heads, v_dim] */
+    bt_bf16        *index_q;  /* [rows, index_heads, index_dim], or NULL */
+    const bt_bf16  *index_k;  /* [rows, index_dim] before LayerNorm and RoPE, or NULL */
+    const float    *index_w;  /* [rows, index_heads] */
+    const uint32_t *step_rows; /* row r attends to what was chosen for row step_rows[r]; NULL:
+                                  for itself */
     uint32_t             n_spans;
     const bt_span       *spans;
     const bt_attn_fixed *fixed; /* append and the absorbed form: what send_fixed() was given, and no
@@ -42,7 +47,7 @@ typedef struct {
                       const bt_span *spans);
 } bt_attn_fixed_ops;
 
-/* A slot is never NULL, but for `fixed`. */
+/* A slot is never NULL, but for `fixed` and where that is said. */
 typedef struct {
     const char *device; /* the name of the device back end that it belongs to */
     /* Of bt_mla_large_bytes(). */
@@ -50,11 +55,16 @@ typedef struct {
     /* rope is [max_context][qk_rope_dim / 2][2] = {cos, sin}, borrowed. */
     bt_status (*create)(bt_device *dev, const bt_mla_config *cfg, uint32_t max_rows,
                         const float *rope, bt_attn **attn_out);
-    /* Turns the rope part of q in place, writes kv with its rope key turned to the pages; what is
-     * NULL is left out. */
+    /* Turns the rope parts of q and index_q in place, writes kv with its rope key turned, and the
+     * ki that index_k becomes, to the pages; what is NULL is left out. */
     bt_status (*append)(bt_attn *attn, const bt_attn_call *call);
     /* out = attention, by form; the spans have one role and this form. */
     bt_status (*attend[2])(bt_attn *attn, const bt_attn_call *call);
+    /* Or NULL, both: chooses positions for the rows that have more than index_topk, by index_q and
+     * index_w; out = attention in the absorbed form to what was chosen last, or to all positions of
+     * rows that have no more.  The spans have one role. */
+    bt_status (*choose)(bt_attn *attn, const bt_attn_call *call);
+    bt_status (*attend_chosen)(bt_attn *attn, const bt_attn_call *call);
     /* Between pages and a run of device memory; enqueued on `stream`. */
     bt_status (*move_rows)(const bt_page_rows *r, void *stream, void *run, bool to_pages);
     void (*destroy)(bt_attn *attn); /* NULL is allowed */

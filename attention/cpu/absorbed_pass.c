@@ -48,12 +48,15 @@ static void turn_square(const float *from, size_t ld, float *to)
         memcpy(to + (size_t)i * BT_BLOCK_TOKENS, &r[i], sizeof(r[i]));
 }
 
+/* Elements of a key: a page's rows may have others behind them. */
+static uint32_t key_width(const pass *p) { return p->a->cfg.kv_lora_rank + p->a->cfg.qk_rope_dim; }
+
 /* m->query = the queries [latent | rope] of the lanes, as the packed operand of the scores. */
 static void pack_queries(const pass *p)
 {
     const bt_absorbed_lanes *lanes = p->lanes;
     const bt_attn_member    *m     = p->m;
-    uint32_t c = p->a->cfg.kv_lora_rank, rope = p->a->cfg.qk_rope_dim, kv_dim = c + rope;
+    uint32_t c = p->a->cfg.kv_lora_rank, rope = p->a->cfg.qk_rope_dim, kv_dim = key_width(p);
 
     for (uint32_t lane0 = 0; lane0 < lanes->tile.n_lanes; lane0 += BT_QUERY_LANES) {
         uint32_t n = bt_min_u32(lanes->tile.n_lanes - lane0, BT_QUERY_LANES);
@@ -78,18 +81,18 @@ static void score(const pass *p, some_rows page, some_rows later, float *scores)
 {
     const bt_tile *t      = &p->lanes->tile;
     uint32_t       ld     = bt_cpu_pad(t->n_lanes, BT_QUERY_LANES);
-    uint32_t       kv_dim = bt_kv_pool_kv_dim(p->call->pool);
-    bt_cpu_mm      mm     = {.x       = page.rows,
-                             .ld_x    = kv_dim,
-                             .packed  = p->m->query,
-                             .y       = p->m->scores_t,
-                             .ld_y    = ld,
-                             .m       = page.n,
-                             .n       = ld,
-                             .k       = kv_dim,
-                             .cached  = true,
-                             .fetch   = later.rows,
-                             .n_fetch = later.n * kv_dim};
+    uint32_t       kv_dim = bt_kv_pool_kv_dim(p->call->pool), width = key_width(p);
+    bt_cpu_mm      mm = {.x       = page.rows,
+                         .ld_x    = kv_dim,
+                         .packed  = p->m->query,
+                         .y       = p->m->scores_t,
+                         .ld_y    = ld,
+                         .m       = page.n,
+                         .n       = ld,
+                         .k       = width,
+                         .cached  = true,
+                         .fetch   = later.rows,
+                         .n_fetch = later.n * kv_dim};
 
     t->kernels->mm[t->role](&mm);
     for (uint32_t lane = 0; lane < t->n_lanes; lane += SQUARE)
@@ -159,9 +162,9 @@ static void attend_pages(const pass *p, uint32_t start, uint32_t end, const bt_t
 {
     const bt_tile      *t = &p->lanes->tile;
     const bt_bf16      *pages[BT_BLOCK_PAGES], *later[BT_BLOCK_PAGES];
-    uint32_t            kv_dim = bt_kv_pool_kv_dim(p->call->pool);
+    uint32_t            kv_dim = key_width(p);
     bt_cpu_attend_pages a      = {.pages  = pages,
-                                  .ld     = kv_dim,
+                                  .ld     = bt_kv_pool_kv_dim(p->call->pool),
                                   .later  = later,
                                   .n_keys = end - start,
                                   .k      = kv_dim,

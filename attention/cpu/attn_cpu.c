@@ -1,6 +1,7 @@
 /* attention/cpu/attn_cpu.c - create, destroy, and the write of new tokens to their pages. */
 #include "attention/cpu/attn_cpu.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "core/alloc.h"
@@ -39,6 +40,9 @@ static size_t lay_member(const bt_mla_config *cfg, uint32_t rows, char *mem, bt_
     m->query     = bt_lay(mem, &used, bt_cpu_packed_elems(BT_TILE_LANES, kv_dim), sizeof(bt_bf16));
     m->latents =
         bt_lay(mem, &used, (size_t)BT_GROUP_HEADS * rows * cfg->kv_lora_rank, sizeof(bt_bf16));
+    m->index_query =
+        bt_lay(mem, &used, bt_cpu_packed_elems(cfg->index_heads, cfg->index_dim), sizeof(bt_bf16));
+    m->index_scores = bt_lay(mem, &used, (size_t)BT_PAGE_TOKENS * cfg->index_heads, sizeof(float));
     return used;
 }
 
@@ -133,6 +137,7 @@ static void attn_cpu_destroy(bt_attn *attn)
     bt_attn_cpu *a = (bt_attn_cpu *)attn;
 
     if (a == NULL) return;
+    bt_attn_cpu_destroy_chosen(a);
     bt_free(a->group_ends);
     bt_free(a->items);
     bt_free(a->slot);
@@ -166,6 +171,7 @@ static bt_status attn_cpu_create(bt_device *dev, const bt_mla_config *cfg, uint3
     BT_TRY(create_members(a, max_rows));
     BT_TRY(create_normal(a, max_rows));
     BT_TRY(create_absorbed(a, max_rows));
+    BT_TRY(bt_attn_cpu_create_chosen(a, max_rows));
     *attn_out = &a->base;
     a         = NULL; /* handed over */
 out:
@@ -179,7 +185,61 @@ typedef struct {
     uint32_t            n_rows;
 } append_job;
 
-static void append_row(const append_job *job, const bt_span *span, uint32_t row)
+/* y = bf16((x - mean) / sqrt(variance + eps) * weight + bias); x [2][n]: the second row is scratch,
+ * and so is the first one afterwards. */
+static void layer_norm_row(const bt_cpu_row_kernels *rows, const bt_mla_weights *w, uint32_t n,
+                           float *x, bt_bf16 *y)
+{
+    float *square = x + n, mean = rows->row_sum(x, n) / (float)n, factor;
+
+    for (uint32_t i = 0; i < n; i++) {
+        x[i] -= mean;
+        square[i] = x[i] * x[i];
+    }
+    factor = 1.0f / sqrtf(rows->row_sum(square, n) / (float)n + BT_INDEX_EPS);
+    for (uint32_t i = 0; i < n; i++)
+        x[i] =
+            x[i] * factor * bt_bf16_to_f32(w->index_k_norm[i]) + bt_bf16_to_f32(w->index_k_bias[i]);
+    rows->to_bf16(x, n, y);
+}
+
+/* RoPE of the first elements of a query or a key of the indexer, in place. */
+static void turn_index_row(const bt_attn_cpu *a, const float *cos_sin, bt_bf16 *x)
+{
+    uint32_t n = a->cfg.qk_rope_dim, half = n / 2;
+
+    if (!a->cfg.index_halves) {
+        a->kernels->rows->rope_row(cos_sin, x, n, x);
+        return;
+    }
+    for (uint32_t i = 0; i < half; i++) {
+        float c = cos_sin[2 * i], s = cos_sin[2 * i + 1];
+        float one = bt_bf16_to_f32(x[i]), two = bt_bf16_to_f32(x[half + i]);
+
+        x[i]        = bt_bf16_from_f32(one * c - two * s);
+        x[half + i] = bt_bf16_from_f32(two * c + one * s);
+    }
+}
+
+/* What the indexer keeps of a token, in its page, or nothing where the layer has none. */
+static void append_index_key(const append_job *job, uint32_t row, const float *cos_sin,
+                             const bt_attn_member *m, bt_bf16 *out)
+{
+    const bt_attn_call *call = job->call;
+    uint32_t            n    = job->a->cfg.index_dim;
+
+    if (call->index_k == NULL) {
+        memset(out, 0, n * sizeof(*out));
+        return;
+    }
+    for (uint32_t i = 0; i < n; i++)
+        m->rows_f32[i] = bt_bf16_to_f32(call->index_k[(size_t)row * n + i]);
+    layer_norm_row(job->a->kernels->rows, call->w, n, m->rows_f32, out);
+    turn_index_row(job->a, cos_sin, out);
+}
+
+static void append_row(const append_job *job, const bt_span *span, uint32_t row,
+                       const bt_attn_member *m)
 {
     const bt_attn_cpu        *a        = job->a;
     const bt_attn_call       *call     = job->call;
@@ -193,10 +253,17 @@ static void append_row(const append_job *job, const bt_span *span, uint32_t row)
     if (call->kv != NULL) {
         const bt_bf16 *kv = call->kv + row * kv_dim;
         bt_bf16 *dst = bt_kv_pool_rows(call->pool, span->pages[pos / BT_PAGE_TOKENS], call->layer) +
-                       pos % BT_PAGE_TOKENS * kv_dim;
+                       pos % BT_PAGE_TOKENS * (size_t)bt_kv_pool_kv_dim(call->pool);
 
         memcpy(dst, kv, cfg->kv_lora_rank * sizeof(*dst));
         rows->rope_row(cos_sin, kv + cfg->kv_lora_rank, cfg->qk_rope_dim, dst + cfg->kv_lora_rank);
+        if (cfg->index_topk != 0) append_index_key(job, row, cos_sin, m, dst + kv_dim);
+    }
+    if (call->index_q != NULL) {
+        bt_bf16 *q = call->index_q + (size_t)row * cfg->index_heads * cfg->index_dim;
+
+        for (uint32_t h = 0; h < cfg->index_heads; h++, q += cfg->index_dim)
+            turn_index_row(a, cos_sin, q);
     }
     if (call->q != NULL) {
         bt_bf16 *q = call->q + row * bt_attn_q_dim(cfg) + cfg->qk_nope_dim;
@@ -212,11 +279,10 @@ static void append_task(void *ctx, uint32_t chunk, uint32_t member)
     const bt_span    *span = job->call->spans;
     uint32_t          row = chunk * APPEND_ROWS, end = bt_min_u32(row + APPEND_ROWS, job->n_rows);
 
-    (void)member;
     for (; row < end; row++) {
         while (row - span->first_row >= span->n_rows)
             span++;
-        append_row(job, span, row);
+        append_row(job, span, row, &job->a->members[member]);
     }
 }
 
@@ -238,19 +304,14 @@ static bt_status move_rows(const bt_page_rows *r, void *stream, void *run, bool 
     return to_pages ? bt_page_rows_upload(r, run) : bt_page_rows_download(r, run);
 }
 
-/* Little, in the caches: the account's margin holds it. */
-static size_t large_bytes(const bt_mla_config *cfg, uint32_t max_rows)
-{
-    (void)cfg, (void)max_rows;
-    return 0;
-}
-
 const bt_attn_ops bt_attn_cpu_ops = {
     .device      = "cpu",
-    .large_bytes = large_bytes,
+    .large_bytes = bt_attn_cpu_chosen_bytes,
     .create      = attn_cpu_create,
     .append      = attn_cpu_append,
-    .attend    = {[BT_FORM_NORMAL] = bt_attn_cpu_normal, [BT_FORM_ABSORBED] = bt_attn_cpu_absorbed},
-    .move_rows = move_rows,
-    .destroy   = attn_cpu_destroy,
+    .attend = {[BT_FORM_NORMAL] = bt_attn_cpu_normal, [BT_FORM_ABSORBED] = bt_attn_cpu_absorbed},
+    .choose = bt_attn_cpu_choose,
+    .attend_chosen = bt_attn_cpu_attend_chosen,
+    .move_rows     = move_rows,
+    .destroy       = attn_cpu_destroy,
 };

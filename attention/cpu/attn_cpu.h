@@ -17,8 +17,9 @@ enum {
     BT_QUERY_LANES   = 16,  /* whose queries are packed together */
     BT_BLOCK_PAGES   = 4,   /* of a softmax block */
     BT_BLOCK_TOKENS  = BT_BLOCK_PAGES * BT_PAGE_TOKENS,
-    BT_HALVINGS      = 3, /* of BT_ATTN_SPLIT_TOKENS to BT_BLOCK_TOKENS */
-    BT_GROUP_HEADS   = 16 /* that go together through a short context */
+    BT_HALVINGS      = 3,  /* of BT_ATTN_SPLIT_TOKENS to BT_BLOCK_TOKENS */
+    BT_GROUP_HEADS   = 16, /* that go together through a short context */
+    BT_MAX_CHOOSERS  = 64  /* rows that choose positions at once */
 };
 
 /* One pool member's buffers. */
@@ -34,6 +35,8 @@ typedef struct {
     bt_bf16 *queries;   /* [BT_QUERY_LANES][kv_lora_rank + qk_rope_dim]: absorbed, with rope part */
     bt_bf16 *query;     /* the same of all lanes, packed */
     bt_bf16 *latents;   /* [BT_GROUP_HEADS][rows][kv_lora_rank]: absorbed, of short contexts */
+    bt_bf16 *index_query;  /* packed [index_heads, index_dim] */
+    float   *index_scores; /* [BT_PAGE_TOKENS][index_heads] */
     /* The tile whose queries these are, where it is one of the row block under way. */
     bool     has_packed;
     uint32_t packed_row, packed_lane0;
@@ -80,6 +83,15 @@ typedef struct {
     uint32_t          max_items;  /* of a wave */
     bt_absorbed_item *items;      /* owned: [max_items] */
     uint32_t         *group_ends; /* owned: [max_items] */
+
+    /* Sparse attention, or NULL. */
+    uint32_t   *chosen;       /* owned: [rows of the step][index_topk], ascending positions */
+    float      *keys_scores;  /* owned: [choosers][max_context] */
+    uint32_t    choosers;     /* rows that choose at once */
+    uint32_t    chosen_rows;  /* that attend at once, to copies: */
+    bt_kv_pool *gathered;     /* owned: one layer of latents and rope keys */
+    bt_page_id *chosen_pages; /* owned: [chosen_rows][pages of index_topk], all of the pool */
+    bt_span    *chosen_spans; /* owned: [chosen_rows] */
 } bt_attn_cpu;
 
 /* Elements of one packed page of keys of `dim`, and of one block of values. */
@@ -151,6 +163,15 @@ void bt_absorbed_pass(const bt_attn_cpu *a, const bt_attn_call *call,
 bool bt_absorbed_short(const bt_attn_cpu *a, const bt_attn_call *call, uint32_t first_row,
                        uint32_t n_rows);
 
+/* Bytes of the workspaces of sparse attention; all others are little, in the caches: the account's
+ * margin holds them. */
+size_t bt_attn_cpu_chosen_bytes(const bt_mla_config *cfg, uint32_t max_rows);
+/* These workspaces, where some context can need them; destroy: also of none. */
+bt_status bt_attn_cpu_create_chosen(bt_attn_cpu *a, uint32_t max_rows);
+void      bt_attn_cpu_destroy_chosen(bt_attn_cpu *a);
+
+bt_status bt_attn_cpu_choose(bt_attn *attn, const bt_attn_call *call);
+bt_status bt_attn_cpu_attend_chosen(bt_attn *attn, const bt_attn_call *call);
 bt_status bt_attn_cpu_normal(bt_attn *attn, const bt_attn_call *call);
 bt_status bt_attn_cpu_absorbed(bt_attn *attn, const bt_attn_call *call);
 

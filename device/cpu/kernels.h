@@ -165,6 +165,8 @@ typedef struct {
      * equal: which of them comes out is the same in every table, but not said. */
     float (*row_max)(const float *x, size_t n, float start);
     float (*row_sum)(const float *x, size_t n);
+    /* The sum of w[i] * max(x[i], 0), two roundings. */
+    float (*relu_dot)(const float *w, const float *x, size_t n);
     /* e = exp(x[i] * scale - max) (bt_expf of math.h); p[i] = bf16(e); returns the sum of the e
      * before they are rounded.  p[n..n_pad) = +0: masked keys.  p_f32 as well when not NULL. */
     float (*exp_row)(const float *x, size_t n, size_t n_pad, float scale, float max, bt_bf16 *p,

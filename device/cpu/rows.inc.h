@@ -77,6 +77,25 @@ static float row_sum(const float *x, size_t n)
     return sum_lanes(&sum);
 }
 
+static float relu_dot(const float *w, const float *x, size_t n)
+{
+    lanes  sum = {{{0}}};
+    size_t i   = 0, left;
+
+    for (; i + LANES <= n; i += LANES)
+        for (int q = 0; q < PARTS; q++) {
+            size_t at = i + q * WIDTH;
+
+            sum.part[q] = sum.part[q] + load(w + at) * greater(load(x + at), splat(0));
+        }
+    for (int q = 0; i < n; q++, i += left) {
+        left = n - i < WIDTH ? n - i : WIDTH;
+        sum.part[q] =
+            sum.part[q] + load_part(w + i, left, 0) * greater(load_part(x + i, left, 0), splat(0));
+    }
+    return sum_lanes(&sum);
+}
+
 /* n <= WIDTH elements of exp_row(); returns them, 0 in the other lanes. */
 INLINE vf exp_some(const float *x, size_t n, float factor, float max, bt_bf16 *p, float *p_f32)
 {
@@ -266,6 +285,7 @@ const bt_cpu_row_kernels ROWS_TABLE = {
     .axpy         = axpy,
     .row_max      = row_max,
     .row_sum      = row_sum,
+    .relu_dot     = relu_dot,
     .exp_row      = exp_row,
     .sum_parts    = sum_parts,
     .rms_norm_row = rms_norm_row,

@@ -63,12 +63,18 @@ static inline bt_linear *linear_of(bt_device *dev, const float *data, size_t ld,
     return linear;
 }
 
+static inline bt_linear *whole(bt_device *dev, const matrix *m)
+{
+    return linear_of(dev, m->data, m->k, m->n, m->k, false);
+}
+
 /* Sizes, then what they make. */
 typedef struct {
     const char   *name;
     bt_mla_config cfg;
     double        inv_freq[32];
     matrix        q, q_a, q_b, kv_a, kv_b, o, q_a_norm, kv_a_norm;
+    matrix        index_q, index_k, index_w, index_k_norm, index_k_bias; /* where there are any */
 } layer_data;
 
 static inline layer_data *layer_data_new(const char *name, const bt_mla_config *cfg)
@@ -106,6 +112,13 @@ static inline layer_data *layer_data_new(const char *name, const bt_mla_config *
         matrix_new(cfg->n_heads * (cfg->qk_nope_dim + cfg->v_dim), cfg->kv_lora_rank, 7, w_latent);
     d->o = matrix_new(cfg->hidden, cfg->n_heads * cfg->v_dim, 8,
                       sqrtf(3.0f / (float)(cfg->n_heads * cfg->v_dim)));
+    if (cfg->index_topk == 0) return d;
+    d->index_q      = matrix_new(cfg->index_heads * cfg->index_dim, cfg->q_lora_rank, 9,
+                                 sqrtf(3.0f / (float)cfg->q_lora_rank));
+    d->index_k      = matrix_new(cfg->index_dim, cfg->hidden, 10, w_hidden);
+    d->index_w      = matrix_new(cfg->index_heads, cfg->hidden, 11, w_hidden);
+    d->index_k_norm = matrix_new(1, cfg->index_dim, 12, 2);
+    d->index_k_bias = matrix_new(1, cfg->index_dim, 13, 0.3f);
     return d;
 }
 
@@ -119,6 +132,11 @@ static inline void layer_data_free(layer_data *d)
     bt_free(d->o.data);
     bt_free(d->q_a_norm.data);
     bt_free(d->kv_a_norm.data);
+    bt_free(d->index_q.data);
+    bt_free(d->index_k.data);
+    bt_free(d->index_w.data);
+    bt_free(d->index_k_norm.data);
+    bt_free(d->index_k_bias.data);
     bt_free(d);
 }
 
@@ -173,15 +191,15 @@ static inline layer layer_new(const layer_data *d, const char *kernels, uint32_t
 
     EXPECT_EQ(LAYER_DEVICE(&opt, &l.dev), BT_OK);
     if (cfg->q_lora_rank != 0) {
-        l.w.q_a      = linear_of(l.dev, d->q_a.data, d->q_a.k, d->q_a.n, d->q_a.k, false);
-        l.w.q_b      = linear_of(l.dev, d->q_b.data, d->q_b.k, d->q_b.n, d->q_b.k, false);
+        l.w.q_a      = whole(l.dev, &d->q_a);
+        l.w.q_b      = whole(l.dev, &d->q_b);
         l.w.q_a_norm = upload_bf16(l.dev, &d->q_a_norm);
     } else {
-        l.w.q = linear_of(l.dev, d->q.data, d->q.k, d->q.n, d->q.k, false);
+        l.w.q = whole(l.dev, &d->q);
     }
-    l.w.kv_a      = linear_of(l.dev, d->kv_a.data, d->kv_a.k, d->kv_a.n, d->kv_a.k, false);
+    l.w.kv_a      = whole(l.dev, &d->kv_a);
     l.w.kv_a_norm = upload_bf16(l.dev, &d->kv_a_norm);
-    l.w.o         = linear_of(l.dev, d->o.data, d->o.k, d->o.n, d->o.k, false);
+    l.w.o         = whole(l.dev, &d->o);
     l.w.uk        = bt_calloc(cfg->n_heads, sizeof(*l.w.uk));
     l.w.ukt       = bt_calloc(cfg->n_heads, sizeof(*l.w.ukt));
     l.w.uv        = bt_calloc(cfg->n_heads, sizeof(*l.w.uv));
@@ -192,14 +210,20 @@ static inline layer layer_new(const layer_data *d, const char *kernels, uint32_t
         l.w.ukt[h] = linear_of(l.dev, uk, c, cfg->kv_lora_rank, cfg->qk_nope_dim, true);
         l.w.uv[h]  = linear_of(l.dev, uk + dn * c, c, cfg->v_dim, cfg->kv_lora_rank, false);
     }
+    if (cfg->index_topk != 0) {
+        l.w.index_q      = whole(l.dev, &d->index_q);
+        l.w.index_k      = whole(l.dev, &d->index_k);
+        l.w.index_w      = whole(l.dev, &d->index_w);
+        l.w.index_k_norm = upload_bf16(l.dev, &d->index_k_norm);
+        l.w.index_k_bias = upload_bf16(l.dev, &d->index_k_bias);
+    }
     EXPECT_EQ(bt_mla_create(l.dev, cfg, max_rows, &l.mla), BT_OK);
-    EXPECT_EQ(
-        bt_kv_pool_create(l.dev,
-                          &(bt_kv_pool_config){.n_layers = LAYERS,
-                                               .n_pages  = MAX_PAGES,
-                                               .kv_dim   = cfg->kv_lora_rank + cfg->qk_rope_dim},
-                          &l.pool),
-        BT_OK);
+    EXPECT_EQ(bt_kv_pool_create(l.dev,
+                                &(bt_kv_pool_config){.n_layers = LAYERS,
+                                                     .n_pages  = MAX_PAGES,
+                                                     .kv_dim   = bt_mla_kv_dim(cfg)},
+                                &l.pool),
+              BT_OK);
     layer_poison(&l);
     return l;
 }
@@ -221,6 +245,11 @@ static inline void layer_free(layer *l)
     bt_device_linear_destroy(l->dev, l->w.o);
     bt_device_free(l->dev, l->w.q_a_norm);
     bt_device_free(l->dev, l->w.kv_a_norm);
+    bt_device_linear_destroy(l->dev, l->w.index_q);
+    bt_device_linear_destroy(l->dev, l->w.index_k);
+    bt_device_linear_destroy(l->dev, l->w.index_w);
+    bt_device_free(l->dev, l->w.index_k_norm);
+    bt_device_free(l->dev, l->w.index_k_bias);
     bt_kv_pool_destroy(l->pool);
     bt_mla_destroy(l->mla);
     bt_device_destroy(l->dev);

@@ -1,17 +1,27 @@
 /* tests/attention/shapes.h - the attention shapes that tests run: those of the models in
  * tests/models and models/demo, one in which nothing is a multiple of anything, and one with as
- * many heads as real models have at least, of which some go together and parts are long. */
+ * many heads as real models have at least, of which some go together and parts are long; and, not
+ * counted among these, one with sparse attention. */
 #ifndef BT_TESTS_ATTENTION_SHAPES_H
 #define BT_TESTS_ATTENTION_SHAPES_H
 
 #include "attention/mla.h"
 
-enum { SHAPE_DEMO, SHAPE_V2_LITE, SHAPE_GLM, SHAPE_ODD, SHAPE_HEADS, N_SHAPES };
+enum {
+    SHAPE_DEMO,
+    SHAPE_V2_LITE,
+    SHAPE_GLM,
+    SHAPE_ODD,
+    SHAPE_HEADS,
+    N_SHAPES,
+    SHAPE_SPARSE = N_SHAPES,
+    N_ALL_SHAPES
+};
 
 static const struct {
     const char   *name;
     bt_mla_config cfg;
-} SHAPES[N_SHAPES] = {
+} SHAPES[N_ALL_SHAPES] = {
     {"demo",
      {.hidden       = 256,
       .n_heads      = 4,
@@ -55,6 +65,18 @@ static const struct {
       .qk_rope_dim  = 8,
       .v_dim        = 16,
       .max_context  = 8192}},
+    {"sparse",
+     {.hidden       = 48,
+      .n_heads      = 9,
+      .q_lora_rank  = 40,
+      .kv_lora_rank = 32,
+      .qk_nope_dim  = 16,
+      .qk_rope_dim  = 8,
+      .v_dim        = 16,
+      .max_context  = 8192,
+      .index_topk   = 70,
+      .index_heads  = 5,
+      .index_dim    = 20}  },
 };
 
 #endif

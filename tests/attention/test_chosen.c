@@ -1,0 +1,312 @@
+/* Sparse attention of the CPU back end against the scalar twin, bit by bit: which positions rows
+ * choose, and what they make of them.  W_UK and W_UV are identities and RoPE turns by nothing, so
+ * that queries and keys are what the test put in.  argv[1]: the kernel family. */
+#include "attention/cpu/attn_cpu.h"
+#include "core/alloc.h"
+#include "tests/attention/twin.h"
+#include "tests/support/test.h"
+
+enum {
+    DIM     = 32,
+    ROPE    = 8,
+    HEADS   = 3,
+    WIDTH   = DIM + ROPE,
+    Q       = HEADS * WIDTH,
+    TOPK    = 150, /* no multiple of a page */
+    I_HEADS = 21,  /* nor of lanes */
+    I_DIM   = 24,
+    KV      = WIDTH + I_DIM,
+    CONTEXT = 1500, /* over two chunks of keys */
+    PAGES   = (CONTEXT + 63) / 64,
+    BLOCK   = 256
+};
+
+static const char         *g_family;
+static bt_device          *g_dev;
+static bt_attn            *g_attn;
+static bt_kv_pool         *g_pool;
+static bt_linear          *g_identity[HEADS];
+static const bt_mla_config CFG = {.hidden        = 1,
+                                  .n_heads       = HEADS,
+                                  .q_lora_rank   = 1,
+                                  .kv_lora_rank  = DIM,
+                                  .qk_nope_dim   = DIM,
+                                  .qk_rope_dim   = ROPE,
+                                  .v_dim         = DIM,
+                                  .softmax_scale = 0.4f,
+                                  .max_context   = CONTEXT,
+                                  .index_topk    = TOPK,
+                                  .index_heads   = I_HEADS,
+                                  .index_dim     = I_DIM};
+static bt_page_id          g_pages[PAGES];
+static float               g_rope[CONTEXT * ROPE], g_w[CONTEXT][I_HEADS];
+static bt_bf16             g_q[CONTEXT][Q], g_rows[CONTEXT][KV], g_out[CONTEXT][HEADS][DIM];
+static bt_bf16             g_index_q[CONTEXT][I_HEADS][I_DIM];
+
+static void identity_row(void *ctx, uint32_t n, bt_bf16 *row)
+{
+    (void)ctx;
+    memset(row, 0, DIM * sizeof(*row));
+    row[n] = 0x3f80;
+}
+
+static void fill(bt_bf16 *x, size_t n, uint32_t seed, float size)
+{
+    for (size_t i = 0; i < n; i++) {
+        seed = seed * 1664525u + 1013904223u;
+        x[i] = bt_bf16_from_f32((float)(int32_t)seed / 2147483648.0f * size);
+    }
+}
+
+static void fill_all(uint32_t seed)
+{
+    static bt_bf16 w[CONTEXT][I_HEADS];
+
+    fill(g_q[0], sizeof(g_q) / 2, seed, 4);
+    fill(g_rows[0], sizeof(g_rows) / 2, seed + 1, 1);
+    fill(g_index_q[0][0], sizeof(g_index_q) / 2, seed + 2, 1);
+    fill(w[0], sizeof(w) / 2, seed + 3, 1);
+    for (uint32_t t = 0; t < CONTEXT; t++)
+        for (uint32_t h = 0; h < I_HEADS; h++)
+            g_w[t][h] = bt_bf16_to_f32(w[t][h]);
+}
+
+static void write_pages(void)
+{
+    for (uint32_t t = 0; t < CONTEXT; t++)
+        memcpy(bt_kv_pool_rows(g_pool, g_pages[t / BT_PAGE_TOKENS], 0) +
+                   (size_t)(t % BT_PAGE_TOKENS) * KV,
+               g_rows[t], sizeof(g_rows[t]));
+}
+
+/* A step whose rows are positions from `start` on. */
+static bt_attn_call call_of(const bt_mla_weights *w, const bt_span *span, uint32_t start)
+{
+    return (bt_attn_call){.w       = w,
+                          .pool    = g_pool,
+                          .q       = g_q[start],
+                          .out     = g_out[start][0],
+                          .index_q = g_index_q[start][0],
+                          .index_w = g_w[start],
+                          .n_spans = 1,
+                          .spans   = span};
+}
+
+static void run(uint32_t start, uint32_t end)
+{
+    bt_mla_weights w    = {.uk = g_identity, .ukt = g_identity, .uv = g_identity};
+    bt_span        span = {g_pages, 0, end - start, start, BT_ROLE_GENERATED, BT_FORM_ABSORBED};
+    bt_attn_call   call = call_of(&w, &span, start);
+
+    EXPECT_EQ(g_attn->ops->choose(g_attn, &call), BT_OK);
+    EXPECT_EQ(g_attn->ops->attend_chosen(g_attn, &call), BT_OK);
+}
+
+static float twin_score(uint32_t pos, uint32_t key)
+{
+    float lanes[16] = {0};
+
+    for (uint32_t h = 0; h < I_HEADS; h++) {
+        float dot = twin_dot(g_index_q[pos][h], g_rows[key] + WIDTH, I_DIM, 0);
+
+        lanes[h % 16] = lanes[h % 16] + g_w[pos][h] * (dot > 0 ? dot : 0);
+    }
+    return twin_sum(lanes);
+}
+
+/* The largest, of equal ones the earliest, ascending; returns how many. */
+static uint32_t twin_choose(uint32_t pos, uint32_t *chosen)
+{
+    static float scores[CONTEXT];
+    static bool  taken[CONTEXT];
+    uint32_t     n = 0, most = pos + 1 < TOPK ? pos + 1 : TOPK;
+
+    memset(taken, 0, sizeof(taken));
+    for (uint32_t key = 0; key <= pos; key++)
+        scores[key] = twin_score(pos, key);
+    for (uint32_t i = 0; i < most; i++) {
+        uint32_t best = CONTEXT;
+
+        for (uint32_t key = 0; key <= pos; key++)
+            if (!taken[key] && (best == CONTEXT || scores[key] > scores[best])) best = key;
+        taken[best] = true;
+    }
+    for (uint32_t key = 0; key <= pos; key++)
+        if (taken[key]) chosen[n++] = key;
+    return n;
+}
+
+/* What position pos makes of what `chooser` chooses. */
+static void twin_at(uint32_t pos, uint32_t chooser, bt_bf16 want[HEADS][DIM])
+{
+    uint32_t  chosen[TOPK], n = twin_choose(chooser, chosen);
+    float     scores[TOPK];
+    bt_bf16   values[TOPK][DIM];
+    twin_keys keys = {.scores = scores,
+                      .values = values[0],
+                      .ld     = DIM,
+                      .n      = n,
+                      .block  = BLOCK,
+                      .part   = bt_attn_absorbed_part(HEADS, n),
+                      .scale  = CFG.softmax_scale,
+                      .v_dim  = DIM};
+
+    for (uint32_t i = 0; i < n; i++)
+        memcpy(values[i], g_rows[chosen[i]], sizeof(values[i]));
+    for (uint32_t h = 0; h < HEADS; h++) {
+        const bt_bf16 *q = g_q[pos] + (size_t)h * WIDTH;
+
+        for (uint32_t i = 0; i < n; i++)
+            scores[i] = twin_dot(q + DIM, g_rows[chosen[i]] + DIM, ROPE,
+                                 twin_dot(q, g_rows[chosen[i]], DIM, 0));
+        twin_attend(&keys, want[h]);
+    }
+}
+
+static void expect_at(uint32_t pos, uint32_t chooser)
+{
+    bt_bf16 want[HEADS][DIM];
+    bool    same;
+
+    twin_at(pos, chooser, want);
+    same = memcmp(g_out[pos], want, sizeof(want)) == 0;
+    if (!same) fprintf(stderr, "position %u differs\n", pos);
+    EXPECT(same);
+}
+
+static void expect_chosen(uint32_t start, uint32_t pos)
+{
+    const uint32_t *got = ((const bt_attn_cpu *)g_attn)->chosen + (size_t)(pos - start) * TOPK;
+    uint32_t        want[TOPK];
+
+    EXPECT_EQ(twin_choose(pos, want), TOPK);
+    if (memcmp(got, want, sizeof(want)) == 0) return;
+    fprintf(stderr, "position %u chooses others\n", pos);
+    EXPECT(false);
+}
+
+static void chosen_rows_equal_the_twin(void)
+{
+    static const uint32_t AT[] = {0,   1,    TOPK - 2, TOPK - 1, TOPK, TOPK + 1,   200,
+                                  255, 1023, 1024,     1087,     1088, CONTEXT - 1};
+
+    fill_all(1);
+    write_pages();
+    memset(g_out, 0xff, sizeof(g_out));
+    run(0, CONTEXT);
+    for (size_t i = 0; i < sizeof(AT) / sizeof(AT[0]); i++) {
+        expect_at(AT[i], AT[i]);
+        if (AT[i] >= TOPK) expect_chosen(0, AT[i]);
+    }
+    memset(g_out, 0xff, sizeof(g_out));
+    for (uint32_t start = TOPK - 5; start < TOPK + 5; start++) { /* rows that come alone */
+        run(start, start + 1);
+        expect_at(start, start);
+    }
+    run(CONTEXT - 3, CONTEXT);
+    for (uint32_t pos = CONTEXT - 3; pos < CONTEXT; pos++)
+        expect_at(pos, pos);
+}
+
+/* Runs of equal keys around the last one that is chosen; none that is above 0; negative scores. */
+static void chosen_of_equal_scores_are_the_earliest(void)
+{
+    fill_all(20);
+    for (uint32_t t = 0; t < CONTEXT; t++)
+        memcpy(g_rows[t] + WIDTH, g_rows[t % 7] + WIDTH, I_DIM * sizeof(bt_bf16));
+    for (uint32_t t = 600; t < 700; t++)
+        memset(g_rows[t] + WIDTH, 0, I_DIM * sizeof(bt_bf16));
+    for (uint32_t h = 0; h < I_HEADS; h++)
+        g_w[901][h] = -g_w[901][h] * g_w[901][h];
+    memset(g_index_q[902], 0, sizeof(g_index_q[902]));
+    write_pages();
+    run(700, 1000);
+    for (uint32_t pos = 890; pos < 910; pos++)
+        expect_chosen(700, pos);
+}
+
+/* A key of which nothing is known, and a row whose scores are none: what is chosen is as many
+ * positions as ever, each of them the row's own. */
+static void chosen_positions_are_positions_whatever_the_scores(void)
+{
+    fill_all(30);
+    for (uint32_t t = 50; t < 300; t++)
+        memset(g_rows[t] + WIDTH, 0xff, I_DIM * sizeof(bt_bf16));
+    g_w[400][3] = NAN;
+    g_w[401][3] = -INFINITY;
+    write_pages();
+    run(380, 420);
+    for (uint32_t pos = 380; pos < 420; pos++) {
+        const uint32_t *got = ((const bt_attn_cpu *)g_attn)->chosen + (size_t)(pos - 380) * TOPK;
+
+        for (uint32_t i = 0; i < TOPK; i++)
+            EXPECT(got[i] <= pos && (i == 0 || got[i] > got[i - 1]));
+    }
+}
+
+/* In a layer without an indexer rows attend to what was chosen before, under another number where
+ * step_rows says so. */
+static void chosen_lists_serve_other_rows(void)
+{
+    enum { START = 800, N = 90 };
+    bt_mla_weights w       = {.uk = g_identity, .ukt = g_identity, .uv = g_identity};
+    bt_span        all     = {g_pages, 0, N, START, BT_ROLE_PROMPT, BT_FORM_ABSORBED};
+    bt_span        some    = {g_pages, 0, 3, START + 40, BT_ROLE_PROMPT, BT_FORM_ABSORBED};
+    uint32_t       rows[3] = {40, 41, 42};
+    bt_attn_call   call    = call_of(&w, &all, START);
+
+    fill_all(40);
+    write_pages();
+    EXPECT_EQ(g_attn->ops->choose(g_attn, &call), BT_OK);
+    call.index_q = NULL;
+    EXPECT_EQ(g_attn->ops->attend_chosen(g_attn, &call), BT_OK);
+    for (uint32_t pos = START; pos < START + N; pos += 13)
+        expect_at(pos, pos);
+
+    call           = call_of(&w, &some, START + 40);
+    call.index_q   = NULL;
+    call.step_rows = rows;
+    memset(g_out, 0xff, sizeof(g_out));
+    EXPECT_EQ(g_attn->ops->attend_chosen(g_attn, &call), BT_OK);
+    for (uint32_t i = 0; i < 3; i++)
+        expect_at(START + 40 + i, START + 40 + i);
+    rows[0] = 20; /* another row's list */
+    EXPECT_EQ(g_attn->ops->attend_chosen(g_attn, &call), BT_OK);
+    expect_at(START + 40, START + 20);
+}
+
+static const bt_test TESTS[] = {
+    BT_TEST(chosen_rows_equal_the_twin),
+    BT_TEST(chosen_of_equal_scores_are_the_earliest),
+    BT_TEST(chosen_positions_are_positions_whatever_the_scores),
+    BT_TEST(chosen_lists_serve_other_rows),
+};
+
+int main(int argc, char **argv)
+{
+    bt_kv_pool_config     cfg = {.n_layers = 1, .n_pages = PAGES, .kv_dim = KV};
+    bt_device_cpu_options opt = {.n_threads = 3};
+    int                   rc  = EXIT_FAILURE;
+
+    opt.kernels = g_family = argc > 1 ? argv[1] : "auto";
+    if (bt_cpu_kernels_find(g_family) == NULL) {
+        printf("skipped: this CPU has no %s, only %s\n", g_family, bt_device_cpu_kernels());
+        return BT_TEST_SKIP;
+    }
+    g_twin_arithmetic = bt_cpu_kernels_find(g_family)->arithmetic[BT_ROLE_GENERATED];
+    for (uint32_t i = 0; i < CONTEXT * ROPE; i += 2)
+        g_rope[i] = 1; /* cos 0, sin 0 */
+    if (bt_device_cpu_create(&opt, &g_dev) != BT_OK ||
+        bt_kv_pool_create(g_dev, &cfg, &g_pool) != BT_OK ||
+        bt_kv_pool_acquire(g_pool, PAGES, g_pages) != BT_OK ||
+        bt_attn_cpu_ops.create(g_dev, &CFG, CONTEXT, g_rope, &g_attn) != BT_OK ||
+        bt_device_linear_create(g_dev, DIM, DIM, identity_row, NULL, &g_identity[0]) != BT_OK)
+        return EXIT_FAILURE;
+    g_identity[1] = g_identity[2] = g_identity[0];
+    rc                            = BT_RUN_TESTS(TESTS, argc > 2 ? argv[2] : NULL);
+    bt_device_linear_destroy(g_dev, g_identity[0]);
+    g_attn->ops->destroy(g_attn);
+    bt_kv_pool_destroy(g_pool);
+    bt_device_destroy(g_dev);
+    return rc;
+}

@@ -403,8 +403,7 @@ static void load(bench *b, const char *dir, bt_world *world)
 
 static void take_memory(bench *b)
 {
-    bt_kv_pool_config pool = {.n_layers = b->cfg.n_layers,
-                              .kv_dim   = b->cfg.mla.kv_lora_rank + b->cfg.mla.qk_rope_dim};
+    bt_kv_pool_config pool = {.n_layers = b->cfg.n_layers, .kv_dim = bt_mla_kv_dim(&b->cfg.mla)};
 
     b->n_pages = pool.n_pages = MAX_BATCH * bt_kv_pages_for(CONTEXT + 1);
     b->pages                  = bt_calloc(b->n_pages, sizeof(*b->pages));

@@ -13,10 +13,12 @@ static const struct {
     const char     *model_type, *architecture;
     bt_model_family family;
 } FAMILIES[] = {
-    {"deepseek_v2",   "DeepseekV2ForCausalLM",  BT_FAMILY_V2  },
-    {"deepseek_v3",   "DeepseekV3ForCausalLM",  BT_FAMILY_V3  },
-    {"kimi_k2",       "DeepseekV3ForCausalLM",  BT_FAMILY_V3  },
-    {"glm4_moe_lite", "Glm4MoeLiteForCausalLM", BT_FAMILY_GLM4},
+    {"deepseek_v2",   "DeepseekV2ForCausalLM",  BT_FAMILY_V2     },
+    {"deepseek_v3",   "DeepseekV3ForCausalLM",  BT_FAMILY_V3     },
+    {"kimi_k2",       "DeepseekV3ForCausalLM",  BT_FAMILY_V3     },
+    {"glm4_moe_lite", "Glm4MoeLiteForCausalLM", BT_FAMILY_GLM4   },
+    {"deepseek_v32",  "DeepseekV32ForCausalLM", BT_FAMILY_V32    },
+    {"glm_moe_dsa",   "GlmMoeDsaForCausalLM",   BT_FAMILY_GLM_DSA},
 };
 enum { N_FAMILIES = sizeof(FAMILIES) / sizeof(FAMILIES[0]) };
 
@@ -50,8 +52,8 @@ static bt_status read_family(const bt_json_at *at, bt_model_config *cfg,
     while (i < N_FAMILIES && strcmp(type, FAMILIES[i].model_type) != 0)
         i++;
     BT_REQUIRE(i < N_FAMILIES, BT_ERR_UNSUPPORTED,
-               "%s: field model_type: expected deepseek_v2, deepseek_v3, kimi_k2 or glm4_moe_lite, "
-               "found \"%s\"",
+               "%s: field model_type: expected deepseek_v2, deepseek_v3, deepseek_v32, kimi_k2, "
+               "glm4_moe_lite or glm_moe_dsa, found \"%s\"",
                at->file, bt_json_printable(type, found, sizeof(found)));
     snprintf(cfg->model_type, sizeof(cfg->model_type), "%s", type);
     BT_TRY(read_architecture(at, FAMILIES[i].architecture, cfg));
@@ -61,10 +63,10 @@ out:
 }
 
 /* Fields that would change the mathematics: they must say what this engine computes. */
-static bt_status refuse_variants(const bt_json_at *at)
+static bt_status refuse_variants(const bt_json_at *at, bool sparse)
 {
     static const char *const MUST_BE_FALSE[] = {"attention_bias", "mlp_bias"};
-    static const char *const MUST_BE_NULL[]  = {"index_topk", "index_n_heads", "sliding_window"};
+    static const char *const MUST_BE_NULL[]  = {"sliding_window", "index_topk", "index_n_heads"};
     bt_status                st              = BT_OK;
     const char              *act             = "silu";
     char                     found[96];
@@ -81,12 +83,11 @@ static bt_status refuse_variants(const bt_json_at *at)
         BT_REQUIRE(!is_set, BT_ERR_UNSUPPORTED, "%s: field %s: expected false, found true",
                    at->file, MUST_BE_FALSE[i]);
     }
-    for (size_t i = 0; i < sizeof(MUST_BE_NULL) / sizeof(MUST_BE_NULL[0]); i++) {
+    for (size_t i = 0; i < (sparse ? 1 : sizeof(MUST_BE_NULL) / sizeof(MUST_BE_NULL[0])); i++) {
         const json_t *v = bt_json_field(at, MUST_BE_NULL[i]);
 
         BT_REQUIRE(v == NULL, BT_ERR_UNSUPPORTED,
-                   "%s: field %s: sparse and windowed attention are not supported, expected it "
-                   "absent, found %s",
+                   "%s: field %s: not supported for this model_type, expected it absent, found %s",
                    at->file, MUST_BE_NULL[i], bt_json_show(v, found, sizeof(found)));
     }
 out:
@@ -318,6 +319,7 @@ bt_status bt_model_config_read(const char *dir, bt_model_config *cfg_out)
     bt_model_config cfg  = {.bos_token = -1, .pad_token = -1};
     json_t         *json = NULL;
     bt_model_family fam  = BT_FAMILY_V3;
+    bool            sparse;
     bt_json_at      at;
     char            path[PATH_MAX];
 
@@ -326,8 +328,10 @@ bt_status bt_model_config_read(const char *dir, bt_model_config *cfg_out)
     BT_TRY(read_object(path, &json));
     at = (bt_json_at){path, "", json};
     BT_TRY(read_family(&at, &cfg, &fam));
-    BT_TRY(refuse_variants(&at));
+    sparse = fam == BT_FAMILY_V32 || fam == BT_FAMILY_GLM_DSA;
+    BT_TRY(refuse_variants(&at, sparse));
     BT_TRY(read_sizes(&at, &cfg));
+    if (sparse) BT_TRY(bt_config_index(&at, fam, &cfg));
     BT_TRY(bt_config_rope(&at, &cfg));
     BT_TRY(bt_config_moe(&at, fam, &cfg));
     BT_TRY(read_quantization(&at, &cfg));

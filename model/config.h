@@ -1,7 +1,8 @@
 /* model/config.h - what a checkpoint's config.json says, checked.
  *
- * Families: deepseek_v2, deepseek_v3 (Kimi-K2, Moonlight), glm4_moe_lite.  Both spellings of the
- * rope fields are read (rope_scaling, and rope_parameters of transformers 5). */
+ * Families: deepseek_v2, deepseek_v3 (Kimi-K2, Moonlight), glm4_moe_lite; with sparse attention
+ * deepseek_v32 and glm_moe_dsa (GLM-5).  Both spellings of the rope fields are read (rope_scaling,
+ * and rope_parameters of transformers 5). */
 #ifndef BT_MODEL_CONFIG_H
 #define BT_MODEL_CONFIG_H
 
@@ -16,7 +17,7 @@
 extern "C" {
 #endif
 
-enum { BT_MAX_ROPE_PAIRS = 256, BT_MAX_EOS = 16 };
+enum { BT_MAX_ROPE_PAIRS = 256, BT_MAX_EOS = 16, BT_CONFIG_MAX_LAYERS = 1 << 12 };
 
 typedef struct {
     char     model_type[32];   /* "deepseek_v3" */
@@ -30,6 +31,8 @@ typedef struct {
     double        rope_theta;
     bool          yarn;
     double        yarn_factor, yarn_original_context;
+
+    uint64_t index_shared[BT_CONFIG_MAX_LAYERS / 64]; /* bit i: layer i has no indexer of its own */
 
     uint32_t      dense_dim; /* intermediate_size */
     uint32_t      first_moe_layer, moe_layer_freq;
@@ -54,6 +57,11 @@ static inline bool bt_model_layer_is_moe(const bt_model_config *cfg, uint32_t la
 {
     return cfg->moe.gate.n_experts != 0 && layer >= cfg->first_moe_layer &&
            layer % cfg->moe_layer_freq == 0;
+}
+/* Whether the layer chooses which positions its tokens attend to. */
+static inline bool bt_model_layer_has_indexer(const bt_model_config *cfg, uint32_t layer)
+{
+    return cfg->mla.index_topk != 0 && (cfg->index_shared[layer / 64] >> layer % 64 & 1) == 0;
 }
 /* MoE layers in all. */
 uint32_t bt_model_n_moe_layers(const bt_model_config *cfg);

@@ -119,8 +119,8 @@ static bt_status read_gate(const bt_json_at *at, bt_model_family fam, bt_gate_co
 
     BT_TRY(read_gate_kind(at, fam, &g->kind));
     /* As in Hugging Face where the fields are absent. */
-    g->n_groups    = fam == BT_FAMILY_V3 ? 8 : 1;
-    g->topk_groups = fam == BT_FAMILY_V3 ? 4 : 1;
+    g->n_groups    = fam == BT_FAMILY_V3 || fam == BT_FAMILY_V32 ? 8 : 1;
+    g->topk_groups = fam == BT_FAMILY_V3 || fam == BT_FAMILY_V32 ? 4 : 1;
     BT_TRY(bt_config_u32_fields(at, fields, sizeof(fields) / sizeof(fields[0])));
     if (g->kind == BT_GATE_SOFTMAX) g->n_groups = g->topk_groups = 1; /* greedy knows no groups */
     BT_TRY(check_groups(at, g));

@@ -9,10 +9,16 @@
 extern "C" {
 #endif
 
-enum { BT_CONFIG_MAX_DIM = 1 << 20, BT_CONFIG_MAX_LAYERS = 1 << 12 };
+enum { BT_CONFIG_MAX_DIM = 1 << 20, BT_CONFIG_MAX_TOPK = 1 << 17 };
 
 /* Whose defaults count for what a file leaves out. */
-typedef enum { BT_FAMILY_V2, BT_FAMILY_V3, BT_FAMILY_GLM4 } bt_model_family;
+typedef enum {
+    BT_FAMILY_V2,
+    BT_FAMILY_V3,
+    BT_FAMILY_GLM4,
+    BT_FAMILY_V32, /* these two with sparse attention */
+    BT_FAMILY_GLM_DSA
+} bt_model_family;
 
 typedef struct {
     const char *name;
@@ -26,6 +32,9 @@ bt_status bt_config_u32_fields(const bt_json_at *at, const bt_config_u32 *fields
 /* The rope fields in both spellings, and what follows from them.  Needs cfg->mla's head sizes;
  * fills the rope fields, mla.softmax_scale, mla.rope_magnitude and mla.rope_inv_freq. */
 bt_status bt_config_rope(const bt_json_at *at, bt_model_config *cfg);
+
+/* Sparse attention, of the families that have it.  Needs cfg->mla's sizes and n_layers. */
+bt_status bt_config_index(const bt_json_at *at, bt_model_family fam, bt_model_config *cfg);
 
 /* Which layers are MoE, the experts' sizes and the gate.  Needs cfg->hidden and n_layers. */
 bt_status bt_config_moe(const bt_json_at *at, bt_model_family fam, bt_model_config *cfg);

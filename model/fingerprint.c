@@ -32,21 +32,24 @@ static void add_tensor(XXH3_state_t *hash, const bt_tensor *t)
 static void add_config(XXH3_state_t *hash, const bt_model_config *c)
 {
     char text[1024];
-    int  n = snprintf(
-         text, sizeof(text),
-         "%s %u %u %u %u %a %d | %u %u %u %u %u %u %a %a %a | %u %u %u | %d %u %u %u %u %d %a %u %u",
-         c->model_type, c->vocab_size, c->hidden, c->n_layers, c->max_context,
-         (double)c->rms_norm_eps, c->tie_embeddings, c->mla.n_heads, c->mla.q_lora_rank,
-         c->mla.kv_lora_rank, c->mla.qk_nope_dim, c->mla.qk_rope_dim, c->mla.v_dim,
-         (double)c->mla.latent_eps, (double)c->mla.softmax_scale, c->mla.rope_magnitude,
-         c->dense_dim, c->first_moe_layer, c->moe_layer_freq, (int)c->moe.gate.kind,
-         c->moe.gate.n_experts, c->moe.gate.top_k, c->moe.gate.n_groups, c->moe.gate.topk_groups,
-         c->moe.gate.norm_topk, (double)c->moe.gate.scale, c->moe.expert_dim, c->moe.shared_dim);
+    int  n = snprintf(text, sizeof(text),
+                      "%s %u %u %u %u %a %d | %u %u %u %u %u %u %a %a %a | %u %u %u %d | %u %u %u | "
+                       "%d %u %u %u %u %d %a %u %u",
+                      c->model_type, c->vocab_size, c->hidden, c->n_layers, c->max_context,
+                      (double)c->rms_norm_eps, c->tie_embeddings, c->mla.n_heads, c->mla.q_lora_rank,
+                      c->mla.kv_lora_rank, c->mla.qk_nope_dim, c->mla.qk_rope_dim, c->mla.v_dim,
+                      (double)c->mla.latent_eps, (double)c->mla.softmax_scale, c->mla.rope_magnitude,
+                      c->mla.index_topk, c->mla.index_heads, c->mla.index_dim, c->mla.index_halves,
+                      c->dense_dim, c->first_moe_layer, c->moe_layer_freq, (int)c->moe.gate.kind,
+                      c->moe.gate.n_experts, c->moe.gate.top_k, c->moe.gate.n_groups,
+                      c->moe.gate.topk_groups, c->moe.gate.norm_topk, (double)c->moe.gate.scale,
+                      c->moe.expert_dim, c->moe.shared_dim);
 
     BT_ASSERT(n > 0 && (size_t)n < sizeof(text));
     XXH3_64bits_update(hash, text, (size_t)n);
     XXH3_64bits_update(hash, c->rope_inv_freq,
                        c->mla.qk_rope_dim / 2 * sizeof(c->rope_inv_freq[0]));
+    XXH3_64bits_update(hash, c->index_shared, sizeof(c->index_shared));
     XXH3_64bits_update(hash, c->eos_tokens, c->n_eos * sizeof(c->eos_tokens[0]));
 }
 

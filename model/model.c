@@ -69,7 +69,7 @@ bt_status bt_model_load(const bt_model_config *cfg, const bt_safetensors *set,
     bool              *own   = NULL;
     bt_weights_options w_opt = {.dev          = opt->dev,
                                 .normal       = opt->normal,
-                                .absorbed     = opt->absorbed,
+                                .absorbed     = opt->absorbed || bt_mla_chooses(&cfg->mla),
                                 .store        = opt->store,
                                 .packed       = opt->packed,
                                 .progress     = opt->progress,
@@ -200,7 +200,8 @@ uint64_t bt_model_step_bytes(const bt_model_config *cfg, uint32_t group_size, ui
 {
     uint64_t heads = (uint64_t)cfg->mla.n_heads *
                      (cfg->mla.qk_nope_dim + cfg->mla.qk_rope_dim + cfg->mla.kv_lora_rank);
-    uint64_t row = 8ull * cfg->hidden + 2ull * heads + 3ull * cfg->dense_dim;
+    uint64_t index = (uint64_t)cfg->mla.index_heads * (cfg->mla.index_dim + 2) + cfg->mla.index_dim;
+    uint64_t row   = 8ull * cfg->hidden + 2ull * heads + index + 3ull * cfg->dense_dim;
 
     /* Every rank's rows come together in the experts' exchange: a row, and what each of its experts
      * makes of it. */

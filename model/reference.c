@@ -227,8 +227,11 @@ bt_status bt_reference_forward(const bt_model_config *cfg, const bt_safetensors 
     r.h      = bt_calloc(n, sizeof(*r.h));
     r.normed = bt_calloc(n, sizeof(*r.normed));
     r.out    = bt_calloc(n, sizeof(*r.out));
-    BT_REQUIRE(r.h != NULL && r.normed != NULL && r.out != NULL, BT_ERR_NO_MEMORY,
-               "reference: %u tokens", run->n_tokens);
+    if (cfg->mla.index_topk != 0)
+        r.seen = bt_calloc((size_t)run->n_tokens * run->n_tokens, sizeof(*r.seen));
+    BT_REQUIRE(r.h != NULL && r.normed != NULL && r.out != NULL &&
+                   (r.seen != NULL || cfg->mla.index_topk == 0),
+               BT_ERR_NO_MEMORY, "reference: %u tokens", run->n_tokens);
     BT_TRY(embed(&r));
     for (uint32_t layer = 0; layer < cfg->n_layers; layer++) {
         BT_TRY(run_layer(&r, layer, n_moe));
@@ -243,5 +246,6 @@ out:
     bt_free(r.h);
     bt_free(r.normed);
     bt_free(r.out);
+    bt_free(r.seen);
     return st;
 }

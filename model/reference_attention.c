@@ -18,7 +18,7 @@ static void rope(const bt_model_config *cfg, uint32_t position, float *x)
     }
 }
 
-/* q [t][n_heads][dn + dr] after RoPE. */
+/* q [t][n_heads][dn + dr] after RoPE; and what the layer's indexer chooses. */
 static bt_status queries(bt_reference *r, uint32_t layer, const float *x, float *q)
 {
     const bt_mla_config *m    = &r->cfg->mla;
@@ -37,6 +37,8 @@ static bt_status queries(bt_reference *r, uint32_t layer, const float *x, float 
                              bt_ref_name(r, layer, "self_attn.q_a_proj.weight")));
         BT_TRY(bt_ref_norm(r, r->t, rank, low, rank, m->latent_eps, low,
                            bt_ref_name(r, layer, "self_attn.q_a_layernorm.weight")));
+        if (bt_model_layer_has_indexer(r->cfg, layer))
+            BT_TRY(bt_ref_choose(r, layer, x, low, r->seen));
         BT_TRY(bt_ref_linear(r, r->t, m->n_heads * dk, rank, low, q,
                              bt_ref_name(r, layer, "self_attn.q_b_proj.weight")));
     }
@@ -83,9 +85,13 @@ static void score_keys(uint32_t n, uint32_t dk, float scale, const float *q, con
         scores[j] *= scale;
 }
 
-static void softmax(uint32_t n, float *scores)
+/* Of the scores that are seen; the others become 0. */
+static void softmax(uint32_t n, const bool *seen, float *scores)
 {
     float max = -INFINITY, sum = 0.0f;
+
+    for (size_t j = 0; j < n && seen != NULL; j++)
+        if (!seen[j]) scores[j] = -INFINITY;
 
     for (size_t j = 0; j < n; j++)
         max = fmaxf(max, scores[j]);
@@ -108,7 +114,7 @@ static void attend_head(const bt_reference *r, const float *q, size_t ld_q, cons
         float *o = out + p * ld_out;
 
         score_keys(p + 1, dk, m->softmax_scale, q + p * ld_q, kt, r->t, scores);
-        softmax(p + 1, scores);
+        softmax(p + 1, r->seen != NULL ? r->seen + (size_t)p * r->t : NULL, scores);
         memset(o, 0, m->v_dim * sizeof(*o));
         for (size_t j = 0; j <= p; j++)
             for (size_t d = 0; d < m->v_dim; d++)

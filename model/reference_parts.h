@@ -12,7 +12,8 @@ typedef struct {
     const bt_reference_run *run;
     uint32_t                t;
     float                  *h, *normed, *out; /* [t][hidden] */
-    char                    name[256];
+    bool *seen; /* [t][t]: row p attends to j <= p, by the last indexer; NULL: to all of them */
+    char  name[256];
 } bt_reference;
 
 /* "model.layers.<layer>.<what>", in r->name. */
@@ -33,6 +34,9 @@ bt_status bt_ref_norm(const bt_reference *r, size_t rows, uint32_t n, const floa
 bt_status bt_ref_mlp(bt_reference *r, size_t rows, uint32_t layer, const char *what, uint32_t dim,
                      const float *x, float *y);
 
+/* seen = what the layer's indexer chooses, by x [t][hidden] and the normed q_a: low [t][q_lora]. */
+bt_status bt_ref_choose(bt_reference *r, uint32_t layer, const float *x, const float *low,
+                        bool *seen);
 /* y = attention(x), y = experts(x): [t][hidden]. */
 bt_status bt_ref_attention(bt_reference *r, uint32_t layer, const float *x, float *y);
 bt_status bt_ref_experts(bt_reference *r, uint32_t layer, uint32_t moe_layer, const float *x,

@@ -187,7 +187,8 @@ static bt_status attend_last(bt_model *model, bt_kv_pool *pool, const bt_step *s
     BT_TRY(
         bt_device_gather_rows(model->dev, n, hidden, model->normed, step->logit_rows, model->out));
     BT_TRY(bt_mla_attend(model->mla, &w->mla, pool, layer, model->out, model->normed,
-                         list_last_spans(step, model->last_spans), model->last_spans));
+                         list_last_spans(step, model->last_spans), model->last_spans,
+                         step->logit_rows));
     BT_TRY(bt_model_add_norm(model, n, model->normed, model->last, w->post_norm));
 out:
     return st;

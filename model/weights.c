@@ -115,6 +115,16 @@ static bt_status load_attention(bt_loader *l, uint32_t layer, bt_mla_weights *w)
     BT_TRY(bt_loader_vector(l, m->kv_lora_rank, NAME("kv_a_layernorm"), &w->kv_a_norm));
     BT_TRY(load_heads(l, layer, w));
     BT_TRY(bt_loader_matrix(l, m->hidden, m->n_heads * m->v_dim, NAME("o_proj"), &w->o));
+    if (!bt_model_layer_has_indexer(l->cfg, layer)) goto out;
+    BT_TRY(bt_loader_matrix(l, m->index_heads * m->index_dim, rank, NAME("indexer.wq_b"),
+                            &w->index_q));
+    BT_TRY(bt_loader_matrix(l, m->index_dim, m->hidden, NAME("indexer.wk"), &w->index_k));
+    BT_TRY(
+        bt_loader_matrix(l, m->index_heads, m->hidden, NAME("indexer.weights_proj"), &w->index_w));
+    BT_TRY(bt_loader_vector(l, m->index_dim, NAME("indexer.k_norm"), &w->index_k_norm));
+    BT_TRY(bt_loader_vector(
+        l, m->index_dim, bt_loader_name(l, "model.layers.%u.self_attn.indexer.k_norm.bias", layer),
+        &w->index_k_bias));
 #undef NAME
 out:
     return st;
@@ -412,10 +422,12 @@ static void fini_layer(const bt_weights *w, bt_layer_weights *layer)
 {
     bt_mla_weights *mla      = &layer->mla;
     bt_moe_weights *moe      = &layer->moe;
-    bt_linear      *single[] = {
-             mla->q,         mla->q_a,    mla->q_b,    mla->kv_a,           mla->o,
-             layer->gate_up, layer->down, moe->router, moe->shared_gate_up, moe->shared_down};
-    bt_bf16 *vector[] = {layer->input_norm, layer->post_norm, mla->q_a_norm, mla->kv_a_norm};
+    bt_linear      *single[] = {mla->q,          mla->q_a,     mla->q_b,     mla->kv_a,
+                                mla->o,          mla->index_q, mla->index_k, mla->index_w,
+                                layer->gate_up,  layer->down,  moe->router,  moe->shared_gate_up,
+                                moe->shared_down};
+    bt_bf16        *vector[] = {layer->input_norm, layer->post_norm,  mla->q_a_norm,
+                                mla->kv_a_norm,    mla->index_k_norm, mla->index_k_bias};
 
     for (size_t i = 0; i < sizeof(single) / sizeof(single[0]); i++)
         bt_device_linear_destroy(w->dev, single[i]);

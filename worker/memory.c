@@ -132,7 +132,7 @@ out:
 bt_status bt_memory_plan_pages(const bt_model_config *cfg, uint64_t kv_bytes, bt_memory_account *a)
 {
     bt_status st     = BT_OK;
-    uint32_t  dim    = cfg->mla.kv_lora_rank + cfg->mla.qk_rope_dim;
+    uint32_t  dim    = bt_mla_kv_dim(&cfg->mla);
     uint64_t  all    = a->available / 100 * BT_MEMORY_PERCENT;
     uint64_t  share  = (all > a->shared ? all - a->shared : 0) / a->local_size;
     uint64_t  fixed  = a->shared != 0 ? a->shared : a->local_size * a->weights; /* of all ranks */

@@ -359,7 +359,7 @@ static bt_status create_worker(bt_rank *r)
     bt_status         st   = BT_OK;
     bt_kv_pool_config pool = {.n_layers = r->cfg.n_layers,
                               .n_pages  = r->memory.n_pages,
-                              .kv_dim   = r->cfg.mla.kv_lora_rank + r->cfg.mla.qk_rope_dim};
+                              .kv_dim   = bt_mla_kv_dim(&r->cfg.mla)};
     bt_wait wait = {.timeout_ns = r->opt.timeout_ns, .what = "capture of graphs", .layer = -1};
     bt_worker_config cfg;
 

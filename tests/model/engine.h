@@ -64,13 +64,12 @@ static inline void engine_open(engine *e, const goldens *g, bt_world *world, uin
                                      .kernels   = opt->kernels != NULL ? opt->kernels : "auto"};
     const bt_gate_config *gate    = &g->cfg.moe.gate;
     const bt_mla_config  *mla     = &g->cfg.mla;
-    bt_kv_pool_config     pool    = {.n_layers = g->cfg.n_layers,
-                                     .n_pages  = opt->n_pages,
-                                     .kv_dim   = mla->kv_lora_rank + mla->qk_rope_dim};
-    bt_model_options      m_opt   = {.max_rows       = opt->max_rows,
-                                     .max_logit_rows = opt->max_rows,
-                                     .normal         = true,
-                                     .absorbed       = true};
+    bt_kv_pool_config     pool    = {
+               .n_layers = g->cfg.n_layers, .n_pages = opt->n_pages, .kv_dim = bt_mla_kv_dim(mla)};
+    bt_model_options m_opt = {.max_rows       = opt->max_rows,
+                              .max_logit_rows = opt->max_rows,
+                              .normal         = true,
+                              .absorbed       = true};
 
     memset(e, 0, sizeof(*e));
     e->g        = g;

@@ -105,6 +105,8 @@ static void config_of_every_model_is_read(void)
         {"kimi-k2",   BT_GATE_SIGMOID_BIAS,   2, 48, 32, 1, 1e-5f, true,  false},
         {"moonlight", BT_GATE_SIGMOID_BIAS,   4, 0,  96, 1, 1e-5f, false, false},
         {"glm-flash", BT_GATE_SIGMOID_BIAS,   5, 48, 48, 1, 1e-5f, false, false},
+        {"v3.2",      BT_GATE_SIGMOID_BIAS,   4, 96, 72, 4, 1e-6f, true,  true },
+        {"glm-5",     BT_GATE_SIGMOID_BIAS,   5, 48, 48, 1, 1e-5f, false, false},
     };
 
     for (size_t i = 0; i < sizeof(MODELS) / sizeof(MODELS[0]); i++) {
@@ -385,7 +387,7 @@ static const bad_case BAD[] = {
     {"{\"mlp_layer_types\": [\"dense\", \"wide\", \"sparse\", \"sparse\"]}", BT_ERR_FORMAT, {"field mlp_layer_types[1]", "expected \"dense\" or \"sparse\"", "found \"wide\""}},
     /* understood and not supported */
     {"{\"model_type\": \"llama\"}",          BT_ERR_UNSUPPORTED, {"field model_type", "expected deepseek_v2", "found \"llama\""}},
-    {"{\"model_type\": \"deepseek_v32\"}",   BT_ERR_UNSUPPORTED, {"field model_type", "expected", "found \"deepseek_v32\""}},
+    {"{\"model_type\": \"deepseek_v32\"}",   BT_ERR_UNSUPPORTED, {"field architectures", "expected \"DeepseekV32ForCausalLM\"", "found \"DeepseekV3ForCausalLM\""}},
     {"{\"architectures\": [\"LlamaForCausalLM\"]}", BT_ERR_UNSUPPORTED, {"field architectures", "expected \"DeepseekV3ForCausalLM\"", "found \"LlamaForCausalLM\""}},
     {"{\"attention_bias\": true}",           BT_ERR_UNSUPPORTED, {"field attention_bias", "expected false", "found true"}},
     {"{\"hidden_act\": \"gelu\"}",           BT_ERR_UNSUPPORTED, {"field hidden_act", "expected \"silu\"", "found \"gelu\""}},
@@ -407,8 +409,55 @@ static const bad_case BAD[] = {
     {"{\"quantization_config\": {\"quant_method\": \"fp8\"}}", BT_ERR_UNSUPPORTED, {"weight_block_size", "expected [128,128]", "found nothing"}},
     {"{\"mlp_layer_types\": [\"dense\", \"sparse\", \"dense\", \"sparse\"]}", BT_ERR_UNSUPPORTED, {"field mlp_layer_types[2]", "expected no dense layer after", ""}},
     {"{\"eos_token_id\": [0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16]}", BT_ERR_UNSUPPORTED, {"field eos_token_id", "expected at most 16", ""}},
+    /* sparse attention */
+    {"{\"model_type\": \"deepseek_v32\", \"architectures\": null}", BT_ERR_FORMAT, {"field index_topk", "expected an integer from 1", "found nothing"}},
+    {"{\"model_type\": \"deepseek_v32\", \"architectures\": null, \"index_topk\": 16, \"index_n_heads\": 0, \"index_head_dim\": 64}", BT_ERR_FORMAT, {"field index_n_heads", "expected an integer from 1", "found 0"}},
+    {"{\"model_type\": \"deepseek_v32\", \"architectures\": null, \"index_topk\": 16, \"index_n_heads\": 4, \"index_head_dim\": 32}", BT_ERR_FORMAT, {"field index_head_dim", "expected an integer from 64", "found 32"}},
+    {"{\"model_type\": \"deepseek_v32\", \"architectures\": null, \"index_topk\": 16, \"index_n_heads\": 4, \"index_head_dim\": 64, \"q_lora_rank\": null}", BT_ERR_UNSUPPORTED, {"field q_lora_rank", "expected an integer from 1", "found nothing"}},
+    {"{\"model_type\": \"glm_moe_dsa\", \"architectures\": null, \"index_topk\": 16, \"index_n_heads\": 4, \"index_head_dim\": 64, \"indexer_types\": [\"full\", \"shared\"]}", BT_ERR_FORMAT, {"field indexer_types", "expected a list of 4", "found [\"full\""}},
+    {"{\"model_type\": \"glm_moe_dsa\", \"architectures\": null, \"index_topk\": 16, \"index_n_heads\": 4, \"index_head_dim\": 64, \"indexer_types\": [\"full\", \"none\", \"full\", \"full\"]}", BT_ERR_FORMAT, {"field indexer_types[1]", "expected \"full\" or \"shared\"", "found \"none\""}},
+    {"{\"model_type\": \"glm_moe_dsa\", \"architectures\": null, \"index_topk\": 16, \"index_n_heads\": 4, \"index_head_dim\": 64, \"indexer_types\": [\"shared\", \"full\", \"full\", \"full\"]}", BT_ERR_FORMAT, {"first layer", "expected it to have an indexer", "found \"shared\""}},
+    {"{\"model_type\": \"glm_moe_dsa\", \"architectures\": null, \"index_topk\": 16, \"index_n_heads\": 4, \"index_head_dim\": 64, \"index_topk_pattern\": \"FSX\"}", BT_ERR_FORMAT, {"field index_topk_pattern", "expected 4 letters", "found \"FSX\""}},
+    {"{\"model_type\": \"glm_moe_dsa\", \"architectures\": null, \"index_topk\": 16, \"index_n_heads\": 4, \"index_head_dim\": 64, \"index_topk_freq\": 4, \"index_skip_topk_offset\": 0}", BT_ERR_FORMAT, {"first layer", "expected it to have an indexer", "found \"shared\""}},
+    {"{\"model_type\": \"glm_moe_dsa\", \"architectures\": null, \"index_topk\": 16, \"index_n_heads\": 4, \"index_head_dim\": 64, \"sliding_window\": 128}", BT_ERR_UNSUPPORTED, {"field sliding_window", "expected it absent", "found 128"}},
 };
 /* clang-format on */
+
+/* Which layers choose, in each of the ways that say so. */
+static void config_reads_indexers(void)
+{
+    static const char BASE[] =
+        "{\"model_type\": \"%s\", \"architectures\": null, \"index_topk\": 16, "
+        "\"index_n_heads\": 4, \"index_head_dim\": 64%s}";
+    static const struct {
+        const char *type, *more, *layers; /* F: full, S: shared */
+        bool        halves;
+    } CASES[] = {
+        {"deepseek_v32", "",                                                                  "FFFF", true },
+        {"deepseek_v32", ", \"index_topk_freq\": 2",                                          "FFFF", true },
+        {"glm_moe_dsa",  "",                                                                  "FFFF", false},
+        {"glm_moe_dsa",  ", \"index_topk_freq\": 0",                                          "FFFF", false},
+        {"glm_moe_dsa",  ", \"index_topk_freq\": 2",                                          "FFSF", false},
+        {"glm_moe_dsa",  ", \"index_topk_freq\": 4, \"index_skip_topk_offset\": 1",           "FSSS", false},
+        {"glm_moe_dsa",  ", \"index_topk_pattern\": \"FSFS\", \"index_topk_freq\": 4",        "FSFS",
+         false                                                                                             },
+        {"glm_moe_dsa",  ", \"indexer_types\": [\"full\", \"shared\", \"shared\", \"full\"]", "FSSF",
+         false                                                                                             },
+    };
+
+    for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
+        bt_model_config c;
+        char            patch[512];
+
+        snprintf(patch, sizeof(patch), BASE, CASES[i].type, CASES[i].more);
+        EXPECT_EQ(read_patched(patch, &c), BT_OK);
+        EXPECT(c.mla.index_topk == 16 && c.mla.index_heads == 4 && c.mla.index_dim == 64);
+        EXPECT_EQ(c.mla.index_halves, CASES[i].halves);
+        EXPECT_EQ(bt_mla_kv_dim(&c.mla), c.mla.kv_lora_rank + c.mla.qk_rope_dim + 64);
+        for (uint32_t layer = 0; layer < 4; layer++)
+            EXPECT_EQ(bt_model_layer_has_indexer(&c, layer), CASES[i].layers[layer] == 'F');
+    }
+}
 
 static void config_bad_fields_are_refused_by_name(void)
 {
@@ -542,6 +591,7 @@ static const bt_test TESTS[] = {
     BT_TEST(config_dense_model_has_no_experts),
     BT_TEST(config_layer_list_of_transformers_5_is_read),
     BT_TEST(config_eos_ids_of_both_files_are_joined),
+    BT_TEST(config_reads_indexers),
     BT_TEST(config_bad_fields_are_refused_by_name),
     BT_TEST(config_bad_files_are_refused),
     BT_TEST(config_deep_json_is_refused),

@@ -66,7 +66,8 @@ out:
 static bt_status refuse_variants(const bt_json_at *at, bool sparse)
 {
     static const char *const MUST_BE_FALSE[] = {"attention_bias", "mlp_bias"};
-    static const char *const MUST_BE_NULL[]  = {"sliding_window", "index_topk", "index_n_heads"};
+    static const char *const MUST_BE_NULL[]  = {"sliding_window", "index_topk", "index_n_heads",
+                                                "index_head_dim"};
     bt_status                st              = BT_OK;
     const char              *act             = "silu";
     char                     found[96];
@@ -342,6 +343,15 @@ bt_status bt_model_config_read(const char *dir, bt_model_config *cfg_out)
 out:
     json_decref(json);
     return st;
+}
+
+uint32_t bt_model_n_indexers(const bt_model_config *cfg)
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < cfg->n_layers; i++)
+        n += bt_model_layer_has_indexer(cfg, i);
+    return n;
 }
 
 uint32_t bt_model_n_moe_layers(const bt_model_config *cfg)

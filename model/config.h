@@ -63,6 +63,7 @@ static inline bool bt_model_layer_has_indexer(const bt_model_config *cfg, uint32
 {
     return cfg->mla.index_topk != 0 && (cfg->index_shared[layer / 64] >> layer % 64 & 1) == 0;
 }
+uint32_t bt_model_n_indexers(const bt_model_config *cfg); /* layers that do */
 /* MoE layers in all. */
 uint32_t bt_model_n_moe_layers(const bt_model_config *cfg);
 

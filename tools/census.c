@@ -108,6 +108,12 @@ uint64_t bt_census_expert_bytes(const bt_census *c, const bt_model_config *cfg)
     return cfg->fp8 ? bt_fp8_bytes(n) : 2 * n;
 }
 
+static uint64_t of_an_indexer(const bt_mla_config *m)
+{
+    return (uint64_t)m->index_heads * (m->index_dim * (uint64_t)m->q_lora_rank + m->hidden) +
+           m->index_dim * ((uint64_t)m->hidden + 2);
+}
+
 static uint64_t attention_of_a_layer(const bt_mla_config *m)
 {
     uint64_t q_rows = (uint64_t)m->n_heads * (m->qk_nope_dim + m->qk_rope_dim);
@@ -130,9 +136,10 @@ void bt_census_expect(const bt_model_config *cfg, uint64_t n_params[BT_N_PARTS])
     n_params[BT_PART_EMBEDDING] = cfg->vocab_size * h;
     n_params[BT_PART_HEAD]      = cfg->tie_embeddings ? 0 : cfg->vocab_size * h;
     n_params[BT_PART_NORMS]     = (2 * (uint64_t)cfg->n_layers + 1) * h;
-    n_params[BT_PART_ATTENTION] = cfg->n_layers * attention_of_a_layer(&cfg->mla);
-    n_params[BT_PART_DENSE]     = (cfg->n_layers - n_moe) * 3 * cfg->dense_dim * h;
-    n_params[BT_PART_ROUTER]    = n_moe * (g->n_experts * h + bias);
-    n_params[BT_PART_EXPERTS]   = n_moe * g->n_experts * 3 * cfg->moe.expert_dim * h;
-    n_params[BT_PART_SHARED]    = n_moe * 3 * cfg->moe.shared_dim * h;
+    n_params[BT_PART_ATTENTION] = cfg->n_layers * attention_of_a_layer(&cfg->mla) +
+                                  bt_model_n_indexers(cfg) * of_an_indexer(&cfg->mla);
+    n_params[BT_PART_DENSE]   = (cfg->n_layers - n_moe) * 3 * cfg->dense_dim * h;
+    n_params[BT_PART_ROUTER]  = n_moe * (g->n_experts * h + bias);
+    n_params[BT_PART_EXPERTS] = n_moe * g->n_experts * 3 * cfg->moe.expert_dim * h;
+    n_params[BT_PART_SHARED]  = n_moe * 3 * cfg->moe.shared_dim * h;
 }

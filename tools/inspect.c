@@ -110,6 +110,9 @@ static void print_model(const bt_model_config *cfg)
         printf("query rank %u\n", m->q_lora_rank);
     else
         printf("full-rank query\n");
+    if (m->index_topk != 0)
+        printf("  sparse      to %u positions, by %u heads of %u in %u layers\n", m->index_topk,
+               m->index_heads, m->index_dim, bt_model_n_indexers(cfg));
     if (n_moe != 0) print_gate(&cfg->moe.gate);
 }
 
@@ -149,7 +152,7 @@ static void print_census(const bt_model_config *cfg, const bt_census *c)
 
 static uint64_t kv_token_bytes(const bt_model_config *cfg)
 {
-    return (uint64_t)cfg->n_layers * (cfg->mla.kv_lora_rank + cfg->mla.qk_rope_dim) * 2;
+    return (uint64_t)cfg->n_layers * bt_mla_kv_dim(&cfg->mla) * 2;
 }
 
 static void print_kv(const bt_model_config *cfg)

@@ -51,6 +51,20 @@ static const bt_synth_shape SHAPES[] = {
      .dense_dim = 10240, .expert_dim = 1536, .n_experts = 64, .n_shared = 1, .top_k = 4, .n_groups = 1, .topk_groups = 1,
      .norm_topk = true, .scale = 1.8, .eps = 1e-5, .theta = 1000000,
      .bos = -1, .eos = {154820, 154827, 154829}},
+    {.like = "v3.2", /* DeepSeek-V3.2; in bf16, without the MTP layer */
+     .architecture = "DeepseekV32ForCausalLM", .model_type = "deepseek_v32", .sigmoid = true,
+     .hidden = 7168, .n_layers = 61, .n_dense_layers = 3, .vocab_size = 129280, .context = 163840,
+     .n_heads = 128, .q_lora_rank = 1536, .kv_lora_rank = 512, .qk_nope_dim = 128, .qk_rope_dim = 64, .v_dim = 128,
+     .dense_dim = 18432, .expert_dim = 2048, .n_experts = 256, .n_shared = 1, .top_k = 8, .n_groups = 8, .topk_groups = 4,
+     .norm_topk = true, .scale = 2.5, .eps = 1e-6, .theta = 10000, .yarn_factor = 40, .yarn_context = 4096, .beta_fast = 32, .beta_slow = 1, .mscale = 1,
+     .index_topk = 2048, .index_heads = 64, .index_dim = 128, .bos = 0, .eos = {1, -1, -1}},
+    {.like = "glm-5", /* GLM-5, 5.1; without the MTP layer */
+     .architecture = "GlmMoeDsaForCausalLM", .model_type = "glm_moe_dsa", .sigmoid = true,
+     .hidden = 6144, .n_layers = 78, .n_dense_layers = 3, .vocab_size = 154880, .context = 202752,
+     .n_heads = 64, .q_lora_rank = 2048, .kv_lora_rank = 512, .qk_nope_dim = 192, .qk_rope_dim = 64, .v_dim = 256,
+     .dense_dim = 12288, .expert_dim = 2048, .n_experts = 256, .n_shared = 1, .top_k = 8, .n_groups = 1, .topk_groups = 1,
+     .norm_topk = true, .scale = 2.5, .eps = 1e-5, .theta = 1000000,
+     .index_topk = 2048, .index_heads = 32, .index_dim = 128, .bos = -1, .eos = {154820, 154827, 154829}},
 };
 
 #define SIZE(option, field, least, most, text) {option, text, offsetof(bt_synth_shape, field), least, most}
@@ -73,6 +87,9 @@ const bt_synth_size bt_synth_sizes[] = {
     SIZE("topk-groups",   topk_groups,    1, 1024,    "Groups that a token may use"),
     SIZE("vocab",         vocab_size,     2, 1 << 24, "Size of the vocabulary"),
     SIZE("context",       context,        1, 1 << 20, "Length of the context"),
+    SIZE("index-topk",    index_topk,     1, 1 << 17, "Positions that a token attends to; of v3.2 and glm-5"),
+    SIZE("index-heads",   index_heads,    1, 1 << 10, "Heads of the indexer that chooses them"),
+    SIZE("index-dim",     index_dim,      1, 1 << 14, "Width of such a head"),
 };
 /* clang-format on */
 const size_t bt_synth_n_sizes = sizeof(bt_synth_sizes) / sizeof(bt_synth_sizes[0]);
@@ -90,7 +107,7 @@ bool bt_synth_find(const char *like, bt_synth_shape *shape_out)
 
 const char *bt_synth_names(void)
 {
-    static char names[128];
+    static char names[128]; /* of ten of 12 bytes */
     size_t      n = 0;
 
     for (size_t i = 0; i < sizeof(SHAPES) / sizeof(SHAPES[0]); i++)
@@ -191,11 +208,23 @@ bt_status bt_synth_write_config(const bt_synth_shape *shape, const char *path)
 {
     bt_status st     = BT_OK;
     json_t   *config = rules(shape), *dims = sizes(shape);
+    const struct {
+        const char *field;
+        uint32_t    value;
+    } index[] = {
+        {"index_topk",     shape->index_topk },
+        {"index_n_heads",  shape->index_heads},
+        {"index_head_dim", shape->index_dim  }
+    };
 
     if (strcmp(shape->model_type, "glm4_moe_lite") == 0 && dims != NULL)
         json_object_set_new(dims, "mlp_layer_types", layer_types(shape));
     if (shape->fp8 && dims != NULL)
         json_object_set_new(dims, "quantization_config", quantization());
+    /* Of a model without an indexer they are refused where the config is read. */
+    for (int i = 0; i < 3 && dims != NULL; i++)
+        if (index[i].value != 0)
+            json_object_set_new(dims, index[i].field, json_integer(index[i].value));
     BT_REQUIRE(config != NULL && dims != NULL && json_object_update(config, dims) == 0,
                BT_ERR_NO_MEMORY, "%s", path);
     BT_REQUIRE(json_dump_file(config, path, JSON_INDENT(2) | JSON_REAL_PRECISION(12)) == 0,

@@ -107,6 +107,13 @@ static void attention(listing *l, const char *prefix)
     matrix(l, prefix, "kv_b_proj", (uint64_t)s->n_heads * (s->qk_nope_dim + s->v_dim),
            s->kv_lora_rank, 1.5f);
     matrix(l, prefix, "o_proj", s->hidden, (uint64_t)s->n_heads * s->v_dim, 1);
+    if (s->index_topk == 0) return;
+    matrix(l, prefix, "indexer.wq_b", (uint64_t)s->index_heads * s->index_dim, s->q_lora_rank,
+           1.5f);
+    matrix(l, prefix, "indexer.wk", s->index_dim, s->hidden, 1);
+    bf16_matrix(l, prefix, "indexer.weights_proj", s->index_heads, s->hidden, 1);
+    add(l, BT_ST_F32, 0, s->index_dim, 1, 0.1f, "%sindexer.k_norm.weight", prefix);
+    add(l, BT_ST_F32, 0, s->index_dim, 0, 0.1f, "%sindexer.k_norm.bias", prefix);
 }
 
 static void experts(listing *l, const char *layer)

@@ -143,6 +143,9 @@ bt_status bt_study_create(bt_device *dev, const bt_mla_config *cfg, const bt_stu
         if (strcmp(BACK_ENDS[i]->attn->device, dev->ops->name) == 0) ops = BACK_ENDS[i];
     BT_REQUIRE(ops != NULL, BT_ERR_UNSUPPORTED, "no attention study for device \"%s\"",
                dev->ops->name);
+    BT_REQUIRE(cfg->index_topk == 0, BT_ERR_UNSUPPORTED,
+               "the study is one of dense attention: expected an index_topk of 0, found %u",
+               cfg->index_topk);
     BT_TRY(bt_mla_create(dev, cfg, max_batch, &mla)); /* it knows which sizes are right */
     s = bt_calloc(1, sizeof(*s));
     BT_REQUIRE(s != NULL, BT_ERR_NO_MEMORY, "study header");

@@ -86,7 +86,10 @@ static int synth_as(const char *like, const char *micro, const char *out, const 
         {"groups",         "n_group"                },
         {"topk-groups",    "topk_group"             },
         {"vocab",          "vocab_size"             },
-        {"context",        "max_position_embeddings"}
+        {"context",        "max_position_embeddings"},
+        {"index-topk",     "index_topk"             },
+        {"index-heads",    "index_n_heads"          },
+        {"index-dim",      "index_head_dim"         }
     };
     char    line[2048];
     size_t  n      = (size_t)snprintf(line, sizeof(line), "--like %s", like);
@@ -94,8 +97,9 @@ static int synth_as(const char *like, const char *micro, const char *out, const 
 
     if (config == NULL) abort();
     for (size_t i = 0; i < sizeof(FIELDS) / sizeof(FIELDS[0]); i++)
-        n += (size_t)snprintf(line + n, sizeof(line) - n, " --%s %ld", FIELDS[i][0],
-                              number(config, FIELDS[i][1]));
+        if (json_object_get(config, FIELDS[i][1]) != NULL)
+            n += (size_t)snprintf(line + n, sizeof(line) - n, " --%s %ld", FIELDS[i][0],
+                                  number(config, FIELDS[i][1]));
     snprintf(line + n, sizeof(line) - n, " %s %s", more, path_of(out));
     json_decref(config);
     return synth(line);
@@ -144,18 +148,19 @@ static void expect_same_config(const char *name, const char *got_path, const cha
 
 static void synth_writes_what_hugging_face_reads(void)
 {
-    static const char *const NAMES[] = {"v2-lite",   "v2",        "kimi-k2",
-                                        "moonlight", "glm-flash", "v3-fp8"};
+    static const char *const NAMES[] = {"v2-lite",   "v2",     "kimi-k2", "moonlight",
+                                        "glm-flash", "v3-fp8", "v3.2"};
     char                     micro[512], config[600];
 
     for (size_t i = 0; i < sizeof(NAMES) / sizeof(NAMES[0]); i++) {
-        bool            fp8 = strcmp(NAMES[i], "v3-fp8") == 0;
+        bool            v3  = strcmp(NAMES[i], "v3-fp8") == 0;
+        bool            fp8 = v3 || strcmp(NAMES[i], "v3.2") == 0;
         bt_safetensors *got = NULL, *want = NULL;
 
         snprintf(micro, sizeof(micro), MICRO "%s", NAMES[i]);
         snprintf(config, sizeof(config), "%s/config.json", micro);
         clear();
-        EXPECT_EQ(synth_as(fp8 ? "v3" : NAMES[i], config, "m", fp8 ? "--fp8" : ""), 0);
+        EXPECT_EQ(synth_as(v3 ? "v3" : NAMES[i], config, "m", fp8 ? "--fp8" : ""), 0);
         expect_same_config(NAMES[i], path_of("m/config.json"), config);
         EXPECT_EQ(bt_safetensors_open(path_of("m"), &got), BT_OK);
         EXPECT_EQ(bt_safetensors_open(micro, &want), BT_OK);
@@ -232,8 +237,15 @@ static void synth_repeats_a_seed(void)
 /* Logits of a few random tokens are finite and a few units wide, in every family. */
 static void synth_gives_sane_logits(void)
 {
-    static const char *const NAMES[] = {"v2-lite",   "v2",        "v3",      "kimi-k2",
-                                        "moonlight", "glm-flash", "v3 --fp8"};
+    static const char *const NAMES[] = {"v2-lite",
+                                        "v2",
+                                        "v3",
+                                        "kimi-k2",
+                                        "moonlight",
+                                        "glm-flash",
+                                        "v3 --fp8",
+                                        "v3.2 --index-topk 8 --index-dim 24",
+                                        "glm-5 --index-topk 8"};
     enum { N = 24, VOCAB = 512 };
     static float logits[N * VOCAB];
     uint32_t     tokens[N];
@@ -290,7 +302,13 @@ static void synth_refuses_by_name(void)
 
     clear();
     EXPECT_EQ(synth("--like v4 x"), 64);
-    EXPECT_HAS(g_command.output, "v2-lite, v2, v3, kimi-k2, moonlight, glm-flash");
+    EXPECT_HAS(g_command.output, "v2-lite, v2, v3, kimi-k2, moonlight, glm-flash, v3.2, glm-5");
+    EXPECT_EQ(synth_small("v3", "m", "--index-topk 8"), 1);
+    EXPECT_HAS(g_command.output, "field index_topk: not supported for this model_type");
+    EXPECT_EQ(synth_small("v3", "m", "--index-dim 16"), 1);
+    EXPECT_HAS(g_command.output, "field index_head_dim");
+    EXPECT_EQ(synth_small("v3.2", "m", "--index-dim 8"), 1);
+    EXPECT_HAS(g_command.output, "field index_head_dim: expected an integer from 16");
     EXPECT_EQ(synth("--like v3 --layers 0 x"), 64);
     EXPECT_HAS(g_command.output, "--layers must be a whole number from 1");
     EXPECT_EQ(synth("--like v3 --layers -1 x"), 64);

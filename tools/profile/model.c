@@ -19,8 +19,8 @@ typedef struct {
     const char *note;
 } row;
 
-static const char SPARSE[] = "the model selects keys by its sparse-attention index beyond 2,048; "
-                             "figures here are those of dense MLA";
+static const char SPARSE[] = "the model attends to some positions of longer contexts only "
+                             "(index_topk: 2,048); figures here are those of dense MLA";
 
 static const row ROWS[] = {
     {"v2|v2.5",         "DeepSeek-V2",                    5120, 60, 128, 1536, 512, 128, 64, 128, 59, 1536, 160, 6,  1e4, 40,
@@ -135,6 +135,8 @@ static bt_status from_directory(const char *dir, bt_profile_model *m)
     m->mla = cfg.mla;
     memcpy(m->inv_freq, cfg.rope_inv_freq, sizeof(m->inv_freq));
     m->mla.max_context = 0;
+    m->mla.index_topk  = 0;
+    m->note            = cfg.mla.index_topk != 0 ? SPARSE : NULL;
     m->n_layers        = cfg.n_layers;
     for (int i = 0; i < BT_N_PARTS; i++)
         m->other_params += n[i];

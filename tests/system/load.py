@@ -15,7 +15,7 @@ VOCAB = 2048
 def page_bytes(model):
     with open(os.path.join(model, "config.json")) as f:
         c = json.load(f)
-    return c["num_hidden_layers"] * PAGE_TOKENS * 2 * (c["kv_lora_rank"] + c["qk_rope_head_dim"])
+    return c["num_hidden_layers"] * PAGE_TOKENS * 2 * (c["kv_lora_rank"] + c["qk_rope_head_dim"] + c.get("index_head_dim", 0))
 
 
 def metrics(cell, until=lambda m: True, seconds=120):

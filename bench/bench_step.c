@@ -11,6 +11,7 @@
  * read bandwidth, operations / multiply rate) / time, both ways; the roofs are measured before each
  * case, on the same threads.  Cases take turns, and medians count.  The time and the peak memory of
  * loading are printed first. */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -183,11 +184,42 @@ static uint32_t unique_experts(const bench *b, uint32_t layer, uint32_t n_rows)
 }
 
 /* What rows of a step do in one layer: all fill their pages, of `rows` that go on each attends, in
- * `pairs` with a key, and `expanded` latents become keys and values. */
+ * `pairs` with a key, and `expanded` latents become keys and values.  Where attention is sparse
+ * `choosers` of the rows score `scored` keys in all, and attend to index_topk of them. */
 typedef struct {
-    double filled, rows, pairs, expanded, context;
+    double filled, rows, pairs, expanded, context, choosers, scored;
     bool   prompt;
 } layer_work;
+
+/* The pairs of n rows from position `start` on, times so many requests. */
+static void count_pairs(const bench *b, double start, double n, double times, layer_work *w)
+{
+    double topk = b->cfg.mla.index_topk != 0 ? b->cfg.mla.index_topk : HUGE_VAL, end = start + n;
+    double a = fmin(start, topk), e = fmin(end, topk), c = fmax(start, topk);
+
+    w->pairs = times * (e * (e + 1) - a * (a + 1)) / 2;
+    if (end <= topk) return;
+    w->choosers = times * (end - c);
+    w->scored   = times * (end * (end + 1) - c * (c + 1)) / 2;
+}
+
+/* What sparse attention adds to a layer: keys of all rows; queries and weights of those that
+ * choose, whose pairs are in the absorbed form. */
+static void count_index(bench *b, uint32_t layer, const layer_work *w)
+{
+    const bt_mla_config *m   = &b->cfg.mla;
+    double               key = (double)m->index_dim * m->hidden;
+    double query = (double)m->index_heads * m->index_dim * m->q_lora_rank, head = m->index_heads;
+
+    b->ops +=
+        2 * w->choosers * m->index_topk * m->n_heads * (2.0 * m->kv_lora_rank + m->qk_rope_dim);
+    if (!bt_model_layer_has_indexer(&b->cfg, layer)) return;
+    b->ops += 2 * w->filled * key;
+    b->bytes += weight_bytes(b) * key;
+    if (w->choosers == 0) return;
+    b->ops += 2 * w->choosers * (query + head * m->hidden) + 2 * w->scored * head * m->index_dim;
+    b->bytes += weight_bytes(b) * query + 2 * head * m->hidden + 2 * w->context * m->index_dim;
+}
 
 static void count_layer(bench *b, uint32_t layer, double unique, const layer_work *w)
 {
@@ -197,10 +229,13 @@ static void count_layer(bench *b, uint32_t layer, double unique, const layer_wor
     double               width  = w->prompt ? m->qk_nope_dim + m->qk_rope_dim + m->v_dim
                                             : 2.0 * m->kv_lora_rank + m->qk_rope_dim;
     double               on     = query_weights(m); /* weights for rows that go on */
+    double               latents =
+        w->choosers != 0 && !w->prompt ? fmin(w->context, w->rows * m->index_topk) : w->context;
 
     b->ops += 2 * w->filled * latent_weights(m);
-    b->bytes +=
-        weight_bytes(b) * latent_weights(m) + 2 * w->context * (m->kv_lora_rank + m->qk_rope_dim);
+    b->bytes += weight_bytes(b) * latent_weights(m);
+    b->bytes += 2 * latents * (m->kv_lora_rank + m->qk_rope_dim);
+    count_index(b, layer, w);
     if (w->rows == 0) return;
     if (bt_model_layer_is_moe(&b->cfg, layer)) {
         on += 3.0 * h * b->cfg.moe.shared_dim;
@@ -221,9 +256,16 @@ static void count_layer(bench *b, uint32_t layer, double unique, const layer_wor
 static void count_piece(bench *b, uint32_t n_rows, uint32_t start, bool ends)
 {
     double     rows = n_rows, context = start + rows, all = b->cfg.moe.gate.n_experts;
-    layer_work w    = {rows, rows, rows * (start + (rows + 1) / 2), rows, context, true};
-    layer_work last = {rows, ends, ends * context, ends * context, ends ? context : rows, true};
+    layer_work w = {
+        .filled = rows, .rows = rows, .expanded = rows, .context = context, .prompt = true};
+    layer_work last = {.filled   = rows,
+                       .rows     = ends,
+                       .expanded = ends * context,
+                       .context  = ends ? context : rows,
+                       .prompt   = true};
 
+    count_pairs(b, start, rows, 1, &w);
+    if (ends) count_pairs(b, context - 1, 1, 1, &last);
     for (uint32_t layer = 0; layer + 1 < b->cfg.n_layers; layer++)
         count_layer(b, layer, all, &w);
     count_layer(b, b->cfg.n_layers - 1, b->cfg.moe.gate.top_k, &last);
@@ -231,9 +273,10 @@ static void count_piece(bench *b, uint32_t n_rows, uint32_t start, bool ends)
 
 static void count_decode(bench *b, const bench_case *c, uint32_t n_rows)
 {
-    double     rows = n_rows, context = c->context + 1 + c->n_draft, middle = c->n_draft / 2.0;
-    layer_work w = {rows, rows, rows * (context - middle), rows, c->batch * context, false};
+    double     rows = n_rows, context = c->context + 1 + c->n_draft;
+    layer_work w = {.filled = rows, .rows = rows, .expanded = rows, .context = c->batch * context};
 
+    count_pairs(b, c->context, 1 + c->n_draft, c->batch, &w);
     for (uint32_t layer = 0, moe = 0; layer < b->cfg.n_layers; layer++)
         count_layer(b, layer,
                     bt_model_layer_is_moe(&b->cfg, layer) ? unique_experts(b, moe++, n_rows) : 0,

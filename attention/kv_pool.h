@@ -3,8 +3,9 @@
  * One pool per rank.  A page holds BT_PAGE_TOKENS tokens of every layer:
  *     page[n_layers][BT_PAGE_TOKENS][kv_dim]     row-major bf16
  * with kv_dim = kv_lora_rank + qk_rope_dim (512 + 64 in the DeepSeek models): the latent after its
- * norm, then the rope key after RoPE, pairs interleaved.  Layers share a page, so that evicting or
- * moving a token is one operation.
+ * norm, then the rope key after RoPE, pairs interleaved; where attention is sparse index_dim more,
+ * the indexer's key (bt_mla_kv_dim()).  Layers share a page, so that evicting or moving a token is
+ * one operation.
  *
  * A page's generation grows each time it is taken, so a late message for an earlier owner is
  * recognised.

@@ -243,14 +243,17 @@ out:
 }
 
 /* A tensor of a served layer that may be there without a use: an expert of another rank, a scale,
- * RoPE's frequencies, which are computed. */
-static bool may_be_unused(const char *rest)
+ * RoPE's frequencies, which are computed; the indexer of a layer that config.json says to do
+ * without. */
+static bool may_be_unused(const bt_model_config *cfg, unsigned layer, const char *rest)
 {
     static const char SCALE[] = "_scale_inv";
     size_t            n       = strlen(rest);
 
     return strncmp(rest, "mlp.experts.", strlen("mlp.experts.")) == 0 ||
            strcmp(rest, "self_attn.rotary_emb.inv_freq") == 0 ||
+           (cfg->mla.index_topk != 0 && !bt_model_layer_has_indexer(cfg, layer) &&
+            strncmp(rest, "self_attn.indexer.", strlen("self_attn.indexer.")) == 0) ||
            (n >= strlen(SCALE) && strcmp(rest + n - strlen(SCALE), SCALE) == 0);
 }
 
@@ -273,7 +276,8 @@ static bt_status refuse_unused(const bt_loader *l)
 
         if (l->used[i] || sscanf(t->name, "model.layers.%u.%n", &layer, &at) != 1 || at == 0)
             continue;
-        BT_REQUIRE(layer >= l->cfg->n_layers || may_be_unused(t->name + at), BT_ERR_UNSUPPORTED,
+        BT_REQUIRE(layer >= l->cfg->n_layers || may_be_unused(l->cfg, layer, t->name + at),
+                   BT_ERR_UNSUPPORTED,
                    "%s: tensor %s: expected none of this name by config.json, found one: do they "
                    "belong together?",
                    bt_safetensors_file_of(l->st, t),

@@ -9,8 +9,8 @@
 #include "model/reference_parts.h"
 #include "tests/model/checkpoint.h"
 
-static const char *const MODELS[] = {"v3-fp8", "v2-lite", "glm-flash",
-                                     "v2",     "kimi-k2", "moonlight"};
+static const char *const MODELS[] = {"v3-fp8",  "v2-lite",   "glm-flash", "v2",
+                                     "kimi-k2", "moonlight", "v3.2",      "glm-5"};
 
 /* What x = the identity gives is W itself, exactly. */
 static void expect_linear(const bt_linear *w, const float *want, size_t ld, size_t step,
@@ -87,6 +87,27 @@ static void expect_heads(const checkpoint *c, const bt_mla_weights *w, const cha
     bt_free(want);
 }
 
+static void expect_indexer(const checkpoint *c, const bt_mla_weights *w)
+{
+    const char *const VECTORS[] = {"weight", "bias"};
+    uint32_t          n         = c->cfg.mla.index_dim;
+    char              name[128];
+
+    expect_matrix(c, w->index_q, "model.layers.2.self_attn.indexer.wq_b.weight");
+    expect_matrix(c, w->index_k, "model.layers.2.self_attn.indexer.wk.weight");
+    expect_matrix(c, w->index_w, "model.layers.2.self_attn.indexer.weights_proj.weight");
+    for (int v = 0; v < 2; v++) {
+        const bt_bf16 *got = v == 0 ? w->index_k_norm : w->index_k_bias;
+        float         *want;
+
+        snprintf(name, sizeof(name), "model.layers.2.self_attn.indexer.k_norm.%s", VECTORS[v]);
+        want = read_plain(c, name, 1, n);
+        for (uint32_t i = 0; i < n; i++)
+            EXPECT_EQ(got[i], bt_bf16_from_f32(want[i]));
+        bt_free(want);
+    }
+}
+
 static void expect_weights(const checkpoint *c, const bt_weights *w)
 {
     const bt_layer_weights *dense = &w->layers[0], *moe = &w->layers[2];
@@ -106,6 +127,7 @@ static void expect_weights(const checkpoint *c, const bt_weights *w)
         expect_matrix(c, dense->mla.q_b, "model.layers.0.self_attn.q_b_proj.weight");
     expect_matrix(c, moe->mla.kv_a, "model.layers.2.self_attn.kv_a_proj_with_mqa.weight");
     expect_heads(c, &moe->mla, "model.layers.2.self_attn.kv_b_proj.weight");
+    if (c->cfg.mla.index_topk != 0) expect_indexer(c, &moe->mla);
     expect_matrix(c, moe->mla.o, "model.layers.2.self_attn.o_proj.weight");
     expect_matrix(c, moe->moe.router, "model.layers.2.mlp.gate.weight");
     expect_gate_up(c, moe->moe.gate_up[1], "model.layers.2.mlp.experts.1");

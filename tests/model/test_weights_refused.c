@@ -89,6 +89,32 @@ static void weights_without_a_use_are_refused(void)
     checkpoint_close(&c);
 }
 
+/* A layer that takes what another one chose may have an indexer in the file; one that chooses must,
+ * and a model without sparse attention has none. */
+static void weights_of_indexers_are_those_of_config_json(void)
+{
+    checkpoint c;
+    bt_weights w;
+
+    checkpoint_open(&c, "glm-5"); /* of whose layers the first and the third choose */
+    c.tensors[c.n]        = c.tensors[0];
+    c.tensors[c.n++].name = "model.layers.1.self_attn.indexer.wk.weight";
+    EXPECT_EQ(load_list(&c, &w), BT_OK);
+    EXPECT(w.layers[0].mla.index_k != NULL && w.layers[1].mla.index_k == NULL);
+    bt_weights_fini(&w);
+    c.tensors[c.n - 1].name = "model.layers.0.self_attn.indexer.wk.bias";
+    EXPECT_EQ(load_list(&c, &w), BT_ERR_UNSUPPORTED);
+    EXPECT_HAS(bt_error_text(), "tensor model.layers.0.self_attn.indexer.wk.bias: expected none");
+    c.n--;
+    c.cfg.index_shared[0] = 0;
+    EXPECT_EQ(load_list(&c, &w), BT_ERR_FORMAT);
+    EXPECT_HAS(bt_error_text(), "model.layers.1.self_attn.indexer.wq_b.weight");
+    c.cfg.mla.index_topk = 0;
+    EXPECT_EQ(load_list(&c, &w), BT_ERR_UNSUPPORTED);
+    EXPECT_HAS(bt_error_text(), "self_attn.indexer.");
+    checkpoint_close(&c);
+}
+
 static void weights_name_each_wrong_shape(void)
 {
     checkpoint c;
@@ -167,9 +193,13 @@ static void weights_name_a_foreign_dtype_and_its_file(void)
 }
 
 static const bt_test TESTS[] = {
-    BT_TEST(weights_name_a_scale_that_is_none), BT_TEST(weights_name_each_missing_tensor),
-    BT_TEST(weights_without_a_use_are_refused), BT_TEST(weights_name_each_wrong_shape),
-    BT_TEST(weights_name_a_wrong_dtype),        BT_TEST(weights_name_a_foreign_dtype_and_its_file),
+    BT_TEST(weights_name_a_scale_that_is_none),
+    BT_TEST(weights_name_each_missing_tensor),
+    BT_TEST(weights_without_a_use_are_refused),
+    BT_TEST(weights_of_indexers_are_those_of_config_json),
+    BT_TEST(weights_name_each_wrong_shape),
+    BT_TEST(weights_name_a_wrong_dtype),
+    BT_TEST(weights_name_a_foreign_dtype_and_its_file),
 };
 
 int main(int argc, char **argv)

@@ -101,13 +101,13 @@ static bt_status check_index(const bt_mla_config *cfg, const bt_attn_ops *ops)
 
     if (cfg->index_topk == 0) goto out;
     BT_REQUIRE(cfg->index_heads != 0 && cfg->index_heads <= MAX_DIM &&
-                   cfg->index_dim >= cfg->qk_rope_dim && cfg->index_dim <= MAX_DIM &&
+                   cfg->index_dim >= cfg->qk_rope_dim && cfg->index_dim <= BT_INDEX_MAX_DIM &&
                    cfg->q_lora_rank != 0,
                BT_ERR_INVALID_ARG,
                "sparse attention of %u heads of %u elements: expected 1 to %d heads of %u to %d, "
                "and a q_lora_rank (%u)",
-               cfg->index_heads, cfg->index_dim, (int)MAX_DIM, cfg->qk_rope_dim, (int)MAX_DIM,
-               cfg->q_lora_rank);
+               cfg->index_heads, cfg->index_dim, (int)MAX_DIM, cfg->qk_rope_dim,
+               (int)BT_INDEX_MAX_DIM, cfg->q_lora_rank);
     BT_REQUIRE(ops->choose != NULL || !bt_mla_chooses(cfg), BT_ERR_UNSUPPORTED,
                "device \"%s\" has no sparse attention: contexts of up to %u tokens need none, and "
                "this model's has %u: set max_position_embeddings in config.json to %u, or run on "

@@ -49,6 +49,7 @@ static inline uint32_t bt_attn_absorbed_part(uint32_t n_heads, uint32_t n_keys)
     return n_keys <= BT_ATTN_FEW_TOKENS ? BT_ATTN_FEW_TOKENS / 2 : BT_ATTN_FEW_TOKENS;
 }
 
+enum { BT_INDEX_MAX_DIM = 4096 };
 #define BT_INDEX_EPS 1e-6f /* of the LayerNorm of ki */
 
 typedef enum { BT_FORM_NORMAL, BT_FORM_ABSORBED } bt_attn_form;
@@ -133,7 +134,7 @@ void      bt_mla_destroy(bt_mla *mla);
 size_t bt_mla_workspace_bytes(const bt_mla *mla);
 
 /* Bytes of the device that create() will take for what is no row of the step: keys and values of a
- * prefix, parts of long contexts.  For the account, before there is anything. */
+ * prefix, parts of long contexts, chosen positions.  For the account, before there is anything. */
 size_t bt_mla_large_bytes(const bt_device *dev, const bt_mla_config *cfg, uint32_t max_rows);
 
 /* out[r] = attention(x[r]) for the rows of all spans, after writing their latents and rope keys to

@@ -90,7 +90,7 @@ bt_status bt_config_index(const bt_json_at *at, bt_model_family fam, bt_model_co
     const bt_config_u32 fields[] = {
         {"index_topk",     &m->index_topk,  1,              BT_CONFIG_MAX_TOPK, true},
         {"index_n_heads",  &m->index_heads, 1,              1 << 10,            true},
-        {"index_head_dim", &m->index_dim,   m->qk_rope_dim, 1 << 14,            true},
+        {"index_head_dim", &m->index_dim,   m->qk_rope_dim, BT_INDEX_MAX_DIM,   true},
     };
 
     BT_TRY(bt_config_u32_fields(at, fields, sizeof(fields) / sizeof(fields[0])));

@@ -89,7 +89,7 @@ const bt_synth_size bt_synth_sizes[] = {
     SIZE("context",       context,        1, 1 << 20, "Length of the context"),
     SIZE("index-topk",    index_topk,     1, 1 << 17, "Positions that a token attends to; of v3.2 and glm-5"),
     SIZE("index-heads",   index_heads,    1, 1 << 10, "Heads of the indexer that chooses them"),
-    SIZE("index-dim",     index_dim,      1, 1 << 14, "Width of such a head"),
+    SIZE("index-dim",     index_dim,      1, 4096,    "Width of such a head"),
 };
 /* clang-format on */
 const size_t bt_synth_n_sizes = sizeof(bt_synth_sizes) / sizeof(bt_synth_sizes[0]);

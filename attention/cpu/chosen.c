@@ -31,12 +31,17 @@ static uint32_t gathered_rows(const bt_mla_config *cfg, uint32_t max_rows)
     return n == 0 ? 1 : n < max_rows ? (uint32_t)n : max_rows;
 }
 
-size_t bt_attn_cpu_chosen_bytes(const bt_mla_config *cfg, uint32_t max_rows)
+static size_t bytes_of(const bt_mla_config *cfg, uint32_t max_rows, uint32_t choosers)
 {
     if (!bt_mla_chooses(cfg)) return 0;
     return (size_t)max_rows * cfg->index_topk * sizeof(uint32_t) +
-           (size_t)BT_MAX_CHOOSERS * cfg->max_context * sizeof(float) +
+           (size_t)choosers * cfg->max_context * sizeof(float) +
            gathered_rows(cfg, max_rows) * row_bytes(cfg);
+}
+
+size_t bt_attn_cpu_chosen_bytes(const bt_mla_config *cfg, uint32_t max_rows)
+{
+    return bytes_of(cfg, max_rows, BT_MAX_CHOOSERS);
 }
 
 bt_status bt_attn_cpu_create_chosen(bt_attn_cpu *a, uint32_t max_rows)
@@ -59,9 +64,7 @@ bt_status bt_attn_cpu_create_chosen(bt_attn_cpu *a, uint32_t max_rows)
                cfg->index_topk, cfg->max_context);
     BT_TRY(bt_kv_pool_create(a->dev, &pool, &a->gathered));
     BT_TRY(bt_kv_pool_acquire(a->gathered, pool.n_pages, a->chosen_pages));
-    a->base.bytes += (size_t)max_rows * cfg->index_topk * sizeof(*a->chosen) +
-                     (size_t)a->choosers * cfg->max_context * sizeof(*a->keys_scores) +
-                     a->chosen_rows * row_bytes(cfg);
+    a->base.bytes += bytes_of(cfg, max_rows, a->choosers);
 out:
     return st;
 }

@@ -186,11 +186,11 @@ static void mla_other_layers_of_a_page_stay_untouched(void)
     layer_data_free(d);
 }
 
-static void mla_create_unwinds_at_every_allocation(void)
+static void check_unwinding(int shape)
 {
     bt_device            *dev = NULL;
     bt_device_cpu_options opt = {.n_threads = 2, .kernels = "auto"};
-    layer_data           *d   = layer_data_new("demo", &SHAPES[SHAPE_DEMO].cfg);
+    layer_data           *d   = layer_data_new(SHAPES[shape].name, &SHAPES[shape].cfg);
     bt_mla               *mla = NULL;
     long                  live, k = -1;
     bt_status             st;
@@ -208,12 +208,21 @@ static void mla_create_unwinds_at_every_allocation(void)
     } while (k < 100);
     bt_alloc_fail_at(-1);
     EXPECT(k >= 15 && k < 100);
-    EXPECT(bt_mla_workspace_bytes(mla) > 10 * 4 * (192 + 512) * sizeof(bt_bf16));
+    EXPECT(bt_mla_workspace_bytes(mla) >
+           10 * (size_t)d->cfg.n_heads *
+               (d->cfg.qk_nope_dim + d->cfg.qk_rope_dim + d->cfg.kv_lora_rank) * sizeof(bt_bf16));
+    EXPECT(bt_mla_workspace_bytes(mla) > bt_mla_large_bytes(dev, &d->cfg, 10) / 32);
     bt_mla_destroy(mla);
     EXPECT_EQ(bt_alloc_live(), live);
     bt_mla_destroy(NULL);
     bt_device_destroy(dev);
     layer_data_free(d);
+}
+
+static void mla_create_unwinds_at_every_allocation(void)
+{
+    check_unwinding(SHAPE_DEMO);
+    check_unwinding(SHAPE_SPARSE);
 }
 
 static void expect_refused(bt_device *dev, const bt_mla_config *cfg, uint32_t max_rows,
@@ -256,7 +265,40 @@ static void mla_create_refuses_senseless_configs(void)
     d->cfg.softmax_scale = 1;
     d->inv_freq[3]       = INFINITY;
     expect_refused(dev, &d->cfg, 10, "rope frequency 3");
+    d->inv_freq[3]     = 1;
+    d->cfg.index_topk  = 7;
+    d->cfg.index_dim   = 64;
+    d->cfg.index_heads = 0;
+    expect_refused(dev, &d->cfg, 10, "sparse attention of 0 heads");
+    d->cfg.index_heads = 4;
+    d->cfg.index_dim   = 63; /* RoPE turns 64 */
+    expect_refused(dev, &d->cfg, 10,
+                   "4 heads of 63 elements: expected 1 to 16384 heads of 64 to 4096");
+    d->cfg.index_dim = 4097;
+    expect_refused(dev, &d->cfg, 10, "heads of 4097");
+    d->cfg.index_dim   = 64;
+    d->cfg.q_lora_rank = 0;
+    expect_refused(dev, &d->cfg, 10, "a q_lora_rank (0)");
     bt_device_destroy(dev);
+    layer_data_free(d);
+}
+
+static void mla_rows_that_choose_need_the_absorbed_form(void)
+{
+    layer_data *d   = layer_data_new("sparse", &SHAPES[SHAPE_SPARSE].cfg);
+    layer       l   = layer_new(d, "auto", 1, 90);
+    request     r   = request_new(&l, 90, 7);
+    bt_linear **ukt = l.w.ukt;
+
+    l.w.ukt = NULL;
+    EXPECT_EQ(layer_step(&l, 1, &(piece){&r, 0, 70, BT_ROLE_PROMPT, BT_FORM_NORMAL}), BT_OK);
+    EXPECT_EQ(layer_step(&l, 1, &(piece){&r, 60, 11, BT_ROLE_PROMPT, BT_FORM_NORMAL}),
+              BT_ERR_INVALID_ARG);
+    EXPECT_HAS(bt_error_text(), "absorbed form");
+    l.w.ukt = ukt;
+    EXPECT_EQ(layer_step(&l, 1, &(piece){&r, 60, 11, BT_ROLE_PROMPT, BT_FORM_NORMAL}), BT_OK);
+    request_free(&l, &r);
+    layer_free(&l);
     layer_data_free(d);
 }
 
@@ -358,6 +400,7 @@ static const bt_test TESTS[] = {
     BT_TEST(mla_other_layers_of_a_page_stay_untouched),
     BT_TEST(mla_create_unwinds_at_every_allocation),
     BT_TEST(mla_create_refuses_senseless_configs),
+    BT_TEST(mla_rows_that_choose_need_the_absorbed_form),
     BT_TEST(mla_steps_that_do_not_fit_are_refused),
     BT_TEST(mla_steps_and_spans_of_no_rows_do_nothing),
     BT_TEST(mla_cheaper_form_turns_at_the_counted_flops),

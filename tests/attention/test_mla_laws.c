@@ -340,6 +340,44 @@ static void check_families(int shape)
     layer_data_free(d);
 }
 
+/* As far as nothing is chosen a sparse layer is a dense one; from there on the form that a row asks
+ * for does not matter. */
+static void mla_sparse_rows_are_dense_at_first(void)
+{
+    bt_mla_config cfg    = SHAPES[SHAPE_SPARSE].cfg;
+    layer_data   *sparse = layer_data_new("sparse", &cfg), *dense;
+    layer         l      = layer_new(sparse, g_family, 2, 256), other;
+    request       r      = request_new(&l, 150, 60), same;
+
+    cfg.index_topk = 0;
+    dense          = layer_data_new("dense", &cfg);
+    other          = layer_new(dense, g_family, 2, 256);
+    same           = request_new(&other, 150, 60);
+    for (int role = 0; role < 2; role++) {
+        bt_bf16 *by_form[2];
+
+        for (int f = 0; f < 2; f++) {
+            layer_run(&l, &r, 0, 150, 100, ROLES[role], FORMS[f]);
+            layer_run(&other, &same, 0, 150, 100, ROLES[role], FORMS[f]);
+            EXPECT_EQ(first_difference(&l, r.out, same.out, 150), 70);
+            by_form[f] = bt_calloc(150 * cfg.hidden, sizeof(bt_bf16));
+            memcpy(by_form[f], r.out, 150 * cfg.hidden * sizeof(bt_bf16));
+        }
+        EXPECT_EQ(
+            first_difference(&l, by_form[0] + 70 * cfg.hidden, by_form[1] + 70 * cfg.hidden, 80),
+            80);
+        EXPECT(first_difference(&l, by_form[0], by_form[1], 70) < 70);
+        bt_free(by_form[0]);
+        bt_free(by_form[1]);
+    }
+    request_free(&l, &r);
+    request_free(&other, &same);
+    layer_free(&l);
+    layer_free(&other);
+    layer_data_free(sparse);
+    layer_data_free(dense);
+}
+
 static void mla_families_of_one_arithmetic_agree(void)
 {
     check_families(SHAPE_ODD);
@@ -354,6 +392,7 @@ static const bt_test TESTS[] = {
     BT_TEST(mla_pages_of_another_call_do_not_change_a_bit),
     BT_TEST(mla_later_nan_does_not_change_a_bit),
     BT_TEST(mla_subnormals_and_zeros_keep_the_bits),
+    BT_TEST(mla_sparse_rows_are_dense_at_first),
     BT_TEST(mla_families_of_one_arithmetic_agree),
 };
 

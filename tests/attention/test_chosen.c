@@ -244,6 +244,40 @@ static void chosen_positions_are_positions_whatever_the_scores(void)
     }
 }
 
+/* Requests of other lengths beside each other, the longest first. */
+static void chosen_lengths_beside_each_other_equal_the_twin(void)
+{
+    static const uint32_t AT[] = {1400, 160, 149, 151, 1100, 20};
+    enum { N = sizeof(AT) / sizeof(AT[0]) };
+    static bt_bf16 q[N][Q], index_q[N][I_HEADS][I_DIM], out[N][HEADS][DIM];
+    static float   w[N][I_HEADS];
+    bt_mla_weights weights = {.uk = g_identity, .ukt = g_identity, .uv = g_identity};
+    bt_span        spans[N];
+    bt_attn_call   call = {.w       = &weights,
+                           .pool    = g_pool,
+                           .q       = q[0],
+                           .out     = out[0][0],
+                           .index_q = index_q[0][0],
+                           .index_w = w[0],
+                           .n_spans = N,
+                           .spans   = spans};
+
+    fill_all(50);
+    write_pages();
+    for (uint32_t i = 0; i < N; i++) {
+        spans[i] = (bt_span){g_pages, i, 1, AT[i], BT_ROLE_GENERATED, BT_FORM_ABSORBED};
+        memcpy(q[i], g_q[AT[i]], sizeof(q[i]));
+        memcpy(index_q[i], g_index_q[AT[i]], sizeof(index_q[i]));
+        memcpy(w[i], g_w[AT[i]], sizeof(w[i]));
+    }
+    EXPECT_EQ(g_attn->ops->choose(g_attn, &call), BT_OK);
+    EXPECT_EQ(g_attn->ops->attend_chosen(g_attn, &call), BT_OK);
+    for (uint32_t i = 0; i < N; i++) {
+        memcpy(g_out[AT[i]], out[i], sizeof(out[i]));
+        expect_at(AT[i], AT[i]);
+    }
+}
+
 /* In a layer without an indexer rows attend to what was chosen before, under another number where
  * step_rows says so. */
 static void chosen_lists_serve_other_rows(void)
@@ -277,6 +311,7 @@ static void chosen_lists_serve_other_rows(void)
 
 static const bt_test TESTS[] = {
     BT_TEST(chosen_rows_equal_the_twin),
+    BT_TEST(chosen_lengths_beside_each_other_equal_the_twin),
     BT_TEST(chosen_of_equal_scores_are_the_earliest),
     BT_TEST(chosen_positions_are_positions_whatever_the_scores),
     BT_TEST(chosen_lists_serve_other_rows),

@@ -302,6 +302,36 @@ static void mla_rows_that_choose_need_the_absorbed_form(void)
     layer_data_free(d);
 }
 
+/* Behind the rope key: ki of a layer that has an indexer, else zeros. */
+static void mla_pages_hold_what_the_indexer_keeps(void)
+{
+    layer_data *d = layer_data_new("sparse", &SHAPES[SHAPE_SPARSE].cfg);
+    layer       l = layer_new(d, "auto", 1, 70);
+    request     r = request_new(&l, 70, 7);
+    uint32_t    n = l.cfg.index_dim, from = l.cfg.kv_lora_rank + l.cfg.qk_rope_dim;
+
+    for (int turn = 0; turn < 2; turn++) {
+        bt_mla_weights all  = l.w;
+        double         size = 0;
+
+        if (turn == 1) l.w.index_q = l.w.index_k = l.w.index_w = NULL;
+        layer_poison(&l);
+        layer_run(&l, &r, 0, r.n, r.n, BT_ROLE_PROMPT, BT_FORM_NORMAL);
+        for (uint32_t t = 0; t < r.n; t++) {
+            const bt_bf16 *row = bt_kv_pool_rows(l.pool, r.pages[t / BT_PAGE_TOKENS], LAYER) +
+                                 t % BT_PAGE_TOKENS * (from + n) + from;
+
+            for (uint32_t i = 0; i < n; i++)
+                size += fabs((double)bt_bf16_to_f32(row[i]));
+        }
+        EXPECT(turn == 1 ? size == 0 : size > 0.1 * r.n * n && size < 10.0 * r.n * n);
+        l.w = all;
+    }
+    request_free(&l, &r);
+    layer_free(&l);
+    layer_data_free(d);
+}
+
 static void mla_steps_that_do_not_fit_are_refused(void)
 {
     bt_mla_config cfg = SHAPES[SHAPE_V2_LITE].cfg;
@@ -401,6 +431,7 @@ static const bt_test TESTS[] = {
     BT_TEST(mla_create_unwinds_at_every_allocation),
     BT_TEST(mla_create_refuses_senseless_configs),
     BT_TEST(mla_rows_that_choose_need_the_absorbed_form),
+    BT_TEST(mla_pages_hold_what_the_indexer_keeps),
     BT_TEST(mla_steps_that_do_not_fit_are_refused),
     BT_TEST(mla_steps_and_spans_of_no_rows_do_nothing),
     BT_TEST(mla_cheaper_form_turns_at_the_counted_flops),

@@ -539,6 +539,12 @@ static void fingerprint_tells_models_apart(void)
     EXPECT(print == bt_model_fingerprint(&c.cfg, c.set));
     EXPECT(print != bt_model_fingerprint(&other.cfg, other.set));
     EXPECT(print != bt_model_fingerprint(&other.cfg, c.set));
+    c.cfg.index_shared[0] ^= 2; /* which layers choose what tokens attend to */
+    EXPECT(print != bt_model_fingerprint(&c.cfg, c.set));
+    c.cfg.index_shared[0] ^= 2;
+    c.cfg.mla.index_topk ^= 1;
+    EXPECT(print != bt_model_fingerprint(&c.cfg, c.set));
+    c.cfg.mla.index_topk ^= 1;
     for (size_t i = 0; i < c.n; i += 17) { /* one byte of one tensor */
         bt_tensor was = c.tensors[i];
 

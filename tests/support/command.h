@@ -74,8 +74,9 @@ static inline bool bt_command_wait_for(bt_command *c, const char *part, double s
         ssize_t       got;
 
         poll(&p, 1, 20);
+        if (c->n >= sizeof(c->output) - 1) break;
         got = read(c->fd, c->output + c->n, sizeof(c->output) - 1 - c->n);
-        if (got == 0 || c->n + 1 == sizeof(c->output)) break;
+        if (got == 0) break;
         if (got > 0) c->n += (size_t)got;
         c->output[c->n] = '\0';
     }

@@ -63,15 +63,24 @@ static void look_at_program(const char *name)
 static void look_at_mpi(void)
 {
     const char *mpirun = getenv("BATON_MPIRUN");
-    char        command[600], line[BT_CHECK_TEXT];
+    char        command[600], line[BT_CHECK_TEXT], info[BT_CHECK_TEXT];
 
-    snprintf(command, sizeof(command), "'%s' --version 2>&1", mpirun != NULL ? mpirun : "mpirun");
-    if (first_line(command, line, sizeof(line)))
-        printf("mpi %s\n", line);
-    else
+    if (mpirun == NULL) mpirun = "mpirun";
+    snprintf(command, sizeof(command), "'%s' --version 2>&1", mpirun);
+    if (!first_line(command, line, sizeof(line))) {
         trouble("no mpirun: %s; install Open MPI (Debian: apt-get install openmpi-bin) or set "
                 "BATON_MPIRUN",
                 line[0] != '\0' ? line : "not in PATH");
+        return;
+    }
+    /* Where the file with mpirun's words is missing, as in Ubuntu's packages of Open MPI 5. */
+    snprintf(command, sizeof(command),
+             "\"$(dirname \"$(command -v '%s')\")/ompi_info\" --version 2>&1", mpirun);
+    if (strstr(line, "(Open MPI)") == NULL && first_line(command, info, sizeof(info)) &&
+        strncmp(info, "Open MPI v", 10) == 0)
+        printf("mpi mpirun (Open MPI) %s\n", info + 10);
+    else
+        printf("mpi %s\n", line);
 }
 
 /* ---- the model */

@@ -515,10 +515,11 @@ static void launch_mpirun_is_asked_what_it_is(void)
         const char *says;
         bool        five;
     } CASES[] = {
-        {"echo 'mpirun (Open MPI) 5.0.7'",                           true },
-        {"echo warning >&2; echo 'mpirun (Open MPI) 5.0.7'; exit 1", true },
-        {"echo 'mpirun (Open MPI) 4.1.4'",                           false},
-        {"exit 1",                                                   false}
+        {"echo 'mpirun (Open MPI) 5.0.7'",                             true },
+        {"echo warning >&2; echo 'mpirun (Open MPI) 5.0.7'; exit 1",   true },
+        {"echo \"couldn't open share/prte/help-schizo-ompi.txt\" >&2", true },
+        {"echo 'mpirun (Open MPI) 4.1.4'",                             false},
+        {"exit 1",                                                     false}
     };
     char        folder[]      = "/tmp/baton-it's-XXXXXX", path[64], variable[128];
     const char *environment[] = {variable, NULL};

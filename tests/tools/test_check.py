@@ -180,6 +180,11 @@ def main():
             has(done.stdout + done.stderr, "tensor model.embed_tokens.weight: expected shape [2048, 512], found [2048, 256]")
         has(check(env={"TMPDIR": "/nowhere"}, code=1), "TMPDIR /nowhere cannot be written: No such file")
         has(check(env={"BATON_MPIRUN": "/nowhere/mpirun"}, code=1), "no mpirun: ", "/nowhere/mpirun")
+        for name, says in (("mpirun", "------\nCould not open the help file"), ("ompi_info", "Open MPI v5.0.10\n")):
+            with open(os.path.join(folder, name), "w") as f:
+                f.write(f"#!/bin/sh\necho '{says}'\n")
+            os.chmod(os.path.join(folder, name), 0o755)
+        has(check(env={"BATON_MPIRUN": os.path.join(folder, "mpirun")}, code=0), ", mpirun (Open MPI) 5.0.10\n", "restart, replace")
         has(check("--control", "nowhere", code=64), "expected HOST:PORT")
 
         # Whatever the path of the tree, and whatever a host is called: shells get it as it is, here and there.

@@ -183,6 +183,17 @@ const char *bt_openmpi_srun_arguments(const bt_mpirun_options *options)
     return options->survive ? "--overlap --no-kill" : "--overlap";
 }
 
+/* Where 4 looks for them.  From 23.11 on Slurm puts a word of its own there for each job; with that
+ * one it ends the ranks of all nodes when it gives one up, whatever --no-kill says. */
+static void set_srun_arguments(const char *arguments, bool survive)
+{
+    static const char NAME[]    = "OMPI_MCA_plm_slurm_args";
+    const char       *there     = getenv(NAME);
+    bool              is_slurms = there != NULL && strcmp(there, "--external-launcher") == 0;
+
+    setenv(NAME, arguments, survive && is_slurms);
+}
+
 void bt_openmpi_set_shared_memory(const char *dir, bool replace)
 {
     static const char VADER[] = "OMPI_MCA_btl_vader_backing_directory";
@@ -207,7 +218,7 @@ void bt_openmpi_set_environment(const bt_mpirun_options *options, const bt_scrat
     if (!cross_memory_works())
         setenv(five ? "OMPI_MCA_smsc" : "OMPI_MCA_btl_vader_single_copy_mechanism",
                five ? "^cma" : "none", 0);
-    if (!five && srun != NULL) setenv("OMPI_MCA_plm_slurm_args", srun, 0);
+    if (!five && srun != NULL) set_srun_arguments(srun, options->survive);
     if (bt_mpirun_is_far(options)) return;
     set_all(five ? LOCAL_5 : LOCAL_4);
     setenv("TMPDIR", scratch->session, 1);

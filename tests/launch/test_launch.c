@@ -576,6 +576,38 @@ static void launch_users_words_reach_5(void)
     unlink(path);
 }
 
+/* In a job of Slurm's, which from 23.11 on gives 4's srun a word of its own. */
+static void launch_srun_is_told_not_to_kill_beside_dead_nodes(void)
+{
+    static const struct {
+        const char *there, *on_death, *told;
+    } CASES[] = {
+        {"OTHER=",                                      "--on-death=replace", "told --overlap --no-kill .\n"},
+        {"OMPI_MCA_plm_slurm_args=--external-launcher", "--on-death=replace",
+         "told --overlap --no-kill .\n"                                                                     },
+        {"OMPI_MCA_plm_slurm_args=--external-launcher", "--on-death=stop",
+         "told --external-launcher .\n"                                                                     },
+        {"OMPI_MCA_plm_slurm_args=--user",              "--on-death=replace", "told --user .\n"             },
+    };
+    char path[] = "/tmp/baton-test-XXXXXX", variable[64];
+    int  fd     = mkstemp(path);
+
+    EXPECT(fd >= 0);
+    close(fd);
+    write_mpirun(path, "[ $1 != --version ] || exec echo '(Open MPI) 4.1.6'\n"
+                       "echo told $OMPI_MCA_plm_slurm_args .\n");
+    snprintf(variable, sizeof(variable), "BATON_MPIRUN=%s", path);
+    for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
+        const char *argv[]        = {g_launch,          "-n", "1",    "--slurm",
+                                     CASES[i].on_death, "--", "true", NULL};
+        const char *environment[] = {variable, "SLURM_JOB_ID=1", CASES[i].there, NULL};
+
+        bt_command_run(&g_command, argv, environment, END_S);
+        EXPECT_HAS(g_command.output, CASES[i].told);
+    }
+    unlink(path);
+}
+
 /* What ranks write and what is told of them are one stream, whose lines need not be whole. */
 static void launch_words_without_a_newline_are_passed_on(void)
 {
@@ -638,6 +670,7 @@ static const bt_test TESTS[] = {
     BT_TEST(launch_mpirun_that_starts_nothing_is_told),
     BT_TEST(launch_mpirun_is_asked_what_it_is),
     BT_TEST(launch_users_words_reach_5),
+    BT_TEST(launch_srun_is_told_not_to_kill_beside_dead_nodes),
     BT_TEST(launch_words_without_a_newline_are_passed_on),
 };
 

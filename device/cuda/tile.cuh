@@ -92,18 +92,18 @@ static __device__ __forceinline__ void fill_columns(bt_bf16 *tile, const bt_bf16
     const bt_bf16 *from = src + row * ld + (n > 0 ? chunk * TILE_CHUNK : 0);
 
     if (n <= 0) n_rows = 0;
-    if (WIDE) {
+    if constexpr (WIDE) {
         GPU_UNROLL
         for (uint32_t i = 0; i < N_ROWS; i += APART, from += APART * ld)
             if (N_ROWS % APART == 0 || row + i < N_ROWS)
                 copy_async16(tile_chunk<COLS>(tile, row + i, COL0 / TILE_CHUNK + chunk),
                              row + i < n_rows ? from : src, row + i < n_rows);
-        return;
+    } else {
+        GPU_ONE_AT_A_TIME
+        for (; row < N_ROWS; row += APART, from += APART * ld)
+            fill_chunk(tile_chunk<COLS>(tile, row, COL0 / TILE_CHUNK + chunk), from,
+                       row < n_rows ? n : 0, false);
     }
-    GPU_ONE_AT_A_TIME
-    for (; row < N_ROWS; row += APART, from += APART * ld)
-        fill_chunk(tile_chunk<COLS>(tile, row, COL0 / TILE_CHUNK + chunk), from,
-                   row < n_rows ? n : 0, false);
 }
 
 /* A tile of N_ROWS rows: n_rows of the source, its left columns from column 0 on, its right ones

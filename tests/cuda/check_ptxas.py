@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Fails when a kernel of the reports spills registers, keeps a stack, or is missing for an architecture.
+"""Fails when a kernel of the reports spills registers, keeps a stack, or is missing for an architecture, and at a warning.
 
-    check_ptxas.py ARCH,ARCH,.. REPORT...      reports: what ptxas -v said of one file each
+    check_ptxas.py ARCH,ARCH,.. REPORT...      reports: what nvcc, with ptxas -v, said of one file each
 
 Attention and matrix products may not spill: a spill there means that a tile does not fit."""
 import os
@@ -17,6 +17,7 @@ def main():
     archs, seen, bad, strict = set(sys.argv[1].split(",")), {}, [], 0
     for path in sys.argv[2:]:
         text = open(path, encoding="utf-8").read()
+        bad += [f"{path}: {line}" for line in text.splitlines() if re.search(r"\bwarning\b.*:", line)]
         for (name, arch), use in zip(ENTRY.findall(text), USE.findall(text)):
             seen.setdefault((os.path.basename(path), name), set()).add(arch)
             if any(word in name for word in STRICT):

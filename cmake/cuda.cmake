@@ -56,7 +56,8 @@ foreach(source ${BT_CUDA_KERNELS})
 endforeach()
 
 enable_language(CXX)
-find_library(BT_CUDART_STATIC cudart_static HINTS ${cuda_root}/lib64 ${cuda_root}/targets/${BT_CUDA_TARGET}/lib REQUIRED)
+find_library(BT_CUDART_STATIC cudart_static HINTS ${cuda_root}/lib64 ${cuda_root}/targets/${BT_CUDA_TARGET}/lib
+             ${cuda_root}/lib REQUIRED) # the last of PyPI's packages
 set_source_files_properties(${objects} PROPERTIES EXTERNAL_OBJECT TRUE GENERATED TRUE)
 add_library(bt_cuda_kernels STATIC ${objects}) # for tests on a GPU
 set_target_properties(bt_cuda_kernels PROPERTIES LINKER_LANGUAGE CXX)

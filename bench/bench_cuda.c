@@ -33,7 +33,8 @@ enum {
     HIDDEN    = 7168,
     EXPERT    = 2048,
     EXPERTS   = 32,
-    SCALES    = 2 * EXPERT * (HIDDEN / 128), /* of an e4m3 expert */
+    SCALES    = 2 * EXPERT * (HIDDEN / 128), /* of an e4m3 expert, */
+    GROUPS    = 2 * EXPERT * (HIDDEN / 32),  /* and of one of 4 bits */
     MANY_ROWS = 1024 /* an expert's: bf16 weights cost more time than their products below 300 */
 };
 static const size_t COLD_BYTES = (size_t)256 << 20;
@@ -304,19 +305,30 @@ static int product(void *ctx, unsigned i)
 
 typedef struct {
     void     *w;
-    float    *scales;
+    uint8_t  *scales;
     bt_bf16  *x, *y;
     uint32_t *row_at;
 } expert_data;
 
+enum { N_KINDS = BT_WEIGHT_INT4 + 1 };
+static const char *const KINDS[N_KINDS] = {"bf16", "e4m3", "int4"};
+
+static size_t weight_bytes(bt_weight_kind kind, size_t n)
+{
+    return kind == BT_WEIGHT_INT4 ? n / 2 : kind == BT_WEIGHT_FP8 ? n : n * sizeof(bt_bf16);
+}
+
 /* Of at most max_rows rows, the first n experts have `rows` each. */
-static void bench_experts(const expert_data *d, bool fp8, uint32_t n, uint32_t rows,
+static void bench_experts(const expert_data *d, bt_weight_kind kind, uint32_t n, uint32_t rows,
                           uint32_t max_rows)
 {
-    size_t       bytes    = (size_t)2 * EXPERT * HIDDEN * (fp8 ? 1 : sizeof(bt_bf16));
-    size_t       n_scales = fp8 ? SCALES : 0;
+    size_t       bytes  = weight_bytes(kind, (size_t)2 * EXPERT * HIDDEN);
+    size_t       scales = kind == BT_WEIGHT_INT4  ? GROUPS * sizeof(bt_bf16)
+                          : kind == BT_WEIGHT_FP8 ? SCALES * sizeof(float)
+                                                  : 0;
     uint32_t     host[EXPERTS + 1];
     bt_cuda_gemm g = {.n           = EXPERT,
+                      .kind        = kind,
                       .k           = HIDDEN,
                       .n_groups    = n,
                       .out         = BT_CUDA_OUT_SWIGLU,
@@ -328,16 +340,16 @@ static void bench_experts(const expert_data *d, bool fp8, uint32_t n, uint32_t r
                       .y           = d->y,
                       .ld_y        = EXPERT};
 
-    snprintf(g_case, sizeof(g_case), "%u experts, %s, %u rows each of at most %u", n,
-             fp8 ? "e4m3" : "bf16", rows, max_rows);
+    snprintf(g_case, sizeof(g_case), "%u experts, %s, %u rows each of at most %u", n, KINDS[kind],
+             rows, max_rows);
     for (uint32_t e = 0; e <= n; e++)
         host[e] = e * rows;
     for (uint32_t e = 0; e < n; e++) {
         g.w[e]       = (uint8_t *)d->w + e * bytes;
-        g.w_scale[e] = fp8 ? d->scales + e * n_scales : NULL;
+        g.w_scale[e] = scales != 0 ? d->scales + e * scales : NULL;
     }
     MUST(cudaMemcpy(d->row_at, host, (n + 1) * sizeof(*host), cudaMemcpyHostToDevice));
-    bytes += n_scales * sizeof(float);
+    bytes += scales;
     print(time_us(product, &g, 1),
           (double)n * ((double)bytes + (double)rows * (HIDDEN + EXPERT) * 2),
           2.0 * n * rows * 2 * EXPERT * HIDDEN);
@@ -348,18 +360,20 @@ static void bench_all_experts(void)
     snprintf(g_case, sizeof(g_case), "%u experts", EXPERTS);
     size_t      n = (size_t)EXPERTS * 2 * EXPERT * HIDDEN;
     expert_data d = {take_random(n * sizeof(bt_bf16)),
-                     take_random((size_t)EXPERTS * SCALES * sizeof(float)),
+                     take_random((size_t)EXPERTS * GROUPS * sizeof(bt_bf16)),
                      take_random((size_t)EXPERTS * MANY_ROWS * HIDDEN * sizeof(bt_bf16)),
                      take((size_t)EXPERTS * MANY_ROWS * EXPERT * sizeof(bt_bf16)),
                      take((EXPERTS + 1) * sizeof(*d.row_at))};
 
-    for (int fp8 = 0; fp8 < 2; fp8++) {
+    for (int i = 0; i < N_KINDS; i++) {
+        bt_weight_kind kind = (bt_weight_kind)i;
+
         for (uint32_t rows = 1; rows <= MANY_ROWS; rows *= 4)
-            bench_experts(&d, fp8, EXPERTS, rows, rows * EXPERTS);
+            bench_experts(&d, kind, EXPERTS, rows, rows * EXPERTS);
         /* one rank of 32 in a step of 256 rows, each of which may ask for all 8 experts here: what
          * blocks without a row cost */
-        bench_experts(&d, fp8, 8, 8, 8 * 8);
-        bench_experts(&d, fp8, 8, 8, 256 * 8);
+        bench_experts(&d, kind, 8, 8, 8 * 8);
+        bench_experts(&d, kind, 8, 8, 256 * 8);
     }
     MUST(cudaFree(d.w));
     MUST(cudaFree(d.scales));
@@ -373,8 +387,8 @@ static void bench_all_experts(void)
 typedef struct {
     bt_cuda_gemm g;
     uint8_t     *weights;
-    float       *scales;          /* NULL: bf16 */
-    size_t       bytes, n_scales; /* of one copy of them */
+    uint8_t     *scales;              /* NULL: bf16 */
+    size_t       bytes, scales_bytes; /* of one copy of them */
     uint32_t     n_copies;
 } dense;
 
@@ -383,33 +397,41 @@ static int dense_product(void *ctx, unsigned i)
     dense *x = ctx;
 
     x->g.w[0]       = x->weights + i % x->n_copies * x->bytes;
-    x->g.w_scale[0] = x->scales != NULL ? x->scales + i % x->n_copies * x->n_scales : NULL;
+    x->g.w_scale[0] = x->scales != NULL ? x->scales + i % x->n_copies * x->scales_bytes : NULL;
     return bt_cuda_gemm_run(g_stream, &x->g);
 }
 
-static void bench_dense(const char *name, uint32_t n, uint32_t k, bool fp8)
+static void bench_dense(const char *name, uint32_t n, uint32_t k, bt_weight_kind kind)
 {
-    const char *dtype = fp8 ? "e4m3" : "bf16";
+    const char *dtype = KINDS[kind];
 
     snprintf(g_case, sizeof(g_case), "%s, %u x %u, %s", name, n, k, dtype);
-    size_t   bytes    = (size_t)n * k * (fp8 ? 1 : sizeof(bt_bf16));
-    size_t   n_scales = fp8 ? (size_t)n * ((k + 127) / 128) : 0;
-    uint32_t copies   = (uint32_t)(COLD_BYTES / bytes + 1);
-    dense    x        = {.weights  = take_random(bytes * copies),
-                         .scales   = fp8 ? take_random(n_scales * copies * sizeof(float)) : NULL,
-                         .bytes    = bytes,
-                         .n_scales = n_scales,
-                         .n_copies = copies};
-    bt_bf16 *rows     = take_random((size_t)MANY_ROWS * k * sizeof(bt_bf16));
-    bt_bf16 *y        = take((size_t)MANY_ROWS * n * sizeof(bt_bf16));
+    size_t   bytes  = weight_bytes(kind, (size_t)n * k);
+    size_t   scales = kind == BT_WEIGHT_INT4  ? (size_t)n * (k / 32) * sizeof(bt_bf16)
+                      : kind == BT_WEIGHT_FP8 ? (size_t)n * ((k + 127) / 128) * sizeof(float)
+                                              : 0;
+    uint32_t copies = (uint32_t)(COLD_BYTES / bytes + 1);
+    dense    x      = {.weights      = take_random(bytes * copies),
+                       .scales       = scales != 0 ? take_random(scales * copies) : NULL,
+                       .bytes        = bytes,
+                       .scales_bytes = scales,
+                       .n_copies     = copies};
+    bt_bf16 *rows   = take_random((size_t)MANY_ROWS * k * sizeof(bt_bf16));
+    bt_bf16 *y      = take((size_t)MANY_ROWS * n * sizeof(bt_bf16));
 
     for (uint32_t m = 1; m <= MANY_ROWS; m *= 16) {
-        x.g = (bt_cuda_gemm){
-            .n = n, .k = k, .n_groups = 1, .max_rows = m, .x = rows, .ld_x = k, .y = y, .ld_y = n};
+        x.g = (bt_cuda_gemm){.n        = n,
+                             .k        = k,
+                             .kind     = kind,
+                             .n_groups = 1,
+                             .max_rows = m,
+                             .x        = rows,
+                             .ld_x     = k,
+                             .y        = y,
+                             .ld_y     = n};
         snprintf(g_case, sizeof(g_case), "%s, %u x %u, %s, %u rows", name, n, k, dtype, m);
         print(time_us(dense_product, &x, copies),
-              (double)bytes + (double)n_scales * sizeof(float) + (double)m * (n + k) * 2,
-              2.0 * m * n * k);
+              (double)bytes + (double)scales + (double)m * (n + k) * 2, 2.0 * m * n * k);
     }
     void *all[] = {x.weights, x.scales, rows, y};
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
@@ -438,10 +460,10 @@ static void bench_all_prefill(void)
 
 static void bench_all_dense(void)
 {
-    for (int fp8 = 0; fp8 < 2; fp8++) {
-        bench_dense("q_a", 1536, HIDDEN, fp8);
-        bench_dense("kv_a", KV_DIM, HIDDEN, fp8);
-        bench_dense("o", HIDDEN, 16384, fp8);
+    for (int i = 0; i < N_KINDS; i++) {
+        bench_dense("q_a", 1536, HIDDEN, (bt_weight_kind)i);
+        bench_dense("kv_a", KV_DIM, HIDDEN, (bt_weight_kind)i);
+        bench_dense("o", HIDDEN, 16384, (bt_weight_kind)i);
     }
 }
 

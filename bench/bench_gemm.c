@@ -11,7 +11,7 @@
  * With one thread, and where the family has such a kernel, also a block of keys of a strip of
  * queries.
  *
- *     bench_gemm [family [threads [MiB of the set [bf16|e4m3]]]]
+ *     bench_gemm [family [threads [MiB of the set [bf16|e4m3|int4]]]]
  *                      without: all families of this CPU, 1 and 2 threads, 128 MiB, bf16 */
 #include <math.h>
 #include <stdio.h>
@@ -61,14 +61,14 @@ static const uint32_t SHAPES[][3] = {
 };
 
 typedef struct {
-    bt_device  *dev;
-    bt_role     role;
-    uint32_t    n_linears, next, m, k, n;
-    bt_linear  *linears[MAX_LINEARS];
-    bt_bf16    *x, *y;
-    size_t      set_bytes;
-    bool        fp8;
-    const char *kernels;
+    bt_device     *dev;
+    bt_role        role;
+    uint32_t       n_linears, next, m, k, n;
+    bt_linear     *linears[MAX_LINEARS];
+    bt_bf16       *x, *y;
+    size_t         set_bytes;
+    bt_weight_kind kind;
+    const char    *kernels;
 } bench;
 
 typedef void (*work)(bench *b);
@@ -108,6 +108,27 @@ static void fill_fp8_row(void *ctx, uint32_t n, uint8_t *row, float *scale)
         row[i] = (uint8_t)(0x30u + (n * 7 + i * 13) % 16);
     for (uint32_t i = 0; i < b->k; i += BT_FP8_BLOCK)
         scale[i / BT_FP8_BLOCK] = 1 + (float)(i / BT_FP8_BLOCK % 4) / 8;
+}
+
+static void fill_int4_row(void *ctx, uint32_t n, uint32_t *row, bt_bf16 *scale)
+{
+    const bench *b = ctx;
+
+    for (uint32_t i = 0; i < b->k / BT_INT4_IN_WORD; i++)
+        row[i] = (n * 7 + i) * 2654435761u;
+    for (uint32_t i = 0; i < b->k / BT_INT4_GROUP; i++)
+        scale[i] = (bt_bf16)(0x3e00u + (n + i) % 128);
+}
+
+static bt_status make_linear(bench *b, bt_linear **linear_out)
+{
+    switch (b->kind) {
+    case BT_WEIGHT_FP8:
+        return bt_device_linear_create_fp8(b->dev, b->n, b->k, fill_fp8_row, b, linear_out);
+    case BT_WEIGHT_INT4:
+        return bt_device_linear_create_int4(b->dev, b->n, b->k, fill_int4_row, b, linear_out);
+    default: return bt_device_linear_create(b->dev, b->n, b->k, fill_row, b, linear_out);
+    }
 }
 
 static void one_gemm(bench *b)
@@ -206,16 +227,14 @@ static void run_strip(bench *b)
 
 static void make_linears(bench *b)
 {
-    size_t    bytes = bt_cpu_linear_bytes(b->n, b->k, b->fp8);
+    size_t    bytes = bt_cpu_linear_bytes(b->n, b->k, b->kind);
     bt_status st    = BT_OK;
 
     b->n_linears =
         b->set_bytes / bytes < MAX_LINEARS ? (uint32_t)(b->set_bytes / bytes) : MAX_LINEARS;
     b->next = 0;
     for (uint32_t i = 0; st == BT_OK && i < b->n_linears; i++)
-        st = b->fp8
-                 ? bt_device_linear_create_fp8(b->dev, b->n, b->k, fill_fp8_row, b, &b->linears[i])
-                 : bt_device_linear_create(b->dev, b->n, b->k, fill_row, b, &b->linears[i]);
+        st = make_linear(b, &b->linears[i]);
     if (st != BT_OK) exit(EXIT_FAILURE);
 }
 
@@ -247,14 +266,14 @@ static void run_shape(bench *b, const uint32_t *shape, uint32_t n_threads)
         bt_device_linear_destroy(b->dev, b->linears[i]);
 }
 
-static void run_family(const char *kernels, uint32_t n_threads, size_t set_bytes, bool fp8,
-                       bt_bf16 *x, bt_bf16 *y)
+static void run_family(const char *kernels, uint32_t n_threads, size_t set_bytes,
+                       bt_weight_kind kind, bt_bf16 *x, bt_bf16 *y)
 {
     bt_device_cpu_options opt = {.n_threads = n_threads, .kernels = kernels};
     static bench          b;
     uint32_t              most_rows;
 
-    b = (bench){.x = x, .y = y, .set_bytes = set_bytes, .fp8 = fp8, .kernels = kernels};
+    b = (bench){.x = x, .y = y, .set_bytes = set_bytes, .kind = kind, .kernels = kernels};
     if (bt_device_cpu_create(&opt, &b.dev) != BT_OK) exit(EXIT_FAILURE);
     most_rows = bt_device_cpu_table(b.dev)->mm_tiles != NULL ? UINT32_MAX
                 : strcmp(kernels, "scalar") == 0             ? 16
@@ -269,16 +288,18 @@ static void run_family(const char *kernels, uint32_t n_threads, size_t set_bytes
 
 int main(int argc, char **argv)
 {
-    char     names[64], *rest = names, *name;
-    uint32_t first = argc > 2 ? (uint32_t)strtoul(argv[2], NULL, 10) : 1;
-    uint32_t last  = argc > 2 ? first : 2;
-    size_t   mib   = argc > 3 ? strtoul(argv[3], NULL, 10) : SET_MIB;
-    bool     fp8   = argc > 4 && strcmp(argv[4], "e4m3") == 0;
+    char           names[64], *rest = names, *name;
+    uint32_t       first = argc > 2 ? (uint32_t)strtoul(argv[2], NULL, 10) : 1;
+    uint32_t       last  = argc > 2 ? first : 2;
+    size_t         mib   = argc > 3 ? strtoul(argv[3], NULL, 10) : SET_MIB;
+    bt_weight_kind kind  = BT_WEIGHT_BF16;
     bt_bf16 *x = aligned_alloc(64, MAX_X * sizeof(*x)), *y = aligned_alloc(64, MAX_Y * sizeof(*y));
 
     if (x == NULL || y == NULL) return EXIT_FAILURE;
-    if (argc > 4 && !fp8 && strcmp(argv[4], "bf16") != 0) {
-        fprintf(stderr, "bench_gemm: weights of \"%s\", expected bf16 or e4m3\n", argv[4]);
+    if (argc > 4) kind = strcmp(argv[4], "e4m3") == 0 ? BT_WEIGHT_FP8 : BT_WEIGHT_INT4;
+    if (argc > 4 && strcmp(argv[4], "bf16") == 0) kind = BT_WEIGHT_BF16;
+    if (argc > 4 && kind == BT_WEIGHT_INT4 && strcmp(argv[4], "int4") != 0) {
+        fprintf(stderr, "bench_gemm: weights of \"%s\", expected bf16, e4m3 or int4\n", argv[4]);
         return EXIT_FAILURE;
     }
     if (mib < SET_MIB) {
@@ -290,7 +311,7 @@ int main(int argc, char **argv)
     snprintf(names, sizeof(names), "%s", argc > 1 ? argv[1] : bt_device_cpu_kernels());
     while ((name = strtok_r(rest, ",", &rest)) != NULL)
         for (uint32_t n_threads = first; n_threads <= last; n_threads++)
-            run_family(name, n_threads, mib << 20, fp8, x, y);
+            run_family(name, n_threads, mib << 20, kind, x, y);
     free(x);
     free(y);
     return EXIT_SUCCESS;

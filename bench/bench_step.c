@@ -168,6 +168,7 @@ static double query_weights(const bt_mla_config *m)
 
 /* Bytes of a weight that is e4m3 where the model is: not of gate, expansion and head. */
 static double weight_bytes(const bench *b) { return b->cfg.fp8 ? 1 : sizeof(bt_bf16); }
+static double expert_weight_bytes(const bench *b) { return b->cfg.int4 ? 0.5 : weight_bytes(b); }
 
 static uint32_t unique_experts(const bench *b, uint32_t layer, uint32_t n_rows)
 {
@@ -242,7 +243,7 @@ static void count_layer(bench *b, uint32_t layer, double unique, const layer_wor
         b->ops += 2 * w->rows * h * b->cfg.moe.gate.n_experts;
         b->bytes += 2 * h * b->cfg.moe.gate.n_experts;
         b->ops += 2 * w->rows * b->cfg.moe.gate.top_k * expert;
-        b->bytes += weight_bytes(b) * unique * expert;
+        b->bytes += expert_weight_bytes(b) * unique * expert;
     } else {
         on += 3.0 * h * b->cfg.dense_dim;
     }

@@ -46,10 +46,25 @@ typedef void (*bt_linear_row_fn)(void *ctx, uint32_t n, bt_bf16 *row);
  * them after the other are to be multiplied by. */
 typedef void (*bt_linear_fp8_fn)(void *ctx, uint32_t n, uint8_t *row, float *scale);
 enum { BT_FP8_BLOCK = 128 };
-/* Of so many weights in e4m3 in memory, each row's scales with them. */
-static inline uint64_t bt_fp8_bytes(uint64_t n_elems)
+/* The same of weights in 4 bits: row[0 .. k / 8) has eight each, the first in the lowest bits, as
+ * weight + 8; and scale[0 .. k / 32) what 32 of them after the other are to be multiplied by. */
+typedef void (*bt_linear_int4_fn)(void *ctx, uint32_t n, uint32_t *row, bt_bf16 *scale);
+enum { BT_INT4_GROUP = 32, BT_INT4_IN_WORD = 8 };
+/* What a weight matrix is made of. */
+typedef enum { BT_WEIGHT_BF16, BT_WEIGHT_FP8, BT_WEIGHT_INT4 } bt_weight_kind;
+/* Finite, and not subnormal: arithmetic would take it for 0. */
+static inline bool bt_int4_scale_is_valid(bt_bf16 scale)
 {
-    return n_elems + n_elems / BT_FP8_BLOCK * sizeof(float);
+    return (scale & 0x7f80) != 0x7f80 && ((scale & 0x7f80) != 0 || (scale & 0x7fff) == 0);
+}
+/* Of so many weights in memory, each row's scales with them. */
+static inline uint64_t bt_weight_bytes(bt_weight_kind kind, uint64_t n_elems)
+{
+    switch (kind) {
+    case BT_WEIGHT_FP8: return n_elems + n_elems / BT_FP8_BLOCK * sizeof(float);
+    case BT_WEIGHT_INT4: return n_elems / 2 + n_elems / BT_INT4_GROUP * sizeof(bt_bf16);
+    default: return n_elems * sizeof(bt_bf16);
+    }
 }
 
 /* y[m, n] = x[m, k] * W[n, k]^T, fp32 accumulation, each result rounded once to y_dtype. */
@@ -116,6 +131,8 @@ typedef struct {
                                void *ctx, bt_linear **linear_out);
     bt_status (*linear_create_fp8)(bt_device *dev, uint32_t n, uint32_t k, bt_linear_fp8_fn rows,
                                    void *ctx, bt_linear **linear_out);
+    bt_status (*linear_create_int4)(bt_device *dev, uint32_t n, uint32_t k, bt_linear_int4_fn rows,
+                                    void *ctx, bt_linear **linear_out);
     void (*linear_destroy)(bt_device *dev, bt_linear *linear);
     bt_status (*gemm)(bt_device *dev, bt_role role, uint32_t n_gemms, const bt_gemm *gemms);
     bt_status (*ffn)(bt_device *dev, bt_role role, uint32_t n_ffns, const bt_ffn *ffns, bt_bf16 *h,
@@ -155,7 +172,7 @@ struct bt_device {
 typedef struct {
     uint32_t    n_threads; /* compute threads, the caller counted; 0 = one per core allowed to us */
     const char *kernels;   /* "auto", or one of bt_device_cpu_kernels(): UNSUPPORTED if this CPU
-                              lacks it.  e4m3 weights are widened by the best there is */
+                              lacks it.  Narrow weights are widened by the best there is */
 } bt_device_cpu_options;
 
 /* The CPU back end.  Sets DAZ and FTZ on the calling thread and on its pool's. */
@@ -197,14 +214,22 @@ static inline bt_status bt_device_linear_create_fp8(bt_device *dev, uint32_t n, 
 {
     return dev->ops->linear_create_fp8(dev, n, k, rows, ctx, linear_out);
 }
+/* The same of weights in 4 bits, k a multiple of 32; any rows may have any scales.  INVALID_ARG: k
+ * is none; of the CPU back end also scales that are subnormal or not finite. */
+static inline bt_status bt_device_linear_create_int4(bt_device *dev, uint32_t n, uint32_t k,
+                                                     bt_linear_int4_fn rows, void *ctx,
+                                                     bt_linear **linear_out)
+{
+    return dev->ops->linear_create_int4(dev, n, k, rows, ctx, linear_out);
+}
 static inline void bt_device_linear_destroy(bt_device *dev, bt_linear *linear)
 {
     if (linear != NULL) dev->ops->linear_destroy(dev, linear);
 }
-uint32_t bt_linear_n(const bt_linear *linear);
-uint32_t bt_linear_k(const bt_linear *linear);
-size_t   bt_linear_bytes(const bt_linear *linear); /* as packed */
-bool     bt_linear_is_fp8(const bt_linear *linear);
+uint32_t       bt_linear_n(const bt_linear *linear);
+uint32_t       bt_linear_k(const bt_linear *linear);
+size_t         bt_linear_bytes(const bt_linear *linear); /* as packed */
+bt_weight_kind bt_linear_kind(const bt_linear *linear);
 
 static inline bt_status bt_device_alloc(bt_device *dev, size_t bytes, void **ptr_out)
 {

@@ -9,12 +9,14 @@ extern "C" {
 #endif
 
 struct bt_linear {
-    uint32_t n, k;
-    size_t   bytes;  /* of packed and scale */
-    void    *packed; /* device memory; CPU: as device/cpu/kernels.h says; CUDA: [n, k] */
-    float   *scale;  /* NULL: packed is bf16; or it is e4m3, and this CUDA: [n, ceil(k / 128)],
-                        device memory; CPU: within packed */
-    bool borrowed;   /* packed is another's, and only read; else owned */
+    uint32_t       n, k;
+    bt_weight_kind kind;
+    size_t         bytes; /* of packed and scale */
+    void *packed;         /* device memory; CPU: as device/cpu/kernels.h says; CUDA: [n, k], of int4
+                             as its rows come */
+    void *scale;   /* CPU: of e4m3, within packed, else NULL; CUDA: device memory, of e4m3 fp32
+                      [n, ceil(k / 128)], of int4 bf16 [n, k / 32], else NULL */
+    bool borrowed; /* packed is another's, and only read; else owned */
 };
 
 #ifdef __cplusplus

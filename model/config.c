@@ -143,49 +143,6 @@ out:
     return st;
 }
 
-static bt_status check_block_size(const bt_json_at *at)
-{
-    bt_status     st   = BT_OK;
-    const json_t *list = bt_json_field(at, "weight_block_size");
-    char          found[96];
-
-    BT_REQUIRE(json_array_size(list) == 2 && json_integer_value(json_array_get(list, 0)) == 128 &&
-                   json_integer_value(json_array_get(list, 1)) == 128,
-               BT_ERR_UNSUPPORTED, "%s: field %s.weight_block_size: expected [128,128], found %s",
-               at->file, at->in, bt_json_show(list, found, sizeof(found)));
-out:
-    return st;
-}
-
-static bt_status read_quantization(const bt_json_at *at, bt_model_config *cfg)
-{
-    bt_status   st = BT_OK;
-    bt_json_at  q  = {at->file, "quantization_config", bt_json_field(at, "quantization_config")};
-    const char *want[][2] = {
-        {"quant_method",      "fp8"    },
-        {"fmt",               "e4m3"   },
-        {"activation_scheme", "dynamic"}
-    };
-    char found[96];
-
-    if (q.obj == NULL) goto out;
-    BT_REQUIRE(json_is_object(q.obj), BT_ERR_FORMAT, "%s: field %s: expected an object, found %s",
-               at->file, q.in, bt_json_show(q.obj, found, sizeof(found)));
-    for (int i = 0; i < 3; i++) {
-        const char *v = want[i][1];
-
-        if (i == 0 || bt_json_field(&q, want[i][0]) != NULL)
-            BT_TRY(bt_json_str(&q, want[i][0], &v));
-        BT_REQUIRE(strcmp(v, want[i][1]) == 0, BT_ERR_UNSUPPORTED,
-                   "%s: field %s.%s: expected \"%s\", found \"%s\"", at->file, q.in, want[i][0],
-                   want[i][1], bt_json_printable(v, found, sizeof(found)));
-    }
-    BT_TRY(check_block_size(&q));
-    cfg->fp8 = true;
-out:
-    return st;
-}
-
 static bt_status check_token(const bt_json_at *at, const char *field, const json_t *v,
                              const bt_model_config *cfg)
 {
@@ -335,7 +292,7 @@ bt_status bt_model_config_read(const char *dir, bt_model_config *cfg_out)
     if (sparse) BT_TRY(bt_config_index(&at, fam, &cfg));
     BT_TRY(bt_config_rope(&at, &cfg));
     BT_TRY(bt_config_moe(&at, fam, &cfg));
-    BT_TRY(read_quantization(&at, &cfg));
+    BT_TRY(bt_config_quantization(&at, &cfg));
     BT_TRY(read_tokens(&at, &cfg));
     BT_TRY(read_generation(dir, &cfg));
     *cfg_out                   = cfg;

@@ -40,6 +40,7 @@ typedef struct {
 
     uint32_t n_mtp_layers; /* in the file after the last layer; skipped knowingly */
     bool     fp8;          /* weights are e4m3 with 128x128 scales */
+    bool     int4; /* some, as a rule the experts', have 4 bits with a scale for 32 of a row */
 
     int64_t  bos_token; /* -1: none */
     int64_t  pad_token; /* -1: none */
@@ -64,6 +65,12 @@ static inline bool bt_model_layer_has_indexer(const bt_model_config *cfg, uint32
     return cfg->mla.index_topk != 0 && (cfg->index_shared[layer / 64] >> layer % 64 & 1) == 0;
 }
 uint32_t bt_model_n_indexers(const bt_model_config *cfg); /* layers that do */
+/* What the experts' weights are, as a rule. */
+static inline bt_weight_kind bt_model_expert_kind(const bt_model_config *cfg)
+{
+    if (cfg->int4) return BT_WEIGHT_INT4;
+    return cfg->fp8 ? BT_WEIGHT_FP8 : BT_WEIGHT_BF16;
+}
 /* MoE layers in all. */
 uint32_t bt_model_n_moe_layers(const bt_model_config *cfg);
 

@@ -39,6 +39,9 @@ bt_status bt_config_index(const bt_json_at *at, bt_model_family fam, bt_model_co
 /* Which layers are MoE, the experts' sizes and the gate.  Needs cfg->hidden and n_layers. */
 bt_status bt_config_moe(const bt_json_at *at, bt_model_family fam, bt_model_config *cfg);
 
+/* quantization_config, which may be absent: fills fp8 and int4. */
+bt_status bt_config_quantization(const bt_json_at *at, bt_model_config *cfg);
+
 #ifdef __cplusplus
 }
 #endif

@@ -8,7 +8,7 @@
 #include "core/bf16.h"
 #include "model/reference_parts.h"
 
-enum { FP8_BLOCK = 128 };
+enum { FP8_BLOCK = 128, INT4_GROUP = 32 };
 
 static float fp8_value(uint8_t byte)
 {
@@ -30,6 +30,12 @@ static float element(const bt_tensor *t, size_t i)
     case BT_ST_BF16: memcpy(&half, data + i * 2, 2); return bt_bf16_to_f32(half);
     case BT_ST_F32: memcpy(&f, data + i * 4, 4); return f;
     case BT_ST_F8_E4M3: return fp8_value((uint8_t)data[i]);
+    case BT_ST_I32: { /* eight values of 4 bits, each 8 more than it stands for */
+        uint32_t word;
+
+        memcpy(&word, data + i / 8 * 4, 4);
+        return (float)(word >> i % 8 * 4 & 15) - 8;
+    }
     default: return NAN;
     }
 }
@@ -57,27 +63,54 @@ out:
     return st;
 }
 
+/* The matrix under `name`, or its words of 4 bits; and its scales, of which one holds for block[0]
+ * rows and block[1] columns. */
+static bt_status find_matrix(const bt_reference *r, const char *name, uint32_t n, uint32_t k,
+                             const bt_tensor **t_out, const bt_tensor **scale_out,
+                             uint32_t block[2])
+{
+    bt_status st = BT_OK;
+    char      other[300];
+
+    block[0] = block[1] = 1;
+    snprintf(other, sizeof(other), "%s_packed", name);
+    if (bt_safetensors_find(r->st, other) != NULL) {
+        BT_TRY(find(r, other, (size_t)n * k / 8, t_out));
+        snprintf(other, sizeof(other), "%s_scale", name);
+        BT_TRY(find(r, other, (size_t)n * k / INT4_GROUP, scale_out));
+        block[1] = INT4_GROUP;
+        goto out;
+    }
+    BT_TRY(find(r, name, (size_t)n * k, t_out));
+    if ((*t_out)->dtype != BT_ST_F8_E4M3) goto out;
+    block[0] = block[1] = FP8_BLOCK;
+    snprintf(other, sizeof(other), "%s_scale_inv", name);
+    BT_TRY(find(r, other,
+                (size_t)((n + FP8_BLOCK - 1) / FP8_BLOCK) * ((k + FP8_BLOCK - 1) / FP8_BLOCK),
+                scale_out));
+out:
+    return st;
+}
+
 bt_status bt_ref_load(const bt_reference *r, uint32_t n, uint32_t k, bool transpose,
                       const char *name, float **values_out)
 {
-    size_t           per_row = (k + FP8_BLOCK - 1) / FP8_BLOCK;
-    bt_status        st      = BT_OK;
-    float           *values  = NULL;
+    bt_status        st     = BT_OK;
+    float           *values = NULL;
     const bt_tensor *t = NULL, *scale = NULL;
-    char             scale_name[300];
+    uint32_t         block[2];
+    size_t           per_row;
 
-    BT_TRY(find(r, name, (size_t)n * k, &t));
-    snprintf(scale_name, sizeof(scale_name), "%s_scale_inv", name);
-    if (t->dtype == BT_ST_F8_E4M3)
-        BT_TRY(find(r, scale_name, (n + FP8_BLOCK - 1) / FP8_BLOCK * per_row, &scale));
-    values = bt_calloc((size_t)n * k, sizeof(*values));
+    BT_TRY(find_matrix(r, name, n, k, &t, &scale, block));
+    per_row = (k + block[1] - 1) / block[1];
+    values  = bt_calloc((size_t)n * k, sizeof(*values));
     BT_REQUIRE(values != NULL, BT_ERR_NO_MEMORY, "reference: %s", name);
     for (size_t i = 0; i < n; i++) {
         for (size_t j = 0; j < k; j++) {
             float v = element(t, i * k + j);
 
             if (scale != NULL) {
-                v *= element(scale, i / FP8_BLOCK * per_row + j / FP8_BLOCK);
+                v *= element(scale, i / block[0] * per_row + j / block[1]);
                 v = bt_bf16_to_f32(bt_bf16_from_f32(v));
             }
             values[transpose ? j * n + i : i * k + j] = v;

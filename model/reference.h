@@ -1,8 +1,8 @@
 /* model/reference.h - the whole model in plain float32 loops, for tests.
  *
- * Weights as stored (FP8 blocks dequantised to bf16), all arithmetic in float32, the normal form of
- * attention, no pages, no kernels, no code shared with the engine: what the engine and the golden
- * outputs are held against.  Slow, and it allocates as it goes. */
+ * Weights as stored (FP8 blocks and 4 bits dequantised to bf16), all arithmetic in float32, the
+ * normal form of attention, no pages, no kernels, no code shared with the engine: what the engine
+ * and the golden outputs are held against.  Slow, and it allocates as it goes. */
 #ifndef BT_MODEL_REFERENCE_H
 #define BT_MODEL_REFERENCE_H
 

@@ -46,7 +46,8 @@ static bt_status find_scale(const bt_safetensors *st_set, const char *name, bt_m
     bt_status st  = BT_OK;
     char      scale_name[NAME_BYTES];
 
-    snprintf(scale_name, sizeof(scale_name), "%s_scale_inv", name);
+    m->kind = BT_WEIGHT_FP8;
+    snprintf(scale_name, sizeof(scale_name), "%s" BT_NAME_SCALE_FP8, name);
     m->scale = bt_safetensors_find(st_set, scale_name);
     BT_REQUIRE(
         m->scale != NULL, BT_ERR_FORMAT,
@@ -60,12 +61,86 @@ out:
     return st;
 }
 
+/* What belongs to a matrix of 4 bits, by the end of its name. */
+static bt_status find_beside(const bt_safetensors *st_set, const char *name, const char *end,
+                             const bt_matrix *m, const bt_tensor **tensor_out)
+{
+    bt_status st = BT_OK;
+    char      full[NAME_BYTES];
+
+    snprintf(full, sizeof(full), "%s%s", name, end);
+    *tensor_out = bt_safetensors_find(st_set, full);
+    BT_REQUIRE(*tensor_out != NULL, BT_ERR_FORMAT,
+               "%s: expected tensor %s, which belongs to %s [%u, %u], found none",
+               bt_safetensors_file_of(st_set, m->t), full, m->t->name, m->n, m->k);
+out:
+    return st;
+}
+
+static bt_status check_dtype(const bt_safetensors *st_set, const bt_tensor *t, bt_st_dtype dtype)
+{
+    bt_status st = BT_OK;
+
+    BT_REQUIRE(t->dtype == dtype, BT_ERR_FORMAT, "%s: tensor %s: expected dtype %s, found %s",
+               bt_safetensors_file_of(st_set, t), t->name, bt_st_dtype_name(dtype),
+               bt_st_dtype_name(t->dtype));
+out:
+    return st;
+}
+
+/* m->t is <name>_packed; there may not be a tensor called `name` beside it. */
+static bt_status find_int4(const bt_safetensors *st_set, const char *name, bt_matrix *m)
+{
+    static const char *const FOREIGN[] = {"_zero_point", "_g_idx"};
+    bt_status                st        = BT_OK;
+    const bt_tensor         *wide      = bt_safetensors_find(st_set, name);
+
+    m->kind = BT_WEIGHT_INT4;
+    BT_REQUIRE(wide == NULL, BT_ERR_FORMAT,
+               "%s: tensor %s: expected none beside %s, which is the same in 4 bits, found one",
+               bt_safetensors_file_of(st_set, wide), name, m->t->name);
+    BT_REQUIRE(
+        m->k % BT_INT4_GROUP == 0, BT_ERR_UNSUPPORTED,
+        "%s: tensor %s: expected [%u, %u] in bf16 or e4m3, since its columns are no multiple "
+        "of %d, found it in 4 bits",
+        bt_safetensors_file_of(st_set, m->t), m->t->name, m->n, m->k, BT_INT4_GROUP);
+    BT_TRY(check_dtype(st_set, m->t, BT_ST_I32));
+    BT_TRY(check(st_set, m->t, 2, m->n, m->k / BT_INT4_IN_WORD));
+    BT_TRY(find_beside(st_set, name, BT_NAME_SCALE_INT4, m, &m->scale));
+    BT_TRY(check_dtype(st_set, m->scale, BT_ST_BF16));
+    BT_TRY(check(st_set, m->scale, 2, m->n, m->k / BT_INT4_GROUP));
+    BT_TRY(find_beside(st_set, name, BT_NAME_SHAPE, m, &m->shape));
+    if (m->shape->dtype != BT_ST_I32) BT_TRY(check_dtype(st_set, m->shape, BT_ST_I64));
+    BT_TRY(check(st_set, m->shape, 1, 2, 1));
+    for (size_t i = 0; i < sizeof(FOREIGN) / sizeof(FOREIGN[0]); i++) {
+        const bt_tensor *t;
+        char             full[NAME_BYTES];
+
+        snprintf(full, sizeof(full), "%s%s", name, FOREIGN[i]);
+        t = bt_safetensors_find(st_set, full);
+        BT_REQUIRE(t == NULL, BT_ERR_UNSUPPORTED,
+                   "%s: tensor %s: expected none, since weights of 4 bits are symmetric and in "
+                   "order, found one",
+                   bt_safetensors_file_of(st_set, t), full);
+    }
+out:
+    return st;
+}
+
 bt_status bt_matrix_find(const bt_safetensors *st_set, const char *name, uint32_t n, uint32_t k,
                          bt_matrix *matrix_out)
 {
-    bt_matrix m  = {.t = bt_safetensors_find(st_set, name), .scale = NULL, .n = n, .k = k};
+    bt_matrix m  = {.t = bt_safetensors_find(st_set, name), .n = n, .k = k};
     bt_status st = BT_OK;
+    char      packed_name[NAME_BYTES];
 
+    snprintf(packed_name, sizeof(packed_name), "%s" BT_NAME_PACKED, name);
+    if (bt_safetensors_find(st_set, packed_name) != NULL) {
+        m.t = bt_safetensors_find(st_set, packed_name);
+        BT_TRY(find_int4(st_set, name, &m));
+        *matrix_out = m;
+        goto out;
+    }
     BT_REQUIRE(m.t != NULL, BT_ERR_FORMAT, "%s: expected tensor %s of shape [%u, %u], found none",
                bt_safetensors_path(st_set), name, n, k);
     BT_REQUIRE(m.t->dtype == BT_ST_BF16 || m.t->dtype == BT_ST_F32 || m.t->dtype == BT_ST_F8_E4M3,
@@ -81,7 +156,7 @@ out:
 bt_status bt_vector_find(const bt_safetensors *st_set, const char *name, uint32_t n,
                          bt_matrix *vector_out)
 {
-    bt_matrix v  = {.t = bt_safetensors_find(st_set, name), .scale = NULL, .n = n, .k = 1};
+    bt_matrix v  = {.t = bt_safetensors_find(st_set, name), .n = n, .k = 1};
     bt_status st = BT_OK;
 
     BT_REQUIRE(v.t != NULL, BT_ERR_FORMAT, "%s: expected tensor %s of shape [%u], found none",
@@ -103,19 +178,77 @@ static float read_f32(const void *data, size_t i)
     return f;
 }
 
+static bt_bf16 read_bf16(const void *data, size_t i)
+{
+    bt_bf16 half;
+
+    memcpy(&half, (const char *)data + i * sizeof(half), sizeof(half));
+    return half;
+}
+
 static float scale_at(const bt_matrix *m, uint32_t row, uint32_t col)
 {
     size_t per_row = (m->k + BT_FP8_BLOCK - 1) / BT_FP8_BLOCK;
 
+    if (m->kind == BT_WEIGHT_INT4)
+        return bt_bf16_to_f32(
+            read_bf16(m->scale->data, (size_t)row * (m->k / BT_INT4_GROUP) + col / BT_INT4_GROUP));
     return read_f32(m->scale->data, row / BT_FP8_BLOCK * per_row + col / BT_FP8_BLOCK);
 }
 
-bt_status bt_matrix_check_scales(const bt_safetensors *st_set, const bt_matrix *m)
+/* The sizes that the packed words stand for. */
+static bt_status check_stored_shape(const bt_safetensors *st_set, const bt_matrix *m)
+{
+    bt_status        st       = BT_OK;
+    const bt_tensor *t        = m->shape;
+    int64_t          found[2] = {0, 0};
+
+    if (t->dtype == BT_ST_I64) {
+        memcpy(found, t->data, sizeof(found));
+    } else {
+        int32_t v[2];
+
+        memcpy(v, t->data, sizeof(v));
+        found[0] = v[0];
+        found[1] = v[1];
+    }
+    BT_REQUIRE(found[0] == m->n && found[1] == m->k, BT_ERR_FORMAT,
+               "%s: tensor %s: expected the values %u and %u, found %lld and %lld",
+               bt_safetensors_file_of(st_set, t), t->name, m->n, m->k, (long long)found[0],
+               (long long)found[1]);
+out:
+    return st;
+}
+
+static bt_status check_int4_scales(const bt_safetensors *st_set, const bt_matrix *m)
+{
+    bt_status st      = BT_OK;
+    size_t    per_row = m->k / BT_INT4_GROUP;
+
+    for (size_t i = 0; i < m->n * per_row; i++) {
+        bt_bf16 scale = read_bf16(m->scale->data, i);
+
+        BT_REQUIRE(bt_int4_scale_is_valid(scale), BT_ERR_FORMAT,
+                   "%s: tensor %s: expected finite scales that are not subnormal, found bits "
+                   "0x%04x at [%zu, %zu]",
+                   bt_safetensors_file_of(st_set, m->scale), m->scale->name, scale, i / per_row,
+                   i % per_row);
+    }
+out:
+    return st;
+}
+
+bt_status bt_matrix_check_values(const bt_safetensors *st_set, const bt_matrix *m)
 {
     bt_status st      = BT_OK;
     size_t    n       = m->scale == NULL ? 0 : m->scale->bytes / sizeof(float);
     size_t    per_row = (m->k + BT_FP8_BLOCK - 1) / BT_FP8_BLOCK;
 
+    if (m->kind == BT_WEIGHT_INT4) {
+        BT_TRY(check_stored_shape(st_set, m));
+        BT_TRY(check_int4_scales(st_set, m));
+        goto out;
+    }
     for (size_t i = 0; i < n; i++) {
         float scale = read_f32(m->scale->data, i);
 
@@ -148,9 +281,26 @@ void bt_matrix_fp8_row(const bt_matrix *m, uint32_t n, uint8_t *out, float *scal
         scale_out[k0 / BT_FP8_BLOCK] = scale_at(m, n, k0);
 }
 
+void bt_matrix_int4_row(const bt_matrix *m, uint32_t n, uint32_t *out, bt_bf16 *scale_out)
+{
+    size_t words  = m->k / BT_INT4_IN_WORD * sizeof(*out);
+    size_t scales = m->k / BT_INT4_GROUP * sizeof(*scale_out);
+
+    memcpy(out, (const char *)m->t->data + n * words, words);
+    memcpy(scale_out, (const char *)m->scale->data + n * scales, scales);
+}
+
+static void int4_row(const bt_matrix *m, uint32_t n, bt_bf16 *out)
+{
+    for (uint32_t k = 0; k < m->k; k++)
+        out[k] = bt_bf16_from_f32(bt_matrix_element(m, (size_t)n * m->k + k) * scale_at(m, n, k));
+}
+
 void bt_matrix_row(const bt_matrix *m, uint32_t n, bt_bf16 *out)
 {
-    if (m->t->dtype == BT_ST_BF16) {
+    if (m->kind == BT_WEIGHT_INT4) {
+        int4_row(m, n, out);
+    } else if (m->t->dtype == BT_ST_BF16) {
         memcpy(out, (const char *)m->t->data + (size_t)n * m->k * sizeof(*out),
                m->k * sizeof(*out));
     } else if (m->t->dtype == BT_ST_F8_E4M3) {
@@ -173,12 +323,10 @@ void bt_matrix_column(const bt_matrix *m, uint32_t k, uint32_t first, uint32_t r
 
 float bt_matrix_element(const bt_matrix *m, size_t i)
 {
-    bt_bf16 half;
-
     switch (m->t->dtype) {
-    case BT_ST_BF16:
-        memcpy(&half, (const char *)m->t->data + i * sizeof(half), sizeof(half));
-        return bt_bf16_to_f32(half);
+    case BT_ST_BF16: return bt_bf16_to_f32(read_bf16(m->t->data, i));
+    case BT_ST_I32: /* words of which the lowest bits come first, in files as here */
+        return (float)((((const uint8_t *)m->t->data)[i / 2] >> i % 2 * 4 & 15) - 8);
     case BT_ST_F8_E4M3: return bt_e4m3_to_f32(((const uint8_t *)m->t->data)[i]);
     default: return read_f32(m->t->data, i);
     }

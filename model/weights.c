@@ -165,12 +165,13 @@ static bt_status check_alike(const bt_loader *l, const bt_moe_weights *w, uint32
 
     if (l->opt->dev->host_memory) goto out;
     if (*first == l->cfg->moe.gate.n_experts) *first = e;
-    BT_REQUIRE(bt_linear_is_fp8(w->gate_up[e]) == bt_linear_is_fp8(w->gate_up[*first]) &&
-                   bt_linear_is_fp8(w->down[e]) == bt_linear_is_fp8(w->down[*first]),
-               BT_ERR_UNSUPPORTED,
-               "experts %u and %u of layer %u are not stored alike: on this device either all of a "
-               "layer's experts are F8_E4M3 or none",
-               *first, e, layer);
+    BT_REQUIRE(
+        bt_linear_kind(w->gate_up[e]) == bt_linear_kind(w->gate_up[*first]) &&
+            bt_linear_kind(w->down[e]) == bt_linear_kind(w->down[*first]),
+        BT_ERR_UNSUPPORTED,
+        "experts %u and %u of layer %u are not stored alike: on this device all of a layer's "
+        "experts are F8_E4M3 or in 4 bits, or none is",
+        *first, e, layer);
 out:
     return st;
 }
@@ -287,6 +288,25 @@ out:
     return st;
 }
 
+/* Which matrices have 4 bits the tensors say; but where config.json speaks of it, some do, unless a
+ * rank without experts has no files of theirs. */
+static bt_status want_int4(const bt_loader *l)
+{
+    bt_status st    = BT_OK;
+    bool      found = !l->cfg->int4, wanted = false;
+
+    for (uint32_t e = 0; e < l->cfg->moe.gate.n_experts; e++)
+        wanted |= l->opt->own_experts[e];
+    for (size_t i = 0; !found && i < bt_safetensors_count(l->st); i++)
+        found = bt_tensor_kind(bt_safetensors_at(l->st, i)) == BT_WEIGHT_INT4;
+    BT_REQUIRE(found || !wanted, BT_ERR_UNSUPPORTED,
+               "%s: expected I32 tensors called ..weight_packed, since config.json has a "
+               "quantization_config of compressed-tensors, found none",
+               bt_safetensors_path(l->st));
+out:
+    return st;
+}
+
 /* Checks and counts what is to be loaded. */
 static bt_status walk_dry(bt_loader *l)
 {
@@ -297,6 +317,7 @@ static bt_status walk_dry(bt_loader *l)
     BT_REQUIRE(l->used != NULL, BT_ERR_NO_MEMORY, "%zu tensors", bt_safetensors_count(l->st));
     BT_TRY(walk(l));
     BT_TRY(refuse_unused(l));
+    BT_TRY(want_int4(l));
     l->dry = false;
 out:
     bt_free(l->used);

@@ -4,7 +4,10 @@
  * FP8 blocks (e4m3, one fp32 scale per 128 x 128, partial at both ends) stay so, but for W_UK
  * transposed and, on the CPU, the other heads of kv_b, which its attention reads as bf16; and where
  * rows that the device takes together have different scales (device.h: fp8_rows).  These are
- * dequantised to bf16 while they are packed.  fp32 matrices are rounded to bf16. */
+ * dequantised to bf16 while they are packed.  fp32 matrices are rounded to bf16.
+ *
+ * Weights of 4 bits (symmetric, a bf16 scale for 32 of a row; which matrices have them the tensors
+ * say) stay so likewise, but for what of kv_b is read as bf16. */
 #ifndef BT_MODEL_WEIGHTS_H
 #define BT_MODEL_WEIGHTS_H
 

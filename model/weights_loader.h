@@ -27,7 +27,7 @@ typedef struct {
 typedef struct {
     bt_matrix part[2];
     uint32_t  first, n;
-    bool      widened; /* e4m3 becomes bf16, on any device */
+    bool      widened; /* narrow weights become bf16, on any device */
 } bt_row_source;
 
 /* bt_linear_row_fn over a bt_row_source: its rows, and the columns of its first part. */
@@ -36,7 +36,8 @@ void bt_source_column(void *ctx, uint32_t n, bt_bf16 *row);
 
 /* A tensor's name, valid until the next one is asked for. */
 BT_PRINTF(2, 3) const char *bt_loader_name(bt_loader *l, const char *format, ...);
-/* bt_matrix_find(); and, in the walk that loads, bt_matrix_check_scales(). */
+/* bt_matrix_find(), in 4 bits only where config.json says so; and, in the walk that loads,
+ * bt_matrix_check_values(). */
 bt_status bt_loader_find(const bt_loader *l, const char *name, uint32_t n, uint32_t k,
                          bt_matrix *matrix_out);
 /* The tensor is done with: counts its bytes, tells of the progress, gives its pages back. */

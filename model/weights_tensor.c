@@ -22,12 +22,24 @@ static void source_fp8_row(void *ctx, uint32_t n, uint8_t *row, float *scale)
     bt_matrix_fp8_row(&s->part[n / s->n], s->first + n % s->n, row, scale);
 }
 
-/* Its n rows stay e4m3: all of them are, and those that the device wants to have the same scales
- * have, since scales hold for 128 rows of a tensor. */
-static bool stays_fp8(const bt_row_source *s, uint32_t n, uint32_t fp8_rows)
+static void source_int4_row(void *ctx, uint32_t n, uint32_t *row, bt_bf16 *scale)
 {
-    return !s->widened && s->part[0].scale != NULL && s->first % fp8_rows == 0 &&
-           (n <= s->n || (s->part[1].scale != NULL && s->n % fp8_rows == 0));
+    const bt_row_source *s = ctx;
+
+    bt_matrix_int4_row(&s->part[n / s->n], s->first + n % s->n, row, scale);
+}
+
+/* What its n rows are packed as.  They stay narrow when all of them are alike, and e4m3 when also
+ * those that the device wants to have the same scales have: scales hold for 128 rows of a tensor.
+ */
+static bt_weight_kind packed_kind(const bt_row_source *s, uint32_t n, uint32_t fp8_rows)
+{
+    bt_weight_kind kind = s->part[0].kind;
+
+    if (s->widened || (n > s->n && s->part[1].kind != kind)) return BT_WEIGHT_BF16;
+    if (kind == BT_WEIGHT_FP8 && (s->first % fp8_rows != 0 || (n > s->n && s->n % fp8_rows != 0)))
+        return BT_WEIGHT_BF16;
+    return kind;
 }
 
 void bt_source_column(void *ctx, uint32_t n, bt_bf16 *row)
@@ -52,6 +64,14 @@ static void store_row(void *ctx, uint32_t n, bt_bf16 *row)
 
     if (n % ROWS_PER_BEAT == 0) bt_store_beat(s->store);
     s->rows(s->source, n, row);
+}
+
+static void store_int4_row(void *ctx, uint32_t n, uint32_t *row, bt_bf16 *scale)
+{
+    const store_source *s = ctx;
+
+    if (n % ROWS_PER_BEAT == 0) bt_store_beat(s->store);
+    source_int4_row(s->source, n, row, scale);
 }
 
 static void store_fp8_row(void *ctx, uint32_t n, uint8_t *row, float *scale)
@@ -84,13 +104,17 @@ static void say_progress(void *ctx)
 
 void bt_loader_count(bt_loader *l, const bt_matrix *m)
 {
+    const bt_tensor *all[] = {m->t, m->scale, m->shape};
+
+    for (size_t i = 0; l->dry && l->used != NULL && i < sizeof(all) / sizeof(all[0]); i++)
+        if (all[i] != NULL) l->used[all[i] - bt_safetensors_at(l->st, 0)] = true;
     if (l->dry) {
         l->total_bytes += m->t->bytes;
-        if (l->used != NULL) l->used[m->t - bt_safetensors_at(l->st, 0)] = true;
         return;
     }
     if (!l->again) l->done_bytes += m->t->bytes;
     bt_safetensors_release(m->t); /* else the model is in memory twice */
+    if (m->scale != NULL) bt_safetensors_release(m->scale);
     say_progress(l);
 }
 
@@ -100,7 +124,11 @@ bt_status bt_loader_find(const bt_loader *l, const char *name, uint32_t n, uint3
     bt_status st = BT_OK;
 
     BT_TRY(bt_matrix_find(l->st, name, n, k, matrix_out));
-    if (!l->dry && !l->again) BT_TRY(bt_matrix_check_scales(l->st, matrix_out));
+    BT_REQUIRE(matrix_out->kind != BT_WEIGHT_INT4 || l->cfg->int4, BT_ERR_UNSUPPORTED,
+               "%s: tensor %s: expected none in 4 bits, since config.json has no "
+               "quantization_config of compressed-tensors, found one",
+               bt_safetensors_file_of(l->st, matrix_out->t), matrix_out->t->name);
+    if (!l->dry && !l->again) BT_TRY(bt_matrix_check_values(l->st, matrix_out));
 out:
     return st;
 }
@@ -123,30 +151,33 @@ bt_store_claim bt_loader_take_shared(bt_loader *l, const char *name, size_t byte
 bt_status bt_loader_pack(bt_loader *l, const char *what, uint32_t n, uint32_t k,
                          bt_linear_row_fn rows, bt_row_source *source, bt_linear **linear_out)
 {
-    bt_status      st    = BT_OK;
-    bt_device     *dev   = l->opt->dev;
-    bool           fp8   = rows == bt_source_row && stays_fp8(source, n, dev->fp8_rows);
-    size_t         bytes = bt_cpu_linear_bytes(n, k, fp8); /* only the CPU's are shared */
+    bt_status      st  = BT_OK;
+    bt_device     *dev = l->opt->dev;
+    bt_weight_kind kind =
+        rows == bt_source_row ? packed_kind(source, n, dev->fp8_rows) : BT_WEIGHT_BF16;
+    size_t         bytes = bt_cpu_linear_bytes(n, k, kind); /* only the CPU's are shared */
     bt_store_entry entry = {0};
     bt_store_claim got;
 
     if (*linear_out != NULL) goto out; /* of the walk before */
     got = bt_loader_take_shared(l, what, bytes, &entry);
     if (got == BT_STORE_BUSY) goto out;
-    if (got == BT_STORE_FULL && fp8) {
+    if (got == BT_STORE_FULL && kind == BT_WEIGHT_FP8) {
         BT_TRY(bt_device_linear_create_fp8(dev, n, k, source_fp8_row, source, linear_out));
+    } else if (got == BT_STORE_FULL && kind == BT_WEIGHT_INT4) {
+        BT_TRY(bt_device_linear_create_int4(dev, n, k, source_int4_row, source, linear_out));
     } else if (got == BT_STORE_FULL) {
         BT_TRY(bt_device_linear_create(dev, n, k, rows, source, linear_out));
     } else {
         if (got == BT_STORE_MINE) {
             store_source in   = {l->w->store, rows, source};
-            bt_cpu_rows  from = {fp8 ? NULL : store_row, fp8 ? store_fp8_row : NULL, &in};
+            bt_cpu_rows  from = {kind, store_row, store_fp8_row, store_int4_row, &in};
 
             BT_TRY(bt_cpu_linear_pack(dev, n, k, from, entry.fill));
             bt_store_commit(l->w->store, &entry);
         }
         bt_bring_weights(entry.data, bytes);
-        BT_TRY(bt_cpu_linear_over(n, k, fp8, entry.data, linear_out));
+        BT_TRY(bt_cpu_linear_over(n, k, kind, entry.data, linear_out));
         l->w->shared_bytes += bytes;
     }
     l->w->bytes += bt_linear_bytes(*linear_out);

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "model/json.h"
+#include "model/tensor_kind.h"
 
 const char *bt_part_name(bt_part part)
 {
@@ -58,23 +59,6 @@ static bt_part part_of(const char *name, const bt_model_config *cfg)
     return layer < cfg->n_layers ? part_in_layer(rest + 1) : BT_PART_OTHER;
 }
 
-static bool is_scale(const char *name)
-{
-    static const char TAIL[] = "_scale_inv";
-    size_t            n      = strlen(name);
-
-    return n >= sizeof(TAIL) - 1 && strcmp(name + n - (sizeof(TAIL) - 1), TAIL) == 0;
-}
-
-static uint64_t n_elems(const bt_tensor *t)
-{
-    uint64_t n = 1;
-
-    for (uint32_t i = 0; i < t->n_dims; i++)
-        n *= t->shape[i];
-    return n;
-}
-
 void bt_census_take(const bt_safetensors *files, const bt_model_config *cfg, bt_census *c)
 {
     *c = (bt_census){.n_tensors = bt_safetensors_count(files)};
@@ -82,11 +66,13 @@ void bt_census_take(const bt_safetensors *files, const bt_model_config *cfg, bt_
         const bt_tensor *t    = bt_safetensors_at(files, i);
         bt_part          part = part_of(t->name, cfg);
 
-        if (!is_scale(t->name)) c->n_params[part] += n_elems(t);
+        if (!bt_tensor_is_beside_weights(t)) c->n_params[part] += bt_tensor_n_weights(t);
         c->bytes[part] += t->bytes;
-        if (t->dtype == BT_ST_F8_E4M3 && part != BT_PART_MTP && part != BT_PART_EMBEDDING &&
-            strstr(t->name, "kv_b_proj") == NULL)
-            c->n_fp8 += n_elems(t);
+        if (part != BT_PART_MTP && part != BT_PART_EMBEDDING &&
+            strstr(t->name, "kv_b_proj") == NULL) {
+            if (bt_tensor_kind(t) == BT_WEIGHT_FP8) c->n_fp8 += bt_tensor_n_weights(t);
+            if (bt_tensor_kind(t) == BT_WEIGHT_INT4) c->n_int4 += bt_tensor_n_weights(t);
+        }
         if (part == BT_PART_OTHER && c->first_other[0] == '\0')
             bt_json_printable(t->name, c->first_other, sizeof(c->first_other));
     }
@@ -98,14 +84,13 @@ uint64_t bt_census_loaded_bytes(const bt_census *c)
 
     for (int i = 0; i < BT_PART_MTP; i++)
         n += c->n_params[i];
-    return 2 * (n - c->n_fp8) + bt_fp8_bytes(c->n_fp8);
+    return bt_weight_bytes(BT_WEIGHT_BF16, n - c->n_fp8 - c->n_int4) +
+           bt_weight_bytes(BT_WEIGHT_FP8, c->n_fp8) + bt_weight_bytes(BT_WEIGHT_INT4, c->n_int4);
 }
 
 uint64_t bt_census_expert_bytes(const bt_census *c, const bt_model_config *cfg)
 {
-    uint64_t n = c->n_params[BT_PART_EXPERTS];
-
-    return cfg->fp8 ? bt_fp8_bytes(n) : 2 * n;
+    return bt_weight_bytes(bt_model_expert_kind(cfg), c->n_params[BT_PART_EXPERTS]);
 }
 
 static uint64_t of_an_indexer(const bt_mla_config *m)

@@ -29,16 +29,16 @@ enum { BT_N_PARTS = BT_PART_OTHER + 1 };
 const char *bt_part_name(bt_part part);
 
 typedef struct {
-    uint64_t n_params[BT_N_PARTS]; /* scales of FP8 blocks not counted */
+    uint64_t n_params[BT_N_PARTS]; /* scales not counted */
     uint64_t bytes[BT_N_PARTS];    /* in the files, scales counted */
-    uint64_t n_fp8; /* of the parameters, those that stay in FP8 in memory; MTP aside */
+    uint64_t n_fp8, n_int4;        /* of the parameters, those that stay so in memory; MTP aside */
     uint64_t n_tensors;
     char     first_other[128]; /* the name of a tensor that no part has, or "" */
 } bt_census;
 
 void bt_census_take(const bt_safetensors *files, const bt_model_config *cfg, bt_census *c);
-/* Bytes of what is served once loaded, and of the experts among them: bf16, or FP8 with its scales.
- */
+/* Bytes of what is served once loaded, and of the experts among them: bf16, or FP8 or 4 bits with
+ * their scales. */
 uint64_t bt_census_loaded_bytes(const bt_census *c);
 uint64_t bt_census_expert_bytes(const bt_census *c, const bt_model_config *cfg);
 

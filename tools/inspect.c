@@ -18,7 +18,7 @@ static const char DOC[] =
     "Says what a model is, what it weighs, and what of it fits on this machine.\v"
     "Reads config.json and the headers of the safetensors files; no weight is loaded. The files "
     "are checked completely, each tensor's name, type and shape against config.json, so that what "
-    "passes can be loaded, unless a scale of FP8 weights is no number.\n\n"
+    "passes can be loaded, unless a scale of FP8 or 4-bit weights is no number.\n\n"
     "The last table is an estimate for cells of CPU ranks on this machine: weights in bf16, or FP8 "
     "where the files have it, in memory once for all ranks; " PERCENT " % of the free memory in "
     "use; on each rank the buffers of a step with the default --chunk, and those of the hand-off; "
@@ -93,7 +93,9 @@ static void print_model(const bt_model_config *cfg)
     uint32_t             n_moe = bt_model_n_moe_layers(cfg);
 
     printf("Model         %s (%s)%s\n", cfg->architecture, cfg->model_type,
-           cfg->fp8 ? ", FP8 weights in 128x128 blocks" : "");
+           cfg->fp8    ? ", FP8 weights in 128x128 blocks"
+           : cfg->int4 ? ", weights of 4 bits in groups of 32"
+                       : "");
     printf("  vocabulary  %u%s\n", cfg->vocab_size,
            cfg->tie_embeddings ? ", embedding and head tied" : "");
     printf("  context     %u tokens", cfg->max_context);

@@ -7,6 +7,7 @@
 
 #include "attention/kv_pool.h"
 #include "core/machine.h"
+#include "model/tensor_kind.h"
 
 uint64_t bt_memory_available(void)
 {
@@ -43,20 +44,18 @@ uint64_t bt_memory_weights(const bt_model_config *cfg, const bt_safetensors *st,
         const bt_tensor *t      = bt_safetensors_at(st, i);
         long             layer  = index_after(t->name, "model.layers.");
         long             expert = index_after(t->name, ".mlp.experts.");
-        uint64_t         elems  = 1;
+        uint64_t         elems;
 
-        if (layer >= (long)cfg->n_layers || strstr(t->name, "_scale_inv") != NULL) continue;
+        if (layer >= (long)cfg->n_layers || bt_tensor_is_beside_weights(t)) continue;
         if (expert >= 0 && own != NULL && expert < (long)cfg->moe.gate.n_experts && !own[expert])
             continue;
-        for (uint32_t d = 0; d < t->n_dims; d++)
-            elems *= t->shape[d];
+        elems = bt_tensor_n_weights(t);
         /* kv_b and the embedding are there in bf16; what else a CPU widens (weights.h), the
          * published models do not have. */
-        if (t->dtype == BT_ST_F8_E4M3 && strstr(t->name, "kv_b_proj") == NULL &&
-            strstr(t->name, "embed_tokens") == NULL)
-            bytes += bt_fp8_bytes(elems);
-        else
+        if (strstr(t->name, "kv_b_proj") != NULL || strstr(t->name, "embed_tokens") != NULL)
             bytes += elems * sizeof(bt_bf16);
+        else
+            bytes += bt_weight_bytes(bt_tensor_kind(t), elems);
     }
     return bytes;
 }

@@ -36,7 +36,7 @@ static inline void configure(uint32_t rows)
     _tile_loadconfig(&c);
 }
 
-/* A piece of two blocks of columns that was e4m3. */
+/* A piece of two blocks of columns that was narrow. */
 enum { WIDE_K = 512, WIDE_LD = WIDE_K * TILE + STEP };
 typedef struct {
     _Alignas(64) bt_bf16 b[2][WIDE_LD];
@@ -59,12 +59,19 @@ static inline void widen_pair(wide_pair *w, const bt_cpu_narrow *from, uint32_t 
     publish(w);
 }
 
-/* The i-th of packed weights, of e4m3 where they have scales; and lines of 64 bytes that a step
- * reads of a block of columns. */
-static inline const void *weight_at(const void *packed, const float *scale, size_t i)
+/* The i-th of packed weights, a multiple of 32; of the scales that e4m3 has; and lines of 64 bytes
+ * that a step reads of a block of columns, or one more. */
+static inline const void *weight_at(const void *packed, bt_weight_kind kind, size_t i)
 {
-    return (const char *)packed + (scale != NULL ? i : i * sizeof(bt_bf16));
+    return (const char *)packed + bt_cpu_weight_bytes(kind, i);
 }
-static inline uint32_t step_lines(const float *scale) { return scale != NULL ? TILE / 2 : TILE; }
+static inline const float *scale_at(bt_weight_kind kind, const float *scale, size_t i)
+{
+    return kind == BT_WEIGHT_FP8 ? scale + i : NULL;
+}
+static inline uint32_t step_lines(bt_weight_kind kind)
+{
+    return ((uint32_t)bt_cpu_weight_bytes(kind, TILE_ELEMS) + 63) / 64;
+}
 
 #endif

@@ -95,13 +95,22 @@ static bt_status cpu_checksum(bt_device *dev, void *stream, const void *data, si
 static bt_status cpu_linear_create(bt_device *dev, uint32_t n, uint32_t k, bt_linear_row_fn rows,
                                    void *ctx, bt_linear **linear_out)
 {
-    return bt_cpu_linear_create(dev, n, k, (bt_cpu_rows){.bf16 = rows, .ctx = ctx}, linear_out);
+    return bt_cpu_linear_create(
+        dev, n, k, (bt_cpu_rows){.kind = BT_WEIGHT_BF16, .bf16 = rows, .ctx = ctx}, linear_out);
 }
 
 static bt_status cpu_linear_create_fp8(bt_device *dev, uint32_t n, uint32_t k,
                                        bt_linear_fp8_fn rows, void *ctx, bt_linear **linear_out)
 {
-    return bt_cpu_linear_create(dev, n, k, (bt_cpu_rows){.fp8 = rows, .ctx = ctx}, linear_out);
+    return bt_cpu_linear_create(
+        dev, n, k, (bt_cpu_rows){.kind = BT_WEIGHT_FP8, .fp8 = rows, .ctx = ctx}, linear_out);
+}
+
+static bt_status cpu_linear_create_int4(bt_device *dev, uint32_t n, uint32_t k,
+                                        bt_linear_int4_fn rows, void *ctx, bt_linear **linear_out)
+{
+    return bt_cpu_linear_create(
+        dev, n, k, (bt_cpu_rows){.kind = BT_WEIGHT_INT4, .int4 = rows, .ctx = ctx}, linear_out);
 }
 
 static void cpu_linear_destroy(bt_device *dev, bt_linear *linear)
@@ -252,34 +261,35 @@ static void cpu_destroy(bt_device *dev)
 }
 
 static const bt_device_ops CPU_OPS = {
-    .name              = "cpu",
-    .alloc             = cpu_alloc,
-    .free              = cpu_free,
-    .alloc_host        = cpu_alloc,
-    .free_host         = cpu_free,
-    .memory            = cpu_memory,
-    .upload            = cpu_copy,
-    .upload_rows       = cpu_upload_rows,
-    .download          = cpu_copy,
-    .sync              = cpu_sync,
-    .mark              = cpu_mark,
-    .await             = cpu_mark,
-    .stream            = cpu_stream,
-    .checksum          = cpu_checksum,
-    .linear_create     = cpu_linear_create,
-    .linear_create_fp8 = cpu_linear_create_fp8,
-    .linear_destroy    = cpu_linear_destroy,
-    .gemm              = bt_cpu_gemm,
-    .ffn               = bt_cpu_ffn,
-    .rms_norm          = cpu_rms_norm,
-    .add_norm          = cpu_add_norm,
-    .swiglu            = cpu_swiglu,
-    .gather_rows       = cpu_gather_rows,
-    .gather_rows_by    = cpu_gather_rows,
-    .fork              = cpu_sync,
-    .unfork            = cpu_sync,
-    .join              = cpu_sync,
-    .destroy           = cpu_destroy,
+    .name               = "cpu",
+    .alloc              = cpu_alloc,
+    .free               = cpu_free,
+    .alloc_host         = cpu_alloc,
+    .free_host          = cpu_free,
+    .memory             = cpu_memory,
+    .upload             = cpu_copy,
+    .upload_rows        = cpu_upload_rows,
+    .download           = cpu_copy,
+    .sync               = cpu_sync,
+    .mark               = cpu_mark,
+    .await              = cpu_mark,
+    .stream             = cpu_stream,
+    .checksum           = cpu_checksum,
+    .linear_create      = cpu_linear_create,
+    .linear_create_fp8  = cpu_linear_create_fp8,
+    .linear_create_int4 = cpu_linear_create_int4,
+    .linear_destroy     = cpu_linear_destroy,
+    .gemm               = bt_cpu_gemm,
+    .ffn                = bt_cpu_ffn,
+    .rms_norm           = cpu_rms_norm,
+    .add_norm           = cpu_add_norm,
+    .swiglu             = cpu_swiglu,
+    .gather_rows        = cpu_gather_rows,
+    .gather_rows_by     = cpu_gather_rows,
+    .fork               = cpu_sync,
+    .unfork             = cpu_sync,
+    .join               = cpu_sync,
+    .destroy            = cpu_destroy,
 };
 
 static bt_status create_members(bt_device_cpu *cpu)

@@ -28,6 +28,7 @@ void bt_cpu_widen_scalar(BT_CPU_WIDEN_ARGS);
 void bt_cpu_widen_avx2(BT_CPU_WIDEN_ARGS);
 void bt_cpu_widen_avx512(BT_CPU_WIDEN_ARGS);
 void bt_cpu_widen_avx512vbmi(BT_CPU_WIDEN_ARGS);
+void bt_cpu_widen_avx512bf16(BT_CPU_WIDEN_ARGS);
 void bt_cpu_widen_neon(BT_CPU_WIDEN_ARGS);
 
 extern const bt_cpu_row_kernels bt_cpu_rows_base, bt_cpu_rows_avx2, bt_cpu_rows_avx512,

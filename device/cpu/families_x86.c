@@ -38,9 +38,10 @@ const bt_cpu_family bt_cpu_families[] = {
 const size_t bt_cpu_n_families = sizeof(bt_cpu_families) / sizeof(bt_cpu_families[0]);
 
 const bt_cpu_widen_set bt_cpu_widen_sets[] = {
-    {BT_CPU_AVX512VBMI, "avx512vbmi", bt_cpu_widen_avx512vbmi},
-    {BT_CPU_AVX512,     "avx512",     bt_cpu_widen_avx512    },
-    {BT_CPU_AVX2,       "avx2",       bt_cpu_widen_avx2      },
-    {0,                 "scalar",     bt_cpu_widen_scalar    }
+    {BT_CPU_AVX512VBMI | BT_CPU_AVX512BF16, "avx512bf16", bt_cpu_widen_avx512bf16},
+    {BT_CPU_AVX512VBMI,                     "avx512vbmi", bt_cpu_widen_avx512vbmi},
+    {BT_CPU_AVX512,                         "avx512",     bt_cpu_widen_avx512    },
+    {BT_CPU_AVX2,                           "avx2",       bt_cpu_widen_avx2      },
+    {0,                                     "scalar",     bt_cpu_widen_scalar    }
 };
 const size_t bt_cpu_n_widen_sets = sizeof(bt_cpu_widen_sets) / sizeof(bt_cpu_widen_sets[0]);

@@ -38,6 +38,7 @@ static void multiply(const whole_job *job, const bt_linear *w, uint32_t n, uint3
     for (uint32_t n0 = 0; n0 < n; n0 += mm->n) {
         mm->n      = bt_min_u32(n - n0, cols);
         mm->packed = bt_cpu_linear_columns(w, n0);
+        mm->kind   = w->kind;
         mm->scale  = bt_cpu_linear_scale(w, n0);
         mm->y      = y + n0 * y_col;
         mm->next   = n0 + mm->n < n ? bt_cpu_linear_columns(w, n0 + mm->n) : after;

@@ -215,6 +215,7 @@ static void run_chunk(void *ctx, uint32_t chunk, uint32_t member)
     if (tile_elems(job, g) != 0)
         multiply_tiles(job, g, self, m0, n0,
                        &(bt_cpu_mm_tiles){.packed = bt_cpu_linear_columns(g->w, n0),
+                                          .kind   = g->w->kind,
                                           .scale  = bt_cpu_linear_scale(g->w, n0),
                                           .next   = next_weights(job, self, chunk),
                                           .m      = m,
@@ -223,6 +224,7 @@ static void run_chunk(void *ctx, uint32_t chunk, uint32_t member)
     else
         multiply_rows(job, g, self, m0, n0,
                       &(bt_cpu_mm){.packed = bt_cpu_linear_columns(g->w, n0),
+                                   .kind   = g->w->kind,
                                    .scale  = bt_cpu_linear_scale(g->w, n0),
                                    .after  = next_weights(job, self, chunk),
                                    .m      = m,

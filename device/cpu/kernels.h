@@ -14,6 +14,11 @@
  * lie their scales, [n16/16][k128/128] fp32, one for 16 columns and 128 k; a weight is
  * bf16(value * scale), fp32 inside, and what is padding is +0.
  *
+ * Weights of 4 bits are packed [n16/16][k/32], k a multiple of 32, of bt_cpu_int4_group.  Of its
+ * column a word has the 8 even of 16 k, or the 8 odd ones, the first in the lowest bits, in two's
+ * complement: so words that are shifted alike are neighbours among packed bf16.  A weight is
+ * bf16(value * scale), fp32 inside.
+ *
  * Arithmetic.  Both start at +0, or at y with `add`; k is padded to 32 with +0; fp32, round to
  * nearest even, subnormals are 0 on the way in and out; a NaN result is some NaN.
  *     dp2:     for each pair p ascending:  acc = fma(x[2p], b[2p], fma(x[2p+1], b[2p+1], acc))
@@ -41,8 +46,9 @@ typedef enum { BT_CPU_DP2, BT_CPU_TILE32 } bt_cpu_arithmetic;
 typedef struct {
     const bt_bf16 *x; /* [m, k], row stride ld_x elements */
     size_t         ld_x;
-    const void    *packed;   /* of bf16; */
-    const float   *scale;    /* or of e4m3, with the scales from its first column on; else NULL */
+    const void    *packed;
+    bt_weight_kind kind;     /* of packed; */
+    const float   *scale;    /* of e4m3: the scales from its first column on */
     uint32_t       k_packed; /* of bf16, where only the first k of more are multiplied; else 0 */
     float         *y;        /* [m, n], row stride ld_y elements */
     size_t         ld_y;
@@ -63,12 +69,13 @@ enum { BT_CPU_TILE_ROWS = 16, BT_CPU_TILE_COLS = 32 };
  * With `up`, B is gate, and `up` elements behind it lies a B of the same shape; y is then
  * bf16(silu(g) * u) of the rounded products (device.h: swiglu), n a multiple of 16, in tiles. */
 typedef struct {
-    const bt_bf16 *x;     /* tiles of 16 rows: [m16/16][k32/32][16][32], padded with +0 in k; rows
-                             beyond m are read, and change no other */
-    const void  *packed;  /* of bf16; */
-    const float *scale;   /* or of e4m3, with the scales from its first column on; else NULL */
-    size_t       up;      /* or 0 */
-    const void  *next;    /* where this thread probably goes on: columns of the same k, to be
+    const bt_bf16 *x; /* tiles of 16 rows: [m16/16][k32/32][16][32], padded with +0 in k; rows
+                         beyond m are read, and change no other */
+    const void    *packed;
+    bt_weight_kind kind;  /* of packed; */
+    const float   *scale; /* of e4m3: the scales from its first column on */
+    size_t         up;    /* or 0 */
+    const void    *next;  /* where this thread probably goes on: columns of the same k, to be
                              fetched towards the caches meanwhile; or NULL */
     void        *y;       /* [m, n] of y_dtype; with `up`, tiles as x has them, of bf16 */
     size_t       ld_y;    /* elements from row to row, or from tile row to tile row */
@@ -206,15 +213,31 @@ static inline size_t bt_cpu_packed_elems(uint32_t n, uint32_t k)
     return (size_t)bt_cpu_pad(n, 16) * bt_cpu_pad(k, 32);
 }
 
+/* 32 k of 16 columns. */
+typedef struct {
+    uint32_t words[2][32]; /* of 16 k each: [16][2] */
+    bt_bf16  scale[16];
+} bt_cpu_int4_group;
+
+/* Bytes of so many of its elements, a multiple of 32; of 4 bits with their scales. */
+static inline size_t bt_cpu_weight_bytes(bt_weight_kind kind, size_t n_elems)
+{
+    if (kind == BT_WEIGHT_INT4) return n_elems / 32 * (sizeof(bt_cpu_int4_group) / 16);
+    return kind == BT_WEIGHT_FP8 ? n_elems : n_elems * sizeof(bt_bf16);
+}
+
 enum { BT_CPU_SCALE_COLS = 16, BT_CPU_SCALE_K = 128 };
-/* Scales of 16 columns of an operand in e4m3, and of all. */
+/* Scales of 16 columns of an operand in e4m3. */
 static inline size_t bt_cpu_scale_ld(uint32_t k)
 {
     return bt_cpu_pad(k, BT_CPU_SCALE_K) / BT_CPU_SCALE_K;
 }
-static inline size_t bt_cpu_n_scales(uint32_t n, uint32_t k)
+/* Bytes of the scales of the first n columns that lie behind the weights. */
+static inline size_t bt_cpu_scale_bytes(bt_weight_kind kind, uint32_t n, uint32_t k)
 {
-    return bt_cpu_pad(n, BT_CPU_SCALE_COLS) / BT_CPU_SCALE_COLS * bt_cpu_scale_ld(k);
+    if (kind != BT_WEIGHT_FP8) return 0;
+    return bt_cpu_pad(n, BT_CPU_SCALE_COLS) / BT_CPU_SCALE_COLS * bt_cpu_scale_ld(k) *
+           sizeof(float);
 }
 
 /* Elements of x [m, k] as tiles. */

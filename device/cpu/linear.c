@@ -17,8 +17,9 @@ typedef struct {
     void                     *packed;
     bt_cpu_rows               rows;
     void                     *scratch; /* [n_threads][BLOCK_ROWS][k + GAP] weights */
-    float                    *scales;  /* of e4m3: [n_threads][2][ld]: of a row, and of the first */
-    atomic_uint               n_strange; /* blocks whose rows do not have the same scales */
+    void                     *scales;  /* of e4m3: [n_threads][2][ld]: of a row, and of the first;
+                                          of int4: [n_threads][k / 32] */
+    atomic_uint n_strange; /* scales that are none, or not the same for a block's rows */
 } pack_job;
 
 static void pack_block(void *ctx, uint32_t chunk, uint32_t member)
@@ -52,7 +53,7 @@ static void pack_fp8_block(void *ctx, uint32_t chunk, uint32_t member)
     uint32_t  n  = bt_min_u32(job->n - n0, BLOCK_ROWS);
     size_t    ld = bt_cpu_pad(k, 32) + GAP, n_scales = bt_cpu_scale_ld(k);
     uint8_t  *block = (uint8_t *)job->scratch + member * BLOCK_ROWS * ld;
-    float    *scale = job->scales + member * 2 * n_scales, *first = scale + n_scales;
+    float    *scale = (float *)job->scales + member * 2 * n_scales, *first = scale + n_scales;
     float    *out = (float *)(void *)((uint8_t *)job->packed + bt_cpu_packed_elems(job->n, k));
 
     memset(block, 0, BLOCK_ROWS * ld);
@@ -67,41 +68,108 @@ static void pack_fp8_block(void *ctx, uint32_t chunk, uint32_t member)
     memcpy(out + chunk * n_scales, first, n_scales * sizeof(*first));
 }
 
+/* Of eight k those at 0, 2, 4 and 6, one after the other. */
+static uint32_t even_of(uint32_t word)
+{
+    uint32_t x = word & 0x0f0f0f0fu;
+
+    x = (x | x >> 4) & 0x00ff00ffu;
+    return (x | x >> 8) & 0xffffu;
+}
+
+/* A column of groups from a row of weight + 8; two's complement differs in the highest bit. */
+static void pack_int4_row(const uint32_t *row, const bt_bf16 *scale, uint32_t n_groups,
+                          bt_cpu_int4_group *groups, uint32_t column)
+{
+    for (uint32_t i = 0; i < n_groups; i++) {
+        for (uint32_t h = 0; h < 2; h++, row += 2) {
+            uint32_t low = row[0] ^ 0x88888888u, high = row[1] ^ 0x88888888u;
+
+            groups[i].words[h][2 * column]     = even_of(low) | even_of(high) << 16;
+            groups[i].words[h][2 * column + 1] = even_of(low >> 4) | even_of(high >> 4) << 16;
+        }
+        groups[i].scale[column] = scale[i];
+    }
+}
+
+static void pack_int4_block(void *ctx, uint32_t chunk, uint32_t member)
+{
+    pack_job          *job = ctx;
+    uint32_t           n0 = chunk * BLOCK_ROWS, n_groups = job->k / BT_INT4_GROUP;
+    uint32_t           n     = bt_min_u32(job->n - n0, BLOCK_ROWS);
+    uint32_t           words = job->k / BT_INT4_IN_WORD;
+    uint32_t          *row   = (uint32_t *)job->scratch + member * ((size_t)words + GAP);
+    bt_bf16           *scale = (bt_bf16 *)job->scales + member * (size_t)n_groups;
+    bt_cpu_int4_group *to    = (bt_cpu_int4_group *)job->packed + (size_t)chunk * n_groups;
+
+    for (uint32_t j = 0; j < n; j++) {
+        job->rows.int4(job->rows.ctx, n0 + j, row, scale);
+        for (uint32_t i = 0; i < n_groups; i++)
+            if (!bt_int4_scale_is_valid(scale[i])) atomic_fetch_add(&job->n_strange, 1);
+        pack_int4_row(row, scale, n_groups, to, j);
+    }
+}
+
+/* Scratch for all threads; of e4m3 and int4 with their scales. */
+static bt_status alloc_scratch(pack_job *job, uint32_t n_threads)
+{
+    bt_status st      = BT_OK;
+    uint32_t  k       = job->k;
+    size_t    n_elems = (size_t)n_threads * BLOCK_ROWS * (bt_cpu_pad(k, 32) + GAP), scales = 0;
+
+    switch (job->rows.kind) {
+    case BT_WEIGHT_BF16: job->scratch = bt_calloc(n_elems, sizeof(bt_bf16)); break;
+    case BT_WEIGHT_FP8:
+        job->scratch = bt_calloc(n_elems, 1);
+        scales       = 2 * bt_cpu_scale_ld(k) * sizeof(float);
+        break;
+    case BT_WEIGHT_INT4:
+        job->scratch = bt_calloc(n_threads * ((size_t)k / BT_INT4_IN_WORD + GAP), sizeof(uint32_t));
+        scales       = k / BT_INT4_GROUP * sizeof(bt_bf16);
+        break;
+    }
+    if (scales != 0) job->scales = bt_calloc(n_threads, scales);
+    BT_REQUIRE(job->scratch != NULL && (job->scales != NULL || scales == 0), BT_ERR_NO_MEMORY,
+               "rows of a weight matrix with k = %u", k);
+out:
+    return st;
+}
+
 bt_status bt_cpu_linear_pack(bt_device *dev, uint32_t n, uint32_t k, bt_cpu_rows rows, void *packed)
 {
-    bt_status    st        = BT_OK;
-    bt_cpu_pool *pool      = bt_device_cpu_pool(dev);
-    bool         fp8       = rows.fp8 != NULL;
-    uint32_t     n_threads = bt_cpu_pool_n_threads(pool);
-    pack_job     job       = {
-                  .kernels = bt_device_cpu_table(dev)->rows, .n = n, .k = k, .packed = packed, .rows = rows};
+    static const bt_cpu_task PACK[] = {
+        [BT_WEIGHT_BF16] = pack_block,
+        [BT_WEIGHT_FP8]  = pack_fp8_block,
+        [BT_WEIGHT_INT4] = pack_int4_block,
+    };
+    bt_status    st   = BT_OK;
+    bt_cpu_pool *pool = bt_device_cpu_pool(dev);
+    pack_job     job  = {
+             .kernels = bt_device_cpu_table(dev)->rows, .n = n, .k = k, .packed = packed, .rows = rows};
 
-    job.scratch = bt_calloc((size_t)n_threads * BLOCK_ROWS * (bt_cpu_pad(k, 32) + GAP),
-                            fp8 ? 1 : sizeof(bt_bf16));
-    if (fp8) job.scales = bt_calloc(n_threads * 2 * bt_cpu_scale_ld(k), sizeof(*job.scales));
-    BT_REQUIRE(job.scratch != NULL && (job.scales != NULL || !fp8), BT_ERR_NO_MEMORY,
-               "rows of a weight matrix with k = %u", k);
-    bt_cpu_pool_run(pool, bt_cpu_pad(n, BLOCK_ROWS) / BLOCK_ROWS, fp8 ? pack_fp8_block : pack_block,
-                    &job);
-    BT_REQUIRE(
-        atomic_load(&job.n_strange) == 0, BT_ERR_INVALID_ARG,
-        "a weight matrix [%u, %u] of e4m3: expected finite scales of 0 or more, the same for "
-        "16 rows, found others at %u places",
-        n, k, atomic_load(&job.n_strange));
+    BT_REQUIRE(rows.kind != BT_WEIGHT_INT4 || k % BT_INT4_GROUP == 0, BT_ERR_INVALID_ARG,
+               "a weight matrix [%u, %u] of 4 bits: expected a multiple of %d columns", n, k,
+               BT_INT4_GROUP);
+    BT_TRY(alloc_scratch(&job, bt_cpu_pool_n_threads(pool)));
+    bt_cpu_pool_run(pool, bt_cpu_pad(n, BLOCK_ROWS) / BLOCK_ROWS, PACK[rows.kind], &job);
+    BT_REQUIRE(atomic_load(&job.n_strange) == 0, BT_ERR_INVALID_ARG,
+               "a weight matrix [%u, %u] of %s, found others at %u places", n, k,
+               rows.kind == BT_WEIGHT_FP8
+                   ? "e4m3: expected finite scales of 0 or more, the same for 16 rows"
+                   : "4 bits: expected finite scales that are not subnormal",
+               atomic_load(&job.n_strange));
 out:
     bt_free(job.scales);
     bt_free(job.scratch);
     return st;
 }
 
-size_t bt_cpu_linear_bytes(uint32_t n, uint32_t k, bool fp8)
+size_t bt_cpu_linear_bytes(uint32_t n, uint32_t k, bt_weight_kind kind)
 {
-    size_t elems = bt_cpu_packed_elems(n, k);
-
-    return fp8 ? elems + bt_cpu_n_scales(n, k) * sizeof(float) : elems * sizeof(bt_bf16);
+    return bt_cpu_weight_bytes(kind, bt_cpu_packed_elems(n, k)) + bt_cpu_scale_bytes(kind, n, k);
 }
 
-static bt_status create_header(uint32_t n, uint32_t k, bool fp8, bt_linear **linear_out)
+static bt_status create_header(uint32_t n, uint32_t k, bt_weight_kind kind, bt_linear **linear_out)
 {
     bt_status  st = BT_OK;
     bt_linear *linear;
@@ -112,18 +180,20 @@ static bt_status create_header(uint32_t n, uint32_t k, bool fp8, bt_linear **lin
     BT_REQUIRE(linear != NULL, BT_ERR_NO_MEMORY, "weight matrix header");
     linear->n     = n;
     linear->k     = k;
-    linear->bytes = bt_cpu_linear_bytes(n, k, fp8);
+    linear->kind  = kind;
+    linear->bytes = bt_cpu_linear_bytes(n, k, kind);
     *linear_out   = linear;
 out:
     return st;
 }
 
-static void set_packed(bt_linear *linear, bool fp8, void *packed)
+static void set_packed(bt_linear *linear, void *packed)
 {
+    size_t elems = bt_cpu_packed_elems(linear->n, linear->k);
+
     linear->packed = packed;
-    if (fp8)
-        linear->scale =
-            (float *)(void *)((uint8_t *)packed + bt_cpu_packed_elems(linear->n, linear->k));
+    if (linear->kind == BT_WEIGHT_FP8)
+        linear->scale = (char *)packed + bt_cpu_weight_bytes(linear->kind, elems);
 }
 
 bt_status bt_cpu_linear_create(bt_device *dev, uint32_t n, uint32_t k, bt_cpu_rows rows,
@@ -131,13 +201,12 @@ bt_status bt_cpu_linear_create(bt_device *dev, uint32_t n, uint32_t k, bt_cpu_ro
 {
     bt_status  st     = BT_OK;
     bt_linear *linear = NULL;
-    bool       fp8    = rows.fp8 != NULL;
 
-    BT_TRY(create_header(n, k, fp8, &linear));
+    BT_TRY(create_header(n, k, rows.kind, &linear));
     linear->packed = bt_calloc_aligned(bt_linear_bytes(linear), 1);
     BT_REQUIRE(linear->packed != NULL, BT_ERR_NO_MEMORY, "weight matrix of %zu bytes",
                bt_linear_bytes(linear));
-    set_packed(linear, fp8, linear->packed);
+    set_packed(linear, linear->packed);
     BT_TRY(bt_cpu_linear_pack(dev, n, k, rows, linear->packed));
     *linear_out = linear;
     linear      = NULL;
@@ -146,16 +215,16 @@ out:
     return st;
 }
 
-bt_status bt_cpu_linear_over(uint32_t n, uint32_t k, bool fp8, const void *packed,
+bt_status bt_cpu_linear_over(uint32_t n, uint32_t k, bt_weight_kind kind, const void *packed,
                              bt_linear **linear_out)
 {
     bt_status  st     = BT_OK;
     bt_linear *linear = NULL;
     void      *mem;
 
-    BT_TRY(create_header(n, k, fp8, &linear));
+    BT_TRY(create_header(n, k, kind, &linear));
     memcpy(&mem, &packed, sizeof(packed)); /* only ever read */
-    set_packed(linear, fp8, mem);
+    set_packed(linear, mem);
     linear->borrowed = true;
     *linear_out      = linear;
 out:
@@ -172,16 +241,17 @@ void bt_cpu_linear_destroy(bt_linear *linear)
 const void *bt_cpu_linear_columns(const bt_linear *linear, uint32_t n0)
 {
     return (const char *)linear->packed +
-           bt_cpu_packed_elems(n0, linear->k) * (linear->scale != NULL ? 1 : sizeof(bt_bf16));
+           bt_cpu_weight_bytes(linear->kind, bt_cpu_packed_elems(n0, linear->k));
 }
 
 const float *bt_cpu_linear_scale(const bt_linear *linear, uint32_t n0)
 {
-    return linear->scale == NULL ? NULL : linear->scale + bt_cpu_n_scales(n0, linear->k);
+    if (linear->scale == NULL) return NULL;
+    return (const float *)linear->scale + n0 / BT_CPU_SCALE_COLS * bt_cpu_scale_ld(linear->k);
 }
 
 const bt_bf16 *bt_linear_packed(const bt_linear *linear)
 {
-    BT_ASSERT(linear->scale == NULL);
+    BT_ASSERT(linear->kind == BT_WEIGHT_BF16);
     return linear->packed;
 }

@@ -5,27 +5,29 @@
 #include "device/cpu/kernels.h"
 #include "device/linear.h"
 
-/* Where a matrix's rows come from: one of the two. */
+/* Where a matrix's rows come from: the one of its kind. */
 typedef struct {
-    bt_linear_row_fn bf16;
-    bt_linear_fp8_fn fp8; /* scales are 0 or more, the same for 16 rows from a multiple of it on */
-    void            *ctx;
+    bt_weight_kind    kind;
+    bt_linear_row_fn  bf16;
+    bt_linear_fp8_fn  fp8; /* scales are 0 or more, the same for 16 rows from a multiple of it on */
+    bt_linear_int4_fn int4;
+    void             *ctx;
 } bt_cpu_rows;
 
-/* Packs on the device's pool; see bt_device_linear_create() and bt_device_linear_create_fp8(). */
+/* Packs on the device's pool; see bt_device_linear_create() and its like. */
 bt_status bt_cpu_linear_create(bt_device *dev, uint32_t n, uint32_t k, bt_cpu_rows rows,
                                bt_linear **linear_out);
 /* Bytes of the packed matrix, with its scales if it has any. */
-size_t bt_cpu_linear_bytes(uint32_t n, uint32_t k, bool fp8);
+size_t bt_cpu_linear_bytes(uint32_t n, uint32_t k, bt_weight_kind kind);
 /* Packs into zeroed memory of so many bytes, aligned to 64. */
 bt_status bt_cpu_linear_pack(bt_device *dev, uint32_t n, uint32_t k, bt_cpu_rows rows,
                              void *packed);
 /* A matrix over memory that has been packed; borrowed until destroy(), and only read. */
-bt_status bt_cpu_linear_over(uint32_t n, uint32_t k, bool fp8, const void *packed,
+bt_status bt_cpu_linear_over(uint32_t n, uint32_t k, bt_weight_kind kind, const void *packed,
                              bt_linear **linear_out);
 void      bt_cpu_linear_destroy(bt_linear *linear);
 
-/* For kernels: the columns from n0 on, a multiple of 16, and their scales (or NULL). */
+/* For kernels: the columns from n0 on, a multiple of 16, and of e4m3 their scales (or NULL). */
 const void  *bt_cpu_linear_columns(const bt_linear *linear, uint32_t n0);
 const float *bt_cpu_linear_scale(const bt_linear *linear, uint32_t n0);
 

@@ -7,8 +7,8 @@
  *     tile(rows, blocks, args)   y += x b for a tile; rows and blocks are constants in each call
  *     TILE_CASES                 the tiles that there are
  * k goes in pieces, multiples of 32, whose x is in a near cache; between pieces the accumulators
- * wait in y, which is exact, so the pieces change no bit.  B in e4m3 is widened a few k at a time,
- * just before they are multiplied. */
+ * wait in y, which is exact, so the pieces change no bit.  B in 8 or 4 bits is widened a few k at a
+ * time, just before they are multiplied. */
 #include <string.h>
 
 #include "core/log.h"
@@ -22,8 +22,7 @@
 enum {
     LANES       = 16,
     FEW_TILES   = 2,                           /* that go past the same columns, at most */
-    PAIR_BYTES  = 2 * LANES * sizeof(bt_bf16), /* of a block, */
-    NARROW_PAIR = 2 * LANES,                   /* and in e4m3 */
+    PAIR_BYTES  = 2 * LANES * sizeof(bt_bf16), /* of a block */
     WIDE_K      = 32,                          /* at a time, of */
     WIDE_BLOCKS = 4,                           /* column blocks at most, */
     WIDE_LD     = WIDE_K * LANES + 32          /* elements apart */
@@ -40,9 +39,10 @@ typedef struct {
     size_t          pair;  /* and from one pair of k to the next */
     const char     *next;  /* this piece of what is read after these columns, or what lies there */
     uint32_t        k0;    /* where the piece begins */
-    uint32_t        n_pairs; /* in it */
-    const float    *scale;   /* of the first column block, where b is e4m3; else NULL */
-    size_t          ld_scale;
+    uint32_t        n_pairs;  /* in it */
+    bt_weight_kind  kind;     /* of b; */
+    const float    *scale;    /* of e4m3: of the first column block, */
+    size_t          ld_scale; /* and to the next one's */
     bt_cpu_widen_fn widen;
     bt_cpu_wide_table *tables; /* [WIDE_BLOCKS] */
     bt_bf16           *wide;   /* [WIDE_BLOCKS], WIDE_LD apart */
@@ -86,22 +86,22 @@ INLINE uint32_t pairs_until_next(const tile_args *a, uint32_t p0, uint32_t ahead
     return n;
 }
 
-/* n_pairs of e4m3, from p0 of the piece on, of some blocks. */
+/* n_pairs of a narrow B, from p0 of the piece on, of some blocks. */
 INLINE void widen_pairs(const tile_args *a, uint32_t p0, uint32_t n_pairs, uint32_t blocks,
                         bt_bf16 *out, size_t ld_out)
 {
-    const uint8_t *from_0 = (const uint8_t *)a->b - (size_t)a->k0 * LANES;
+    const char *from_0 = a->b - a->k0 / 2 * a->pair;
 
-    a->widen(&(bt_cpu_narrow){from_0, a->block, a->scale, a->ld_scale}, a->k0 + 2 * p0, 2 * n_pairs,
-             blocks, a->tables, out, ld_out);
+    a->widen(&(bt_cpu_narrow){a->kind, from_0, a->block, a->scale, a->ld_scale}, a->k0 + 2 * p0,
+             2 * n_pairs, blocks, a->tables, out, ld_out);
 }
 
-/* The piece's B from p0 on, in bf16 with its blocks *block_elems apart.  Where it is e4m3, *n_pairs
- * becomes how many pairs have been widened. */
+/* The piece's B from p0 on, in bf16 with its blocks *block_elems apart.  Where it is narrow,
+ * *n_pairs becomes how many pairs have been widened. */
 INLINE const bt_bf16 *wide_b(const tile_args *a, uint32_t p0, uint32_t blocks, uint32_t *n_pairs,
                              size_t *block_elems)
 {
-    if (a->scale == NULL) {
+    if (a->kind == BT_WEIGHT_BF16) {
         *block_elems = a->block / sizeof(bt_bf16);
         return (const bt_bf16 *)(const void *)(a->b + (size_t)p0 * PAIR_BYTES);
     }
@@ -115,16 +115,16 @@ INLINE const bt_bf16 *wide_b(const tile_args *a, uint32_t p0, uint32_t blocks, u
 INLINE void skip_blocks(tile_args *a, uint32_t blocks)
 {
     a->b += blocks * a->block;
-    if (a->scale != NULL) a->scale += blocks * a->ld_scale;
+    if (a->kind == BT_WEIGHT_FP8) a->scale += blocks * a->ld_scale;
 }
 
-/* What all pieces of a product have in common; of e4m3, tables and wide are set. */
+/* What all pieces of a product have in common; of a narrow B, tables and wide are set. */
 INLINE tile_args args_of(const bt_cpu_mm *mm, bt_cpu_wide_table *tables, bt_bf16 *wide)
 {
-    bool      narrow = mm->scale != NULL;
-    size_t    pair   = narrow ? NARROW_PAIR : PAIR_BYTES;
-    tile_args a      = {.block  = bt_cpu_block_elems(mm) / (2 * LANES) * pair,
-                        .pair   = pair,
+    bool      narrow = mm->kind != BT_WEIGHT_BF16;
+    tile_args a      = {.block  = bt_cpu_weight_bytes(mm->kind, bt_cpu_block_elems(mm)),
+                        .pair   = bt_cpu_weight_bytes(mm->kind, 2 * LANES),
+                        .kind   = mm->kind,
                         .scale  = mm->scale,
                         .tables = tables,
                         .wide   = wide,

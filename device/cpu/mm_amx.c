@@ -8,7 +8,8 @@
  *
  * While a pair of column blocks meets its first rows, the next pair is fetched into the
  * second-level cache: weights come from memory once a product, and a tile load waits for all of its
- * lines.  Of e4m3, a piece of a pair of blocks is widened before a group of rows meets it. */
+ * lines.  Of narrow weights, a piece of a pair of blocks is widened before a group of rows meets
+ * it. */
 #include <string.h>
 
 #include "core/minmax.h"
@@ -41,7 +42,7 @@ typedef struct {
     bool           from_zero; /* else from y */
 } tile_args;
 
-_Static_assert((int)K_PIECE <= (int)WIDE_K, "a piece that was e4m3");
+_Static_assert((int)K_PIECE <= (int)WIDE_K, "a piece that was narrow");
 
 INLINE void fetch(const tile_args *a, uint32_t s)
 {
@@ -201,7 +202,7 @@ static void stage(const bt_bf16 *x, size_t ld_x, uint32_t rows, uint32_t n_k, bt
 /* B from k0 on of a column block. */
 static const void *b_at(const bt_cpu_mm *mm, uint32_t block, uint32_t k0)
 {
-    return weight_at(mm->packed, mm->scale, block * bt_cpu_block_elems(mm) + (size_t)k0 * TILE);
+    return weight_at(mm->packed, mm->kind, block * bt_cpu_block_elems(mm) + (size_t)k0 * TILE);
 }
 
 /* Where B goes on after the columns from n0 of the piece from k0 on to k1: the next columns, or the
@@ -217,11 +218,11 @@ static void plan_fetch(const bt_cpu_mm *mm, uint32_t m0, uint32_t n0, uint32_t k
                        uint32_t n_passes, tile_args *a)
 {
     const bt_bf16 *next  = m0 == 0 && !mm->cached ? b_after(mm, n0, k0, k1) : NULL;
-    uint32_t       lines = step_lines(mm->scale);
+    uint32_t       lines = step_lines(mm->kind);
 
     if (mm->n_fetch != 0) return;
     a->next   = next != NULL ? next : a->b;
-    a->next_2 = bt_cpu_block_elems(mm) * lines / TILE;
+    a->next_2 = bt_cpu_weight_bytes(mm->kind, bt_cpu_block_elems(mm)) / sizeof(bt_bf16);
     a->n_next = next != NULL ? (lines + n_passes - 1) / n_passes : 0;
 }
 
@@ -234,9 +235,11 @@ static void begin_columns(const bt_cpu_mm *mm, uint32_t n0, uint32_t k0, uint32_
 
     a->b     = b_at(mm, n0 / TILE, k0);
     a->block = bt_cpu_block_elems(mm);
-    if (mm->scale == NULL) return;
+    if (mm->kind == BT_WEIGHT_BF16) return;
     widen_pair(wide,
-               &(bt_cpu_narrow){b_at(mm, n0 / TILE, 0), a->block, mm->scale + n0 / TILE * ld, ld},
+               &(bt_cpu_narrow){mm->kind, b_at(mm, n0 / TILE, 0),
+                                bt_cpu_weight_bytes(mm->kind, a->block),
+                                scale_at(mm->kind, mm->scale, n0 / TILE * ld), ld},
                k0, bt_cpu_pad(k1 - k0, STEP), blocks);
     a->b     = wide->b[0];
     a->block = WIDE_LD;
@@ -293,7 +296,7 @@ static void multiply_rows(const bt_cpu_mm *mm)
     _Alignas(64) bt_bf16 tiles[GROUP * K_PIECE];
     wide_pair            wide;
     bool                 staged = (mm->n > FEW_COLUMNS && !mm->cached) || mm->k % STEP != 0;
-    bool                 pieces = staged || mm->scale != NULL;
+    bool                 pieces = staged || mm->kind != BT_WEIGHT_BF16;
     tile_args a = {.next = mm->fetch, .next_2 = mm->n_fetch / 2, .n_next = fetch_lines(mm)};
 
     begin_wide(&wide);

@@ -11,8 +11,8 @@
  * sums leave one tile at a time, during the first step of the pair that follows, and whole ones
  * become results a few rows a step.
  *
- * With `up`, a panel is 16 columns of gate and the same of up.  Of e4m3, each piece of a panel is
- * widened before the tiles of x pass.
+ * With `up`, a panel is 16 columns of gate and the same of up.  Of narrow weights, each piece of a
+ * panel is widened before the tiles of x pass.
  *
  * Tiles 0-3 accumulate, 4-5 hold x, 6-7 hold B: a step of 32 k is 2 x 2 tiles, or 1 x 2 for the
  * last 16 rows. */
@@ -47,7 +47,7 @@ typedef struct {
     wide_pair *wide;
 } run;
 
-_Static_assert((int)PIECE <= (int)WIDE_K, "a piece that was e4m3");
+_Static_assert((int)PIECE <= (int)WIDE_K, "a piece that was narrow");
 
 /* A piece of k of a pair of tile rows and one panel, and what is done meanwhile. */
 typedef struct {
@@ -302,20 +302,21 @@ static const void *b_at(const bt_cpu_mm_tiles *mm, uint32_t n0, uint32_t k0)
 {
     size_t tile_row = (size_t)bt_cpu_pad(mm->k, STEP) * TILE;
 
-    return weight_at(mm->packed, mm->scale, n0 / TILE * tile_row + (size_t)k0 * TILE);
+    return weight_at(mm->packed, mm->kind, n0 / TILE * tile_row + (size_t)k0 * TILE);
 }
 
-/* A piece of a panel of e4m3, whose second block lies `block` weights behind the first. */
+/* A piece of a narrow panel, whose second block lies `block` weights behind the first. */
 static void widen_panel(run *r, uint32_t n0, size_t block, uint32_t k0, uint32_t n_k, piece *p)
 {
     const bt_cpu_mm_tiles *mm       = r->mm;
     size_t                 tile_row = (size_t)bt_cpu_pad(mm->k, STEP) * TILE;
     size_t                 ld       = bt_cpu_scale_ld(mm->k);
 
-    widen_pair(
-        r->wide,
-        &(bt_cpu_narrow){b_at(mm, n0, 0), block, mm->scale + n0 / TILE * ld, block / tile_row * ld},
-        k0, n_k, p->block == 0 ? 1 : 2);
+    widen_pair(r->wide,
+               &(bt_cpu_narrow){mm->kind, b_at(mm, n0, 0), bt_cpu_weight_bytes(mm->kind, block),
+                                scale_at(mm->kind, mm->scale, n0 / TILE * ld),
+                                block / tile_row * ld},
+               k0, n_k, p->block == 0 ? 1 : 2);
     p->b     = r->wide->b[0];
     p->block = p->block == 0 ? 0 : WIDE_LD;
 }
@@ -330,7 +331,7 @@ static void run_panel(run *r, uint32_t n0, uint32_t from_k, uint32_t to_k, float
     uint32_t               k = to_k - from_k, n_pieces = (k + PIECE - 1) / PIECE;
     uint32_t               streams = mm->m < MOST_ROWS ? 2 : 1;
     uint32_t               length  = bt_cpu_pad((k + n_pieces - 1) / n_pieces, STEP);
-    uint32_t               lines   = step_lines(mm->scale);
+    uint32_t               lines   = step_lines(mm->kind);
 
     for (uint32_t k0 = from_k, k1; k0 < to_k; k0 = k1) {
         k1      = bt_min_u32(to_k, k0 + length);
@@ -339,14 +340,14 @@ static void run_panel(run *r, uint32_t n0, uint32_t from_k, uint32_t to_k, float
                    .b          = b_at(mm, n0, k0),
                    .block      = mm->up == 0 && mm->n - n0 <= TILE ? 0 : block,
                    .next       = next,
-                   .next_block = block * lines / TILE,
+                   .next_block = bt_cpu_weight_bytes(mm->kind, block) / sizeof(bt_bf16),
                    .n_ahead    = (k0 - from_k) / STEP * lines,
                    .n_lines    = lines,
                    .streams    = streams,
                    .stream     = (size_t)bt_cpu_pad(k, STEP) * lines >> streams,
                    .n_steps    = bt_cpu_pad(k1 - k0, STEP) / STEP};
 
-        if (mm->scale != NULL) widen_panel(r, n0, block, k0, p.n_steps * STEP, &p);
+        if (mm->kind != BT_WEIGHT_BF16) widen_panel(r, n0, block, k0, p.n_steps * STEP, &p);
         run_piece(r, p, n0, k0 == 0, k1 == mm->k, sums);
     }
 }

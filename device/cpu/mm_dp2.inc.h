@@ -25,14 +25,14 @@
 enum {
     PANEL_LD   = PANEL_K + 32, /* from row to row of x: not all in one set of a cache */
     AHEAD_NEAR = 6, /* pairs, from what is read of B to what is fetched from the second level */
-    PANEL_WIDE = PANEL_K * LANES + 32 /* elements of a column block that was e4m3 */
+    PANEL_WIDE = PANEL_K * LANES + 32 /* elements of a column block that was narrow */
 };
-/* As many bytes, in whole steps of what is widened. */
-#define NARROW_AHEAD(rows, blocks) \
-    ((AHEAD(rows, blocks) * 2 + WIDE_K / 2 - 1) / (WIDE_K / 2) * (WIDE_K / 2))
+/* As many bytes of weights that are `times` narrower, in whole steps of what is widened. */
+#define NARROW_AHEAD(rows, blocks, times) \
+    ((AHEAD(rows, blocks) * (times) + WIDE_K / 2 - 1) / (WIDE_K / 2) * (WIDE_K / 2))
 _Static_assert(sizeof(x_elem) * GROUP * PANEL_LD + sizeof(bt_bf16) * PANEL_BLOCKS * PANEL_WIDE <=
                    400 << 10,
-               "x of a panel's rows, and what was e4m3 of it, on the stack of any thread");
+               "x of a panel's rows, and what was narrow of it, on the stack of any thread");
 _Static_assert((int)PANEL_BLOCKS <= (int)WIDE_BLOCKS &&
                    (int)MAX_VECS * (int)VEC / (int)LANES <= (int)WIDE_BLOCKS,
                "a table for each block of columns");
@@ -83,7 +83,9 @@ INLINE void multiply_pair(const int rows, const int vecs, const b_source from, c
 INLINE void dp2_tile(const int rows, const int blocks, const b_source from, const tile_args *a)
 {
     const int      vecs  = blocks * LANES / VEC;
-    const uint32_t ahead = a->scale == NULL ? AHEAD(rows, blocks) : NARROW_AHEAD(rows, blocks);
+    const uint32_t ahead = a->kind == BT_WEIGHT_BF16  ? AHEAD(rows, blocks)
+                           : a->kind == BT_WEIGHT_FP8 ? NARROW_AHEAD(rows, blocks, 2)
+                                                      : NARROW_AHEAD(rows, blocks, 4);
     const x_elem  *x     = a->x;
     weights       *panel = a->panel;
     vec            acc[MAX_ROWS][MAX_VECS];
@@ -159,7 +161,7 @@ static void begin_panel(uint32_t blocks, bt_bf16 *wide, tile_args *a)
 {
     a->panel_b     = (const bt_bf16 *)(const void *)a->b;
     a->panel_block = a->block / sizeof(bt_bf16);
-    if (a->scale == NULL) return;
+    if (a->kind == BT_WEIGHT_BF16) return;
     widen_pairs(a, 0, a->n_pairs, blocks, wide, PANEL_WIDE);
     a->panel_b     = wide;
     a->panel_block = PANEL_WIDE;

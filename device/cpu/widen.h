@@ -1,19 +1,20 @@
-/* device/cpu/widen.h - e4m3 weights become bf16 on their way to a kernel.
+/* device/cpu/widen.h - weights of 8 and 4 bits become bf16 on their way to a kernel.
  *
- * A weight is bf16(value * scale), and a scale holds for 16 columns and 128 k at least, so each of
- * its 128 magnitudes is rounded once, to a table, and a weight is looked up.  Every instruction set
- * gives the same bits, so products of any family may use the fastest.
- * Threads: a table is the caller's. */
+ * A weight is bf16(value * scale).  In e4m3 a scale holds for 16 columns and 128 k at least, so
+ * each of its 128 magnitudes is rounded once, to a table, and a weight is looked up; in 4 bits it
+ * holds for 32, which are multiplied.  Every instruction set gives the same bits, so products of
+ * any family may use the fastest. Threads: a table is the caller's. */
 #ifndef BT_DEVICE_CPU_WIDEN_H
 #define BT_DEVICE_CPU_WIDEN_H
 
 #include "device/cpu/kernels.h"
 
-/* Packed weights in e4m3, from their first k on (kernels.h). */
+/* Packed weights in e4m3 or 4 bits, from their first k on (kernels.h). */
 typedef struct {
-    const uint8_t *bytes; /* of the first block of 16 columns, */
-    size_t         block; /* and from one to the next */
-    const float   *scale; /* likewise, one for each BT_CPU_SCALE_K */
+    bt_weight_kind kind;
+    const void    *packed; /* of the first block of 16 columns, */
+    size_t         block;  /* and bytes from one to the next */
+    const float   *scale;  /* of e4m3 likewise, one for each BT_CPU_SCALE_K */
     size_t         ld_scale;
 } bt_cpu_narrow;
 
@@ -29,9 +30,9 @@ typedef struct {
 static inline void bt_cpu_wide_begin(bt_cpu_wide_table *t) { t->scale = __builtin_nanf(""); }
 
 /* n_k weights from k0 on, multiples of 32, of some blocks of 16 columns become what kernels.h packs
- * of bf16 ones: from block to block ld_out elements.  A table each, begun, of which neighbours
- * share one as a rule; the same ones in the next call save work.  All that is packed is aligned to
- * 64 bytes, and so is out. */
+ * of bf16 ones: from block to block ld_out elements.  Of e4m3 a table each, begun, of which
+ * neighbours share one as a rule; the same ones in the next call save work.  All that is packed is
+ * aligned to 64 bytes, and so is out. */
 typedef void (*bt_cpu_widen_fn)(const bt_cpu_narrow *from, uint32_t k0, uint32_t n_k,
                                 uint32_t n_blocks, bt_cpu_wide_table *tables, bt_bf16 *out,
                                 size_t ld_out);
@@ -39,7 +40,7 @@ typedef void (*bt_cpu_widen_fn)(const bt_cpu_narrow *from, uint32_t k0, uint32_t
 /* The fastest that this CPU has. */
 bt_cpu_widen_fn bt_cpu_widen_best(void);
 /* For that instruction set; NULL where this CPU lacks it, or there is none of that name: "scalar",
- * "avx2", "avx512", "avx512vbmi", "neon". */
+ * "avx2", "avx512", "avx512vbmi", "avx512bf16", "neon". */
 bt_cpu_widen_fn bt_cpu_widen_find(const char *name);
 
 #endif

@@ -200,19 +200,114 @@ static inline void widen_groups(const uint8_t *src, uint32_t n_groups, const bt_
 #define widen_groups widen_singly
 #endif
 
+/* ---- weights of 4 bits ---- */
+
+enum { COLUMNS = 16, PAIR = 2 * COLUMNS, WORD_PAIRS = BT_INT4_IN_WORD };
+
+#if defined(__AVX512BW__)
+
+/* 32 weights, each in fp32, as bf16. */
+static inline __m512i round_weights(__m512 low, __m512 high)
+{
+#if defined(__AVX512BF16__)
+    return (__m512i)_mm512_cvtne2ps_pbh(high, low);
+#else
+    /* A product of 8 and of 4 significant bits: of a float's lower half only the upper 4 are there,
+     * and the lowest is free for what decides between halves. */
+    const __m512i upper =
+        _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33, 31, 29, 27,
+                         25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
+    const __m512i one = _mm512_set1_epi16(1);
+    __m512i       x = _mm512_castps_si512(low), y = _mm512_castps_si512(high);
+    __m512i       w    = _mm512_permutex2var_epi16(x, upper, y);
+    __m512i       rest = _mm512_permutex2var_epi16(x, _mm512_sub_epi16(upper, one), y);
+
+    rest = _mm512_ternarylogic_epi32(rest, w, one, 0xf8); /* rest | (w & 1) */
+    return _mm512_mask_add_epi16(w, _mm512_cmpgt_epu16_mask(rest, _mm512_set1_epi16((short)0x8000)),
+                                 w, one);
+#endif
+}
+
+/* 32 k of 16 columns. */
+static inline void widen_group(const bt_cpu_int4_group *g, bt_bf16 *out)
+{
+    const __m512  values = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1);
+    const __m512i twice  = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
+    __m512i       s      = _mm512_slli_epi32(
+                   _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(const void *)g->scale)), 16);
+    __m512 s_low  = _mm512_castsi512_ps(_mm512_permutexvar_epi32(twice, s));
+    __m512 s_high = _mm512_castsi512_ps(
+        _mm512_permutexvar_epi32(_mm512_add_epi32(twice, _mm512_set1_epi32(8)), s));
+
+    for (int h = 0; h < 2; h++) {
+        __m512i low  = _mm512_loadu_si512(g->words[h]),
+                high = _mm512_loadu_si512(g->words[h] + COLUMNS);
+
+        for (int p = 0; p < WORD_PAIRS; p++, out += PAIR) {
+            _mm512_store_si512(
+                out, round_weights(_mm512_mul_ps(_mm512_permutexvar_ps(low, values), s_low),
+                                   _mm512_mul_ps(_mm512_permutexvar_ps(high, values), s_high)));
+            low  = _mm512_srli_epi32(low, 4);
+            high = _mm512_srli_epi32(high, 4);
+        }
+    }
+}
+
+#else
+
+/* 32 k of 16 columns. */
+static inline void widen_group(const bt_cpu_int4_group *g, bt_bf16 *out)
+{
+    float s[PAIR];
+
+    for (int i = 0; i < PAIR; i++)
+        s[i] = bt_bf16_to_f32(g->scale[i / 2]);
+    for (int h = 0; h < 2; h++) {
+        for (int p = 0; p < WORD_PAIRS; p++, out += PAIR) {
+            for (int i = 0; i < PAIR; i++) { /* the value, of either sign, in the upper 4 bits */
+                float    f = (float)((int32_t)(g->words[h][i] << (28 - 4 * p)) >> 28) * s[i];
+                uint32_t bits;
+
+                memcpy(&bits, &f, sizeof(bits));
+                out[i] = (bt_bf16)((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+            }
+        }
+    }
+}
+
+#endif
+
+static void widen_int4(const bt_cpu_narrow *from, uint32_t k0, uint32_t n_k, uint32_t n_blocks,
+                       bt_bf16 *out, size_t ld_out)
+{
+    for (uint32_t c = 0; c < n_blocks; c++) {
+        const bt_cpu_int4_group *groups =
+            (const void *)((const char *)from->packed + c * from->block);
+
+        for (uint32_t k = k0; k < k0 + n_k; k += BT_INT4_GROUP)
+            widen_group(&groups[k / BT_INT4_GROUP], out + c * ld_out + (size_t)(k - k0) * COLUMNS);
+    }
+}
+
 void WIDEN(BT_CPU_WIDEN_ARGS)
 {
     bt_cpu_wide_table *t = tables;
+
+    if (from->kind == BT_WEIGHT_INT4) {
+        widen_int4(from, k0, n_k, n_blocks, out, ld_out);
+        return;
+    }
 
     for (uint32_t k = k0, end; k < k0 + n_k; k = end) {
         end = (k / BT_CPU_SCALE_K + 1) * BT_CPU_SCALE_K;
         if (end > k0 + n_k) end = k0 + n_k;
         for (uint32_t c = 0; c < n_blocks; c++) {
-            float scale = from->scale[c * from->ld_scale + k / BT_CPU_SCALE_K];
+            const char *packed = (const char *)from->packed + c * from->block;
+            float       scale  = from->scale[c * from->ld_scale + k / BT_CPU_SCALE_K];
 
             if (t->scale != scale) t = &tables[c];
             if (!(t->scale == scale)) fill_table(scale, t);
-            widen_groups(from->bytes + c * from->block + (size_t)k * 16, (end - k) * 16 / GROUP, t,
+            widen_groups((const uint8_t *)packed + (size_t)k * 16, (end - k) * 16 / GROUP, t,
                          out + c * ld_out + (size_t)(k - k0) * 16);
         }
     }

@@ -32,8 +32,8 @@ static bt_device_cuda *self_of(bt_device *dev) { return (bt_device_cuda *)dev; }
 
 void *bt_cuda_stream(bt_device *dev) { return self_of(dev)->stream; }
 
-const void  *bt_cuda_weights(const bt_linear *linear) { return linear->packed; }
-const float *bt_cuda_weight_scales(const bt_linear *linear) { return linear->scale; }
+const void *bt_cuda_weights(const bt_linear *linear) { return linear->packed; }
+const void *bt_cuda_weight_scales(const bt_linear *linear) { return linear->scale; }
 
 /* ---- memory */
 
@@ -144,12 +144,14 @@ static void cuda_linear_destroy(bt_device *dev, bt_linear *linear)
 }
 
 /* A header, and device memory for its rows and scales. */
-static bt_status linear_alloc(bt_device *dev, uint32_t n, uint32_t k, bool fp8,
+static bt_status linear_alloc(bt_device *dev, uint32_t n, uint32_t k, bt_weight_kind kind,
                               bt_linear **linear_out)
 {
-    bt_status  st     = BT_OK;
-    size_t     elem   = fp8 ? 1 : sizeof(bt_bf16);
-    size_t     scales = fp8 ? (k + BT_FP8_BLOCK - 1) / BT_FP8_BLOCK * sizeof(float) : 0;
+    bt_status st = BT_OK;
+    size_t row   = kind == BT_WEIGHT_INT4 ? k / 2 : kind == BT_WEIGHT_FP8 ? k : k * sizeof(bt_bf16);
+    size_t scales     = kind == BT_WEIGHT_INT4 ? k / BT_INT4_GROUP * sizeof(bt_bf16)
+                        : kind == BT_WEIGHT_FP8 ? (k + BT_FP8_BLOCK - 1) / BT_FP8_BLOCK * sizeof(float)
+                                                : 0;
     bt_linear *linear = NULL;
     void      *w = NULL, *scale = NULL;
 
@@ -159,10 +161,11 @@ static bt_status linear_alloc(bt_device *dev, uint32_t n, uint32_t k, bool fp8,
     BT_REQUIRE(linear != NULL, BT_ERR_NO_MEMORY, "weight matrix header");
     linear->n     = n;
     linear->k     = k;
-    linear->bytes = n * (k * elem + scales);
-    BT_TRY(bt_device_alloc(dev, n * (k * elem), &w));
+    linear->kind  = kind;
+    linear->bytes = n * (row + scales);
+    BT_TRY(bt_device_alloc(dev, n * row, &w));
     linear->packed = w;
-    if (fp8) BT_TRY(bt_device_alloc(dev, n * scales, &scale));
+    if (scales != 0) BT_TRY(bt_device_alloc(dev, n * scales, &scale));
     linear->scale = scale;
     *linear_out   = linear;
     linear        = NULL;
@@ -177,7 +180,7 @@ static bt_status cuda_linear_create(bt_device *dev, uint32_t n, uint32_t k, bt_l
     bt_status  st     = BT_OK;
     bt_linear *linear = NULL;
 
-    BT_TRY(linear_alloc(dev, n, k, false, &linear));
+    BT_TRY(linear_alloc(dev, n, k, BT_WEIGHT_BF16, &linear));
     BT_TRY(bt_cuda_staging_rows(dev, n, k, rows, ctx, linear->packed));
     *linear_out = linear;
     linear      = NULL;
@@ -186,39 +189,71 @@ out:
     return st;
 }
 
-/* e4m3 rows on their way; their scales stay behind, [n, ld]. */
+/* Narrow rows on their way, of one kind; their scales stay behind, [n, ld]. */
 typedef struct {
-    bt_linear_fp8_fn rows;
-    void            *ctx;
-    float           *scale;
-    size_t           ld;
-} fp8_rows;
+    bt_linear_fp8_fn  fp8;
+    bt_linear_int4_fn int4;
+    void             *ctx;
+    void             *scale;
+    size_t            ld;
+} narrow_rows;
 
 static void fp8_row(void *ctx, uint32_t n, void *row)
 {
-    const fp8_rows *f = ctx;
+    const narrow_rows *f = ctx;
 
-    f->rows(f->ctx, n, row, f->scale + n * f->ld);
+    f->fp8(f->ctx, n, row, (float *)f->scale + n * f->ld);
+}
+
+static void int4_row(void *ctx, uint32_t n, void *row)
+{
+    const narrow_rows *f = ctx;
+
+    f->int4(f->ctx, n, row, (bt_bf16 *)f->scale + n * f->ld);
+}
+
+static bt_status create_narrow(bt_device *dev, uint32_t n, uint32_t k, bt_weight_kind kind,
+                               narrow_rows *f, bt_linear **linear_out)
+{
+    bool       int4   = kind == BT_WEIGHT_INT4;
+    size_t     scales = n * f->ld * (int4 ? sizeof(bt_bf16) : sizeof(float));
+    bt_status  st     = BT_OK;
+    bt_linear *linear = NULL;
+
+    BT_TRY(linear_alloc(dev, n, k, kind, &linear));
+    f->scale = bt_calloc(scales, 1);
+    BT_REQUIRE(f->scale != NULL, BT_ERR_NO_MEMORY, "scales of [%u, %u]", n, k);
+    BT_TRY(bt_cuda_staging_fill(dev, n, int4 ? k / 2 : k, int4 ? int4_row : fp8_row, f,
+                                linear->packed));
+    BT_TRY(bt_device_upload(dev, linear->scale, f->scale, scales));
+    BT_TRY(bt_device_sync(dev)); /* host memory goes */
+    *linear_out = linear;
+    linear      = NULL;
+out:
+    bt_free(f->scale);
+    if (linear != NULL) cuda_linear_destroy(dev, linear);
+    return st;
 }
 
 static bt_status cuda_linear_create_fp8(bt_device *dev, uint32_t n, uint32_t k,
                                         bt_linear_fp8_fn rows, void *ctx, bt_linear **linear_out)
 {
-    bt_status  st     = BT_OK;
-    bt_linear *linear = NULL;
-    fp8_rows   f      = {.rows = rows, .ctx = ctx, .ld = (k + BT_FP8_BLOCK - 1) / BT_FP8_BLOCK};
+    narrow_rows f = {.fp8 = rows, .ctx = ctx, .ld = (k + BT_FP8_BLOCK - 1) / BT_FP8_BLOCK};
 
-    BT_TRY(linear_alloc(dev, n, k, true, &linear));
-    f.scale = bt_calloc(n * f.ld, sizeof(*f.scale));
-    BT_REQUIRE(f.scale != NULL, BT_ERR_NO_MEMORY, "scales of [%u, %u]", n, k);
-    BT_TRY(bt_cuda_staging_fill(dev, n, k, fp8_row, &f, linear->packed));
-    BT_TRY(bt_device_upload(dev, linear->scale, f.scale, n * f.ld * sizeof(*f.scale)));
-    BT_TRY(bt_device_sync(dev)); /* host memory goes */
-    *linear_out = linear;
-    linear      = NULL;
+    return create_narrow(dev, n, k, BT_WEIGHT_FP8, &f, linear_out);
+}
+
+static bt_status cuda_linear_create_int4(bt_device *dev, uint32_t n, uint32_t k,
+                                         bt_linear_int4_fn rows, void *ctx, bt_linear **linear_out)
+{
+    bt_status   st = BT_OK;
+    narrow_rows f  = {.int4 = rows, .ctx = ctx, .ld = k / BT_INT4_GROUP};
+
+    BT_REQUIRE(k % BT_INT4_GROUP == 0, BT_ERR_INVALID_ARG,
+               "a weight matrix [%u, %u] of 4 bits: expected a multiple of %d columns", n, k,
+               BT_INT4_GROUP);
+    BT_TRY(create_narrow(dev, n, k, BT_WEIGHT_INT4, &f, linear_out));
 out:
-    bt_free(f.scale);
-    if (linear != NULL) cuda_linear_destroy(dev, linear);
     return st;
 }
 
@@ -316,36 +351,37 @@ static void cuda_destroy(bt_device *dev)
 }
 
 static const bt_device_ops CUDA_OPS = {
-    .name              = "cuda",
-    .alloc             = cuda_alloc,
-    .free              = cuda_free,
-    .alloc_host        = cuda_alloc_host,
-    .free_host         = cuda_free_host,
-    .memory            = cuda_memory,
-    .upload            = cuda_upload,
-    .upload_rows       = bt_cuda_staging_rows,
-    .download          = cuda_download,
-    .sync              = cuda_sync,
-    .mark              = cuda_mark,
-    .await             = cuda_await,
-    .stream            = bt_cuda_stream,
-    .checksum          = cuda_checksum,
-    .linear_create     = cuda_linear_create,
-    .linear_create_fp8 = cuda_linear_create_fp8,
-    .linear_destroy    = cuda_linear_destroy,
-    .gemm              = bt_cuda_products,
-    .ffn               = bt_cuda_blocks,
-    .rms_norm          = cuda_rms_norm,
-    .add_norm          = cuda_add_norm,
-    .swiglu            = cuda_swiglu,
-    .gather_rows       = cuda_gather_rows,
-    .gather_rows_by    = cuda_gather_rows_by,
-    .fork              = cuda_fork,
-    .unfork            = cuda_unfork,
-    .join              = cuda_join,
-    .destroy           = cuda_destroy,
-    .sampling          = &bt_cuda_sampling_ops,
-    .graphs            = &bt_cuda_graph_ops,
+    .name               = "cuda",
+    .alloc              = cuda_alloc,
+    .free               = cuda_free,
+    .alloc_host         = cuda_alloc_host,
+    .free_host          = cuda_free_host,
+    .memory             = cuda_memory,
+    .upload             = cuda_upload,
+    .upload_rows        = bt_cuda_staging_rows,
+    .download           = cuda_download,
+    .sync               = cuda_sync,
+    .mark               = cuda_mark,
+    .await              = cuda_await,
+    .stream             = bt_cuda_stream,
+    .checksum           = cuda_checksum,
+    .linear_create      = cuda_linear_create,
+    .linear_create_fp8  = cuda_linear_create_fp8,
+    .linear_create_int4 = cuda_linear_create_int4,
+    .linear_destroy     = cuda_linear_destroy,
+    .gemm               = bt_cuda_products,
+    .ffn                = bt_cuda_blocks,
+    .rms_norm           = cuda_rms_norm,
+    .add_norm           = cuda_add_norm,
+    .swiglu             = cuda_swiglu,
+    .gather_rows        = cuda_gather_rows,
+    .gather_rows_by     = cuda_gather_rows_by,
+    .fork               = cuda_fork,
+    .unfork             = cuda_unfork,
+    .join               = cuda_join,
+    .destroy            = cuda_destroy,
+    .sampling           = &bt_cuda_sampling_ops,
+    .graphs             = &bt_cuda_graph_ops,
 };
 
 /* The kernels are compiled for these.  sm_80 code would load on all 8.x, but other than 8.0 they

@@ -2,7 +2,7 @@
  *
  * A block computes BM rows by BN weight rows of one group; blockIdx.y counts the row tiles of all
  * groups that have any.  k runs in slices of 64 through a ring of STAGES tiles in shared memory,
- * filled ahead by asynchronous copies.  e4m3 weights come to the ring as they are, and each slice
+ * filled ahead by asynchronous copies.  Narrow weights come to the ring as they are, and each slice
  * is widened into one bf16 tile beside it when its turn has come.  Launches that would leave half
  * of the GPU idle take narrow tiles, and so do those that no vector access fits. */
 #include "device/cuda/gemm.h"
@@ -73,7 +73,7 @@ static __device__ __forceinline__ uint32_t weight_row(const bt_cuda_gemm &g, uin
     return r % 16 < 8 ? n0 : g.n + n0;
 }
 
-/* 16 bytes of a slice's e4m3 weights from src[0 .. n), the rest zeros; see fill_chunk(). */
+/* 16 bytes of a slice's narrow weights from src[0 .. n), the rest zeros; see fill_chunk(). */
 static __device__ __forceinline__ void fill_raw(uint8_t *dst, const uint8_t *src, int n, bool wide)
 {
     if (wide) {
@@ -91,21 +91,26 @@ static __device__ __forceinline__ int n_left(uint32_t k0, uint32_t k, int most)
     return k0 >= k ? 0 : k - k0 < (uint32_t)most ? (int)(k - k0) : most;
 }
 
+template <bt_weight_kind KIND> struct weight {
+    enum { BITS = KIND == BT_WEIGHT_BF16 ? 16 : KIND == BT_WEIGHT_FP8 ? 8 : 4 };
+};
+
 /* What a thread brings of every slice: the same chunk of some rows of x and of the weights, and the
  * scales of the 8 columns of some rows that it widens.  Rows are APART from each other. */
-template <int BM, int BN, int THREADS, bool FP8> struct share {
+template <int BM, int BN, int THREADS, bt_weight_kind KIND> struct share {
     enum {
-        PER_W   = FP8 ? (int)RAW_CHUNK : (int)TILE_CHUNK,
-        W_ELEM  = FP8 ? 1 : sizeof(bt_bf16),
+        W_BITS  = weight<KIND>::BITS,
+        PER_W   = RAW_CHUNK * 8 / W_BITS,      /* weights of 16 bytes */
         APART   = THREADS / (BK / TILE_CHUNK), /* of x, and of what is widened */
         X_ROWS  = (BM + APART - 1) / APART,
         W_APART = THREADS / (BK / PER_W),
         W_ROWS  = BN / W_APART,
         V_ROWS  = BN / APART
     };
+    static_assert(W_ROWS * W_APART == BN, "each thread brings as many rows");
     const bt_bf16 *x[X_ROWS]; /* at slice 0 */
     const uint8_t *w;         /* of the first row at slice 0; the next rows each w_step bytes on */
-    const float   *scale;
+    const void    *scale;
     size_t         scale_step;
     uint32_t       w_step;
     uint32_t       has_x, has_w, has_scale; /* bit i: row i exists */
@@ -123,12 +128,12 @@ static __device__ __forceinline__ uint32_t weight_rows(const bt_cuda_gemm &g, ui
     return has;
 }
 
-template <int BM, int BN, int THREADS, bool FP8>
-static __device__ __forceinline__ share<BM, BN, THREADS, FP8>
+template <int BM, int BN, int THREADS, bt_weight_kind KIND>
+static __device__ __forceinline__ share<BM, BN, THREADS, KIND>
 make_share(const bt_cuda_gemm &g, const bt_bf16 *x, const row_tile &rows)
 {
-    typedef share<BM, BN, THREADS, FP8> S;
-    S                                   s = {};
+    typedef share<BM, BN, THREADS, KIND> S;
+    S                                    s = {};
     uint32_t r = threadIdx.x / (BK / TILE_CHUNK), chunk = threadIdx.x % (BK / TILE_CHUNK);
     uint32_t w_r = threadIdx.x / (BK / S::PER_W), row = weight_row<BN>(g, w_r);
     uint32_t half = g.out == BT_CUDA_OUT_SWIGLU ? 2 : 1; /* of a tile's rows are neighbours */
@@ -142,26 +147,30 @@ make_share(const bt_cuda_gemm &g, const bt_bf16 *x, const row_tile &rows)
         s.has_x |= (uint32_t)has << i;
     }
     s.has_w  = weight_rows<BN>(g, w_r, S::W_ROWS, S::W_APART);
-    s.w_step = S::W_APART / half * g.k * S::W_ELEM;
+    s.w_step = S::W_APART / half * g.k / 8 * S::W_BITS;
     s.w      = (const uint8_t *)g.w[rows.group] +
           ((row == UINT32_MAX ? 0 : (size_t)row * g.k) + threadIdx.x % (BK / S::PER_W) * S::PER_W) *
-              S::W_ELEM;
-    if (FP8) {
-        size_t ld    = (g.k + BT_FP8_BLOCK - 1) / BT_FP8_BLOCK;
+              S::W_BITS / 8;
+    if (KIND != BT_WEIGHT_BF16) {
+        size_t ld =
+            KIND == BT_WEIGHT_FP8 ? (g.k + BT_FP8_BLOCK - 1) / BT_FP8_BLOCK : g.k / BT_INT4_GROUP;
+        size_t bytes = KIND == BT_WEIGHT_FP8 ? sizeof(float) : sizeof(bt_bf16);
+
         row          = weight_row<BN>(g, r);
         s.has_scale  = weight_rows<BN>(g, r, S::V_ROWS, S::APART);
         s.scale_step = S::APART / half * ld;
-        s.scale      = g.w_scale[rows.group] + (row == UINT32_MAX ? 0 : row * ld);
+        s.scale =
+            (const uint8_t *)g.w_scale[rows.group] + (row == UINT32_MAX ? 0 : row * ld) * bytes;
     }
     return s;
 }
 
 /* Slice `slice` of k of both operands into one stage: x tile, then weights. */
-template <int BM, int BN, int THREADS, bool FP8, bool WIDE>
-static __device__ __forceinline__ void fill_stage(const share<BM, BN, THREADS, FP8> &s, uint32_t k,
+template <int BM, int BN, int THREADS, bt_weight_kind KIND, bool WIDE>
+static __device__ __forceinline__ void fill_stage(const share<BM, BN, THREADS, KIND> &s, uint32_t k,
                                                   bt_bf16 *stage, uint32_t slice)
 {
-    typedef share<BM, BN, THREADS, FP8> S;
+    typedef share<BM, BN, THREADS, KIND> S;
     uint32_t r = threadIdx.x / (BK / TILE_CHUNK), chunk = threadIdx.x % (BK / TILE_CHUNK);
     uint32_t w_r = threadIdx.x / (BK / S::PER_W), w_chunk = threadIdx.x % (BK / S::PER_W);
     uint32_t k0  = slice * BK;
@@ -179,11 +188,12 @@ static __device__ __forceinline__ void fill_stage(const share<BM, BN, THREADS, F
     GPU_UNROLL
     for (int i = 0; i < S::W_ROWS; i++) {
         int            n    = s.has_w >> i & 1 ? n_w : 0;
-        const uint8_t *from = s.w + (n > 0 ? s.w_step * i + k0 * S::W_ELEM : 0);
+        const uint8_t *from = s.w + (n > 0 ? s.w_step * i + k0 / 8 * S::W_BITS : 0);
 
-        if constexpr (FP8)
-            fill_raw((uint8_t *)weights + (w_r + i * S::W_APART) * BK + w_chunk * RAW_CHUNK, from,
-                     n, WIDE);
+        if constexpr (KIND != BT_WEIGHT_BF16)
+            fill_raw((uint8_t *)weights + (w_r + i * S::W_APART) * (BK / 8 * S::W_BITS) +
+                         w_chunk * RAW_CHUNK,
+                     from, n * S::W_BITS / 8, WIDE);
         else
             fill_chunk(tile_chunk<BK>(weights, w_r, w_chunk) + i * S::W_APART * BK,
                        (const bt_bf16 *)from, n, WIDE);
@@ -192,18 +202,59 @@ static __device__ __forceinline__ void fill_stage(const share<BM, BN, THREADS, F
 }
 
 /* The scales of the rows that a thread widens. */
-template <int BM, int BN, int THREADS, bool FP8>
-static __device__ __forceinline__ void load_scales(const share<BM, BN, THREADS, FP8> &s,
-                                                   uint32_t slice, float *scale)
+template <int BM, int BN, int THREADS, bt_weight_kind KIND>
+static __device__ __forceinline__ void load_scales(const share<BM, BN, THREADS, KIND> &s,
+                                                   uint32_t k, uint32_t slice, float *scale)
 {
+    uint32_t k0 = slice * BK + threadIdx.x % (BK / TILE_CHUNK) * TILE_CHUNK;
+
     GPU_UNROLL
-    for (int i = 0; i < share<BM, BN, THREADS, FP8>::V_ROWS; i++)
-        scale[i] = s.has_scale >> i & 1 ? s.scale[i * s.scale_step + slice * BK / BT_FP8_BLOCK] : 0;
+    for (int i = 0; i < share<BM, BN, THREADS, KIND>::V_ROWS; i++) {
+        bool has = s.has_scale >> i & 1;
+
+        if (KIND == BT_WEIGHT_FP8)
+            scale[i] =
+                has ? ((const float *)s.scale)[i * s.scale_step + slice * BK / BT_FP8_BLOCK] : 0;
+        else
+            scale[i] =
+                has && k0 < k
+                    ? f32_of(((const bt_bf16 *)s.scale)[i * s.scale_step + k0 / BT_INT4_GROUP])
+                    : 0;
+    }
 }
 
-/* A slice's e4m3 weights times their scales as bf16. */
+/* Weight i of a word, which has weight + 8: beside 2^23 that is a float's last bits. */
+static __device__ __forceinline__ float f32_of_int4(uint32_t word, int i)
+{
+    return __uint_as_float((word >> 4 * i & 15) | 0x4b000000u) - (0x1p23f + 8);
+}
+
+/* A slice's weights of 4 bits times their scales as bf16. */
 template <int BN, int THREADS>
-static __device__ __forceinline__ void widen(const uint8_t *raw, const float *scale, bt_bf16 *tile)
+static __device__ __forceinline__ void widen_int4(const uint8_t *raw, const float *scale,
+                                                  bt_bf16 *tile)
+{
+    enum { APART = THREADS / (BK / TILE_CHUNK) };
+    uint32_t r = threadIdx.x / (BK / TILE_CHUNK), chunk = threadIdx.x % (BK / TILE_CHUNK);
+
+    GPU_UNROLL
+    for (int i = 0; i < BN / APART; i++) {
+        uint32_t v = *(const uint32_t *)(raw + ((r + i * APART) * BK + chunk * TILE_CHUNK) / 2);
+        uint32_t u[4];
+
+        GPU_UNROLL
+        for (int k = 0; k < 4; k++)
+            u[k] =
+                bf16x2_of(f32_of_int4(v, 2 * k) * scale[i], f32_of_int4(v, 2 * k + 1) * scale[i]);
+        *(gpu_vec16 *)(tile_chunk<BK>(tile, r, chunk) + i * APART * BK) =
+            gpu_vec16{u[0], u[1], u[2], u[3]};
+    }
+}
+
+/* The same of e4m3. */
+template <int BN, int THREADS>
+static __device__ __forceinline__ void widen_fp8(const uint8_t *raw, const float *scale,
+                                                 bt_bf16 *tile)
 {
     enum { APART = THREADS / (BK / TILE_CHUNK) };
     uint32_t r = threadIdx.x / (BK / TILE_CHUNK), chunk = threadIdx.x % (BK / TILE_CHUNK);
@@ -278,7 +329,7 @@ static __device__ __forceinline__ void put_tile(const bt_cuda_gemm &g, const row
 }
 
 /* One tile of rows.  `shared` holds the stages, before them the widened weights. */
-template <int BM, int BN, int WARPS_M, int N_WARPS, int STAGES, bool FP8, bool WIDE>
+template <int BM, int BN, int WARPS_M, int N_WARPS, int STAGES, bt_weight_kind KIND, bool WIDE>
 static __device__ __forceinline__ void multiply_tile(const bt_cuda_gemm &g, const bt_bf16 *x,
                                                      const row_tile &rows, bt_bf16 *shared)
 {
@@ -287,37 +338,43 @@ static __device__ __forceinline__ void multiply_tile(const bt_cuda_gemm &g, cons
         WARPS_N = N_WARPS / WARPS_M,
         MT      = BM / WARPS_M / 16,
         NT      = BN / WARPS_N / 8,
-        WIDENED = FP8 ? BN * BK : 0,
-        STAGE   = (BM + (FP8 ? BN / 2 : BN)) * BK
+        NARROW  = KIND != BT_WEIGHT_BF16,
+        WIDENED = NARROW ? BN * BK : 0,
+        STAGE   = (BM + BN * weight<KIND>::BITS / 16) * BK
     };
-    uint32_t                    warp = threadIdx.x / GPU_WARP, n_slices = (g.k + BK - 1) / BK;
-    uint32_t                    row0 = warp / WARPS_N * MT * 16, col0 = warp % WARPS_N * NT * 8;
-    bt_bf16                    *stages         = shared + WIDENED;
-    float                       acc[MT][NT][4] = {};
-    share<BM, BN, THREADS, FP8> mine           = make_share<BM, BN, THREADS, FP8>(g, x, rows);
+    uint32_t                     warp = threadIdx.x / GPU_WARP, n_slices = (g.k + BK - 1) / BK;
+    uint32_t                     row0 = warp / WARPS_N * MT * 16, col0 = warp % WARPS_N * NT * 8;
+    bt_bf16                     *stages         = shared + WIDENED;
+    float                        acc[MT][NT][4] = {};
+    share<BM, BN, THREADS, KIND> mine           = make_share<BM, BN, THREADS, KIND>(g, x, rows);
 
     GPU_UNROLL
     for (uint32_t s = 0; s < STAGES - 1; s++) {
         if (s < n_slices)
-            fill_stage<BM, BN, THREADS, FP8, WIDE>(mine, g.k, stages + s * STAGE, s);
+            fill_stage<BM, BN, THREADS, KIND, WIDE>(mine, g.k, stages + s * STAGE, s);
         else
             copy_async_commit();
     }
     for (uint32_t s = 0; s < n_slices; s++) {
         bt_bf16 *stage   = stages + s % STAGES * STAGE;
-        bt_bf16 *weights = FP8 ? shared : stage + BM * BK;
-        float    scale[share<BM, BN, THREADS, FP8>::V_ROWS];
+        bt_bf16 *weights = NARROW ? shared : stage + BM * BK;
+        float    scale[share<BM, BN, THREADS, KIND>::V_ROWS];
 
-        if constexpr (FP8) load_scales(mine, s, scale); /* come while this waits */
+        if constexpr (NARROW) load_scales(mine, g.k, s, scale); /* come while this waits */
         copy_async_wait<STAGES - 2>();
         __syncthreads();
         if (s + STAGES - 1 < n_slices)
-            fill_stage<BM, BN, THREADS, FP8, WIDE>(
+            fill_stage<BM, BN, THREADS, KIND, WIDE>(
                 mine, g.k, stages + (s + STAGES - 1) % STAGES * STAGE, s + STAGES - 1);
         else
             copy_async_commit();
-        if constexpr (FP8) {
-            widen<BN, THREADS>((const uint8_t *)(stage + BM * BK), scale, weights);
+        if constexpr (NARROW) {
+            const uint8_t *raw = (const uint8_t *)(stage + BM * BK);
+
+            if constexpr (KIND == BT_WEIGHT_FP8)
+                widen_fp8<BN, THREADS>(raw, scale, weights);
+            else
+                widen_int4<BN, THREADS>(raw, scale, weights);
             __syncthreads();
         }
         GPU_UNROLL
@@ -344,7 +401,7 @@ static __device__ __forceinline__ void multiply_tile(const bt_cuda_gemm &g, cons
 
 /* WIDE: see fill_chunk().  It is known beforehand, since the loop over slices is short.  With
  * row_at a block goes on to the tile a grid's height below, should there be one. */
-template <int BM, int BN, int WARPS_M, int N_WARPS, int STAGES, bool FP8, bool WIDE>
+template <int BM, int BN, int WARPS_M, int N_WARPS, int STAGES, bt_weight_kind KIND, bool WIDE>
 static __global__ void __launch_bounds__(N_WARPS *GPU_WARP, BM == 16 ? 3 : 2)
     gemm_kernel(const GPU_CONSTANT bt_cuda_gemm g)
 {
@@ -367,7 +424,7 @@ static __global__ void __launch_bounds__(N_WARPS *GPU_WARP, BM == 16 ? 3 : 2)
                             g.max_rows - first < BM ? g.max_rows - first : BM};
             x += rows.group * g.x_group;
         }
-        multiply_tile<BM, BN, WARPS_M, N_WARPS, STAGES, FP8, WIDE>(g, x, rows, shared);
+        multiply_tile<BM, BN, WARPS_M, N_WARPS, STAGES, KIND, WIDE>(g, x, rows, shared);
         if (g.row_at == NULL) return;
         __syncthreads(); /* all have read the last stage */
     }
@@ -388,20 +445,22 @@ static dim3 grid_of(const bt_cuda_gemm *g, uint32_t bm, uint32_t bn)
     return dim3(gpu_blocks(g->n, g->out == BT_CUDA_OUT_SWIGLU ? bn / 2 : bn), (uint32_t)tiles);
 }
 
-template <int BM, int BN, int WARPS_M, int N_WARPS, int STAGES, bool FP8, bool WIDE = true>
+template <int BM, int BN, int WARPS_M, int N_WARPS, int STAGES, bt_weight_kind KIND,
+          bool WIDE = true>
 static int run(void *stream, const bt_cuda_gemm *g)
 {
     constexpr size_t shared =
-        (FP8 ? STAGES * (BM + BN / 2) + BN : STAGES * (BM + BN)) * BK * sizeof(bt_bf16);
+        (STAGES * (BM + BN * weight<KIND>::BITS / 16) + (KIND != BT_WEIGHT_BF16 ? BN : 0)) * BK *
+        sizeof(bt_bf16);
     static_assert(shared + sizeof(row_tile) <= GPU_LEAST_SHARED, "a block's stages");
 
-    return gpu_launch(gemm_kernel<BM, BN, WARPS_M, N_WARPS, STAGES, FP8, WIDE>, grid_of(g, BM, BN),
+    return gpu_launch(gemm_kernel<BM, BN, WARPS_M, N_WARPS, STAGES, KIND, WIDE>, grid_of(g, BM, BN),
                       dim3(N_WARPS * GPU_WARP), shared, stream, *g);
 }
 
-template <bool FP8> static bool is_wide(const bt_cuda_gemm *g)
+template <bt_weight_kind KIND> static bool is_wide(const bt_cuda_gemm *g)
 {
-    uint32_t  chunk = FP8 ? (uint32_t)RAW_CHUNK : (uint32_t)TILE_CHUNK;
+    uint32_t  chunk = RAW_CHUNK * 8 / weight<KIND>::BITS;
     uintptr_t at    = (uintptr_t)g->x;
 
     for (uint32_t i = 0; i < g->n_groups; i++)
@@ -409,7 +468,7 @@ template <bool FP8> static bool is_wide(const bt_cuda_gemm *g)
     return at % 16 == 0 && g->k % chunk == 0 && g->ld_x % 8 == 0 && g->x_group % 8 == 0;
 }
 
-template <bool FP8> static int run_any(void *stream, const bt_cuda_gemm *g)
+template <bt_weight_kind KIND> static int run_any(void *stream, const bt_cuda_gemm *g)
 {
     uint32_t per_group = g->row_at == NULL     ? g->max_rows
                          : g->likely_rows != 0 ? g->likely_rows
@@ -418,19 +477,25 @@ template <bool FP8> static int run_any(void *stream, const bt_cuda_gemm *g)
     dim3     grid      = grid_of(g, bm, WIDE_BN);
     bool     narrow    = (uint64_t)grid.x * grid.y * 2 <= gpu_n_multiprocessors();
 
-    if (!is_wide<FP8>(g)) return run<64, NARROW_BN, 2, 4, 4, FP8, false>(stream, g);
+    if (!is_wide<KIND>(g)) return run<64, NARROW_BN, 2, 4, 4, KIND, false>(stream, g);
     if (bm == 16)
-        return narrow ? run<16, NARROW_BN, 1, 4, 8, FP8>(stream, g)
-                      : run<16, WIDE_BN, 1, 8, 4, FP8>(stream, g);
-    if (narrow) return run<64, NARROW_BN, 2, 4, 6, FP8>(stream, g);
-    return bm == 64 ? run<64, WIDE_BN, 2, 8, 4, FP8>(stream, g)
-                    : run<128, WIDE_BN, 2, 4, 3, FP8>(stream, g);
+        return narrow ? run<16, NARROW_BN, 1, 4, 8, KIND>(stream, g)
+                      : run<16, WIDE_BN, 1, 8, 4, KIND>(stream, g);
+    if (narrow) return run<64, NARROW_BN, 2, 4, 6, KIND>(stream, g);
+    return bm == 64 ? run<64, WIDE_BN, 2, 8, 4, KIND>(stream, g)
+                    : run<128, WIDE_BN, 2, 4, 3, KIND>(stream, g);
 }
 
 int bt_cuda_gemm_run(void *stream, const bt_cuda_gemm *g)
 {
     if (g->max_rows == 0 || g->n == 0 || g->n_groups == 0) return 0;
-    for (uint32_t i = 1; i < g->n_groups; i++)
-        if ((g->w_scale[i] != NULL) != (g->w_scale[0] != NULL)) return INVALID_VALUE;
-    return g->w_scale[0] != NULL ? run_any<true>(stream, g) : run_any<false>(stream, g);
+    for (uint32_t i = 0; i < g->n_groups; i++)
+        if ((g->w_scale[i] != NULL) != (g->kind != BT_WEIGHT_BF16)) return INVALID_VALUE;
+    switch (g->kind) {
+    case BT_WEIGHT_BF16: return run_any<BT_WEIGHT_BF16>(stream, g);
+    case BT_WEIGHT_FP8: return run_any<BT_WEIGHT_FP8>(stream, g);
+    case BT_WEIGHT_INT4:
+        return g->k % BT_INT4_GROUP == 0 ? run_any<BT_WEIGHT_INT4>(stream, g) : INVALID_VALUE;
+    }
+    return INVALID_VALUE;
 }

@@ -132,12 +132,13 @@ static inline uint32_t gpu_n_multiprocessors(void)
     return (uint32_t)n;
 }
 
-/* Enqueues; returns a cudaError_t, 0 for success. */
+/* Enqueues; returns a cudaError_t, 0 for success.  Beside 48 KiB there is no room for what a kernel
+ * has of its own. */
 template <typename K, typename... A>
 static int gpu_launch(K *kernel, dim3 grid, dim3 block, size_t shared_bytes, void *stream,
                       A... args)
 {
-    if (shared_bytes > 48 << 10) {
+    if (shared_bytes >= 48 << 10) {
         cudaError_t err = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                                (int)shared_bytes);
 

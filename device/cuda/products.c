@@ -16,7 +16,7 @@ static bool distance(const void *from, const void *to, size_t elem_bytes, size_t
 static bool same_shape(const bt_gemm *a, const bt_gemm *b)
 {
     return a->w->n == b->w->n && a->w->k == b->w->k && a->ld_x == b->ld_x && a->ld_y == b->ld_y &&
-           a->y_dtype == b->y_dtype && (a->w->scale == NULL) == (b->w->scale == NULL);
+           a->y_dtype == b->y_dtype && a->w->kind == b->w->kind;
 }
 
 /* How many of g[0 .. n) are one launch: of equal shape, and with equal rows at one stride (heads:
@@ -54,6 +54,7 @@ static bt_status run_group(bt_device_cuda *cuda, const bt_gemm *g, uint32_t n, b
 {
     bt_status    st                             = BT_OK;
     bt_cuda_gemm run                            = {.n        = g->w->n,
+                                                   .kind     = g->w->kind,
                                                    .k        = g->w->k,
                                                    .n_groups = n,
                                                    .out      = g->y_dtype == BT_F32 ? BT_CUDA_OUT_F32 : BT_CUDA_OUT_BF16,
@@ -115,6 +116,7 @@ bt_status bt_cuda_blocks(bt_device *dev, bt_role role, uint32_t n_ffns, const bt
         const bt_ffn *f    = &ffns[i];
         uint32_t      dim  = f->down->k;
         bt_cuda_gemm  up   = {.n        = dim,
+                              .kind     = f->gate_up->kind,
                               .k        = f->gate_up->k,
                               .n_groups = 1,
                               .out      = BT_CUDA_OUT_SWIGLU,

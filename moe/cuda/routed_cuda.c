@@ -138,6 +138,7 @@ static bt_status product(bt_moe_routed *r, bt_cuda_gemm *g, bt_linear *const *w)
     for (uint32_t e = 0; e < r->l.n_local; e += g->n_groups) {
         g->n_groups = r->l.n_local - e < BT_CUDA_MAX_GROUPS ? r->l.n_local - e : BT_CUDA_MAX_GROUPS;
         g->row_at   = r->row_at + e;
+        g->kind     = bt_linear_kind(w[e]);
         for (uint32_t i = 0; i < g->n_groups; i++) {
             g->w[i]       = bt_cuda_weights(w[e + i]);
             g->w_scale[i] = bt_cuda_weight_scales(w[e + i]);

@@ -354,9 +354,9 @@ void *shared_array(const void *site, size_t bytes)
         if (a.site == site) return a.mem.get();
     g_arrays.push_back({site, bytes, poisoned(bytes)});
     g_static_bytes += bytes;
-    /* gpu_launch() asks for leave where a launch's own are more than 48 KiB; else all must fit. */
+    /* gpu_launch() asks for leave where a launch's own are 48 KiB or more; else all must fit. */
     if (g_static_bytes > UNASKED ||
-        g_static_bytes + g_dynamic_bytes > (g_dynamic_bytes > UNASKED ? g_max_shared : UNASKED))
+        g_static_bytes + g_dynamic_bytes > (g_dynamic_bytes >= UNASKED ? g_max_shared : UNASKED))
         die({"shared", 0}, "%zu bytes of static shared memory beside %zu of the launch",
             g_static_bytes, g_dynamic_bytes);
     return g_arrays.back().mem.get();

@@ -134,42 +134,90 @@ static void widened_row(void *ctx, uint32_t n, bt_bf16 *row)
     free(v);
 }
 
-/* In a byte and a 32nd each, and with the bits of the wider ones in products and blocks, also side
- * by side with them. */
-static void weights_in_8_bits_stay_so(void)
+static void int4_row(void *ctx, uint32_t n, uint32_t *row, bt_bf16 *scale)
 {
-    enum { N = 70, K = 300, DIM = 35, ROWS = 5 };
-    bt_device *dev = make();
-    uint32_t   k = K, dim = DIM;
+    uint32_t k = *(const uint32_t *)ctx;
+
+    for (uint32_t i = 0; i < k / BT_INT4_IN_WORD; i++)
+        row[i] = (n + 3) * 2654435761u + i * 40503u * (n % 5 + 1);
+    for (uint32_t i = 0; i < k / BT_INT4_GROUP; i++)
+        scale[i] = bt_bf16_from_f32(0.01f * (float)(1 + (n + i) % 7));
+}
+
+static void widened_int4_row(void *ctx, uint32_t n, bt_bf16 *row)
+{
+    uint32_t  k = *(const uint32_t *)ctx;
+    uint32_t *v = ARRAY(uint32_t, k / BT_INT4_IN_WORD);
+    bt_bf16   scale[16];
+
+    int4_row(ctx, n, v, scale);
+    for (uint32_t i = 0; i < k; i++)
+        row[i] = bt_bf16_from_f32((float)((int)(v[i / 8] >> i % 8 * 4 & 15) - 8) *
+                                  bt_bf16_to_f32(scale[i / BT_INT4_GROUP]));
+    free(v);
+}
+
+static void make_narrow(bt_device *dev, bt_weight_kind kind, uint32_t n, uint32_t k,
+                        bt_linear *w[2])
+{
+    bool int4 = kind == BT_WEIGHT_INT4;
+
+    EXPECT_EQ(int4 ? bt_device_linear_create_int4(dev, n, k, int4_row, &k, &w[0])
+                   : bt_device_linear_create_fp8(dev, n, k, fp8_row, &k, &w[0]),
+              BT_OK);
+    EXPECT_EQ(bt_device_linear_create(dev, n, k, int4 ? widened_int4_row : widened_row, &k, &w[1]),
+              BT_OK);
+    EXPECT(bt_linear_kind(w[0]) == kind && bt_linear_kind(w[1]) == BT_WEIGHT_BF16);
+    EXPECT_EQ(bt_linear_bytes(w[0]), int4 ? n * (k / 2 + k / 32 * sizeof(bt_bf16))
+                                          : n * (k + (k + 127) / 128 * sizeof(float)));
+}
+
+/* Narrow, and with the bits of the wider ones in products and blocks, also side by side with them.
+ */
+static void check_narrow(bt_weight_kind kind, uint32_t k, uint32_t dim)
+{
+    enum { ROWS = 5 };
+    uint32_t   n    = 2 * dim;
+    bt_device *dev  = make();
     uint64_t   rng  = 8;
     bt_linear *w[2] = {NULL}, *down[2] = {NULL};
-    bt_bf16   *x = random_bf16(ROWS * K, 1, &rng), *act = ARRAY(bt_bf16, ROWS * DIM);
-    float     *y = ARRAY(float, 2 * ROWS * N);
+    bt_bf16   *x = random_bf16(ROWS * k, 1, &rng), *act = ARRAY(bt_bf16, ROWS * dim);
+    float     *y = ARRAY(float, 2 * ROWS * n);
     bt_gemm    g[2];
 
-    EXPECT_EQ(bt_device_linear_create_fp8(dev, N, K, fp8_row, &k, &w[0]), BT_OK);
-    EXPECT_EQ(bt_device_linear_create(dev, N, K, widened_row, &k, &w[1]), BT_OK);
-    EXPECT_EQ(bt_device_linear_create_fp8(dev, N, DIM, fp8_row, &dim, &down[0]), BT_OK);
-    EXPECT_EQ(bt_device_linear_create(dev, N, DIM, widened_row, &dim, &down[1]), BT_OK);
-    EXPECT(bt_linear_is_fp8(w[0]) && !bt_linear_is_fp8(w[1]));
-    EXPECT_EQ(bt_linear_bytes(w[0]), N * (K + 3 * sizeof(float)));
+    make_narrow(dev, kind, n, k, w);
+    make_narrow(dev, kind, n, dim, down);
     for (int i = 0; i < 2; i++)
-        g[i] = (bt_gemm){w[i], x, K, y + i * ROWS * N, N, ROWS, BT_F32, NULL};
+        g[i] = (bt_gemm){w[i], x, k, y + i * ROWS * n, n, ROWS, BT_F32, NULL};
     EXPECT_EQ(bt_device_gemm(dev, BT_ROLE_PROMPT, 2, g), BT_OK);
     EXPECT_EQ(bt_device_sync(dev), BT_OK);
-    EXPECT_EQ(n_different(y, y + ROWS * N, ROWS * N * sizeof(float)), 0);
+    EXPECT_EQ(n_different(y, y + ROWS * n, ROWS * n * sizeof(float)), 0);
     for (int i = 0; i < 2; i++) {
-        bt_ffn f = {w[i], down[i], x, K, y + i * ROWS * N, N, ROWS, BT_F32, NULL, NULL, NULL};
+        bt_ffn f = {w[i], down[i], x, k, y + i * ROWS * n, n, ROWS, BT_F32, NULL, NULL, NULL};
 
         EXPECT_EQ(bt_device_ffn(dev, BT_ROLE_PROMPT, 1, &f, NULL, act), BT_OK);
         EXPECT_EQ(bt_device_sync(dev), BT_OK);
     }
-    EXPECT_EQ(n_different(y, y + ROWS * N, ROWS * N * sizeof(float)), 0);
+    EXPECT_EQ(n_different(y, y + ROWS * n, ROWS * n * sizeof(float)), 0);
     for (int i = 0; i < 2; i++) {
         bt_device_linear_destroy(dev, w[i]);
         bt_device_linear_destroy(dev, down[i]);
     }
     free(x), free(act), free(y);
+    drop(dev);
+}
+
+static void weights_in_8_bits_stay_so(void) { check_narrow(BT_WEIGHT_FP8, 300, 35); }
+static void weights_in_4_bits_stay_so(void) { check_narrow(BT_WEIGHT_INT4, 320, 32); }
+
+static void weights_in_4_bits_want_whole_groups(void)
+{
+    bt_device *dev    = make();
+    bt_linear *linear = NULL;
+    uint32_t   k      = 48;
+
+    EXPECT_EQ(bt_device_linear_create_int4(dev, 8, k, int4_row, &k, &linear), BT_ERR_INVALID_ARG);
+    EXPECT_HAS(bt_error_text(), "[8, 48] of 4 bits: expected a multiple of 32 columns");
     drop(dev);
 }
 
@@ -513,6 +561,8 @@ int main(int argc, char **argv)
         BT_TEST(weights_of_many_buffers_arrive_whole),
         BT_TEST(lists_arrive_as_they_were),
         BT_TEST(weights_in_8_bits_stay_so),
+        BT_TEST(weights_in_4_bits_stay_so),
+        BT_TEST(weights_in_4_bits_want_whole_groups),
         BT_TEST(products_are_grouped_and_right),
         BT_TEST(checksum_is_that_of_host_memory),
         BT_TEST(row_operations_are_those_of_the_cpu),

@@ -5,28 +5,34 @@
 #include "tests/cuda/numbers.h"
 
 typedef struct {
-    uint32_t    n, k, n_groups, rows[8]; /* rows of each group */
-    bt_cuda_out out;
-    bool fp8, gathered, ragged; /* fp8: weights; ragged: strides that no vector access fits */
+    uint32_t       n, k, n_groups, rows[8]; /* rows of each group */
+    bt_cuda_out    out;
+    bt_weight_kind kind;
+    bool           gathered, ragged; /* ragged: strides that no vector access fits */
 } shape;
 
 typedef struct {
     bt_cuda_gemm g;
-    uint32_t     total, w_rows, k_blocks;
+    uint32_t     total, w_rows, n_scales; /* of a row */
     uint32_t    *row_at, *x_row;
     void        *x, *w[8];
-    float       *w_scale[8];
+    void        *w_scale[8];
     void        *y;
     size_t       y_bytes;
 } problem;
 
 /* Every value but the NaNs. */
-static void *random_weights(bool fp8, size_t n, uint64_t *rng)
+static void *random_weights(bt_weight_kind kind, size_t n, uint64_t *rng)
 {
     uint8_t *v;
 
-    if (!fp8) return random_bf16(n, 1, rng);
+    if (kind == BT_WEIGHT_BF16) return random_bf16(n, 1, rng);
     v = ARRAY(uint8_t, n);
+    if (kind == BT_WEIGHT_INT4) {
+        for (size_t i = 0; i < n / 2; i++)
+            v[i] = (uint8_t)random_bits(rng);
+        return v;
+    }
     for (size_t i = 0; i < n; i++)
         v[i] = (uint8_t)(random_bits(rng) % 0x7f | (random_bits(rng) & 0x80));
     return v;
@@ -34,7 +40,7 @@ static void *random_weights(bool fp8, size_t n, uint64_t *rng)
 
 static problem make(const shape *s, uint64_t *rng)
 {
-    problem p = {.k_blocks = (s->k + 127) / 128};
+    problem p = {.n_scales = s->kind == BT_WEIGHT_INT4 ? s->k / 32 : (s->k + 127) / 128};
 
     p.w_rows    = s->out == BT_CUDA_OUT_SWIGLU ? 2 * s->n : s->n;
     p.row_at    = ARRAY(uint32_t, s->n_groups + 1);
@@ -43,6 +49,7 @@ static problem make(const shape *s, uint64_t *rng)
         p.row_at[i + 1] = p.row_at[i] + s->rows[i];
     p.total = p.row_at[s->n_groups];
     p.g     = (bt_cuda_gemm){.n        = s->n,
+                             .kind     = s->kind,
                              .k        = s->k,
                              .n_groups = s->n_groups,
                              .out      = s->out,
@@ -59,10 +66,11 @@ static problem make(const shape *s, uint64_t *rng)
         p.g.x_row = p.x_row;
     }
     for (uint32_t i = 0; i < s->n_groups; i++) {
-        p.g.w[i] = p.w[i] = random_weights(s->fp8, (size_t)p.w_rows * s->k, rng);
-        if (!s->fp8) continue;
-        p.w_scale[i]   = random_f32((size_t)p.w_rows * p.k_blocks, 0.02f, rng);
-        p.g.w_scale[i] = p.w_scale[i];
+        p.g.w[i] = p.w[i] = random_weights(s->kind, (size_t)p.w_rows * s->k, rng);
+        if (s->kind == BT_WEIGHT_BF16) continue;
+        p.g.w_scale[i] = p.w_scale[i] =
+            s->kind == BT_WEIGHT_FP8 ? (void *)random_f32((size_t)p.w_rows * p.n_scales, 0.02f, rng)
+                                     : random_bf16((size_t)p.w_rows * p.n_scales, 0.2f, rng);
     }
     p.y_bytes = p.total * p.g.ld_y * (s->out == BT_CUDA_OUT_F32 ? 4 : 2);
     p.g.y = p.y = poisoned(p.y_bytes, 1);
@@ -81,9 +89,13 @@ static bt_bf16 weight(const shape *s, const problem *p, uint32_t g, uint32_t c, 
 {
     size_t i = (size_t)c * s->k + k;
 
-    if (!s->fp8) return ((const bt_bf16 *)p->w[g])[i];
-    return bt_bf16_from_f32(e4m3(((const uint8_t *)p->w[g])[i]) *
-                            p->w_scale[g][(size_t)c * p->k_blocks + k / 128]);
+    if (s->kind == BT_WEIGHT_BF16) return ((const bt_bf16 *)p->w[g])[i];
+    if (s->kind == BT_WEIGHT_FP8)
+        return bt_bf16_from_f32(e4m3(((const uint8_t *)p->w[g])[i]) *
+                                ((const float *)p->w_scale[g])[(size_t)c * p->n_scales + k / 128]);
+    return bt_bf16_from_f32(
+        (float)((((const uint8_t *)p->w[g])[i / 2] >> i % 2 * 4 & 15) - 8) *
+        bt_bf16_to_f32(((const bt_bf16 *)p->w_scale[g])[(size_t)c * p->n_scales + k / 32]));
 }
 
 /* Tensor cores cut off what they add below the largest term's last bits, always towards zero: that
@@ -134,12 +146,12 @@ static void check(const shape *s)
 static void products_of_odd_shapes_are_right(void)
 {
     static const shape SHAPES[] = {
-        {1,   1,   1, {1},   BT_CUDA_OUT_F32,  false, false, false},
-        {128, 64,  1, {16},  BT_CUDA_OUT_F32,  false, false, false},
-        {129, 65,  1, {17},  BT_CUDA_OUT_F32,  false, false, false},
-        {127, 72,  1, {65},  BT_CUDA_OUT_BF16, false, false, true },
-        {40,  200, 1, {129}, BT_CUDA_OUT_F32,  false, false, false},
-        {136, 584, 1, {3},   BT_CUDA_OUT_BF16, false, false, false},
+        {1,   1,   1, {1},   BT_CUDA_OUT_F32,  BT_WEIGHT_BF16, false, false},
+        {128, 64,  1, {16},  BT_CUDA_OUT_F32,  BT_WEIGHT_BF16, false, false},
+        {129, 65,  1, {17},  BT_CUDA_OUT_F32,  BT_WEIGHT_BF16, false, false},
+        {127, 72,  1, {65},  BT_CUDA_OUT_BF16, BT_WEIGHT_BF16, false, true },
+        {40,  200, 1, {129}, BT_CUDA_OUT_F32,  BT_WEIGHT_BF16, false, false},
+        {136, 584, 1, {3},   BT_CUDA_OUT_BF16, BT_WEIGHT_BF16, false, false},
     };
 
     for (size_t i = 0; i < sizeof(SHAPES) / sizeof(SHAPES[0]); i++)
@@ -149,11 +161,11 @@ static void products_of_odd_shapes_are_right(void)
 static void groups_with_and_without_rows_are_right(void)
 {
     static const shape SHAPES[] = {
-        {24, 64,  8, {0, 3, 0, 0, 17, 1, 16, 0}, BT_CUDA_OUT_F32,    false, true,  false},
-        {66, 96,  5, {70, 0, 1, 64, 65},         BT_CUDA_OUT_SWIGLU, false, true,  false},
-        {65, 40,  3, {0, 200, 0},                BT_CUDA_OUT_SWIGLU, false, false, true },
-        {70, 129, 2, {300, 2},                   BT_CUDA_OUT_BF16,   false, true,  true },
-        {70, 136, 2, {300, 2},                   BT_CUDA_OUT_BF16,   false, true,  false},
+        {24, 64,  8, {0, 3, 0, 0, 17, 1, 16, 0}, BT_CUDA_OUT_F32,    BT_WEIGHT_BF16, true,  false},
+        {66, 96,  5, {70, 0, 1, 64, 65},         BT_CUDA_OUT_SWIGLU, BT_WEIGHT_BF16, true,  false},
+        {65, 40,  3, {0, 200, 0},                BT_CUDA_OUT_SWIGLU, BT_WEIGHT_BF16, false, true },
+        {70, 129, 2, {300, 2},                   BT_CUDA_OUT_BF16,   BT_WEIGHT_BF16, true,  true },
+        {70, 136, 2, {300, 2},                   BT_CUDA_OUT_BF16,   BT_WEIGHT_BF16, true,  false},
     };
 
     for (size_t i = 0; i < sizeof(SHAPES) / sizeof(SHAPES[0]); i++)
@@ -161,14 +173,20 @@ static void groups_with_and_without_rows_are_right(void)
 }
 
 /* As with weights that were widened before, to the last bit. */
-static void fp8_products_are_right(void)
+static void narrow_products_are_right(void)
 {
     static const shape SHAPES[] = {
-        {130, 256, 2, {5, 9},       BT_CUDA_OUT_F32,    true, false, false},
-        {66,  136, 3, {20, 0, 33},  BT_CUDA_OUT_SWIGLU, true, true,  false},
-        {130, 131, 1, {70},         BT_CUDA_OUT_BF16,   true, false, true },
-        {40,  400, 2, {3, 130},     BT_CUDA_OUT_F32,    true, false, false},
-        {66,  144, 3, {200, 0, 70}, BT_CUDA_OUT_SWIGLU, true, true,  false},
+        {130, 256, 2, {5, 9},       BT_CUDA_OUT_F32,    BT_WEIGHT_FP8,  false, false},
+        {66,  136, 3, {20, 0, 33},  BT_CUDA_OUT_SWIGLU, BT_WEIGHT_FP8,  true,  false},
+        {130, 131, 1, {70},         BT_CUDA_OUT_BF16,   BT_WEIGHT_FP8,  false, true },
+        {40,  400, 2, {3, 130},     BT_CUDA_OUT_F32,    BT_WEIGHT_FP8,  false, false},
+        {66,  144, 3, {200, 0, 70}, BT_CUDA_OUT_SWIGLU, BT_WEIGHT_FP8,  true,  false},
+        {130, 256, 2, {5, 9},       BT_CUDA_OUT_F32,    BT_WEIGHT_INT4, false, false},
+        {66,  160, 3, {20, 0, 33},  BT_CUDA_OUT_SWIGLU, BT_WEIGHT_INT4, true,  false},
+        {130, 96,  1, {70},         BT_CUDA_OUT_BF16,   BT_WEIGHT_INT4, false, true },
+        {40,  416, 2, {3, 130},     BT_CUDA_OUT_F32,    BT_WEIGHT_INT4, false, false},
+        {66,  32,  3, {200, 0, 70}, BT_CUDA_OUT_SWIGLU, BT_WEIGHT_INT4, true,  false},
+        {257, 224, 2, {300, 40},    BT_CUDA_OUT_BF16,   BT_WEIGHT_INT4, false, false},
     };
 
     for (size_t i = 0; i < sizeof(SHAPES) / sizeof(SHAPES[0]); i++) {
@@ -179,7 +197,8 @@ static void fp8_products_are_right(void)
 
         check(s);
         EXPECT_EQ(bt_cuda_gemm_run(NULL, &p.g), 0);
-        p.g.y = y;
+        p.g.y    = y;
+        p.g.kind = BT_WEIGHT_BF16;
         for (uint32_t g = 0; g < s->n_groups; g++) {
             bt_bf16 *w = ARRAY(bt_bf16, (size_t)p.w_rows * s->k);
 
@@ -190,10 +209,11 @@ static void fp8_products_are_right(void)
         }
         EXPECT_EQ(bt_cuda_gemm_run(NULL, &p.g), 0);
         EXPECT_EQ(n_different(p.y, y, p.y_bytes), 0);
-        if (s->n_groups > 1) { /* one kind in a launch */
-            p.g.w_scale[1] = p.w_scale[1];
-            EXPECT(bt_cuda_gemm_run(NULL, &p.g) != 0);
-        }
+        p.g.w_scale[s->n_groups - 1] = p.w_scale[s->n_groups - 1]; /* scales belong to a kind */
+        EXPECT(bt_cuda_gemm_run(NULL, &p.g) != 0);
+        p.g.w_scale[s->n_groups - 1] = NULL;
+        p.g.kind                     = s->kind;
+        EXPECT(bt_cuda_gemm_run(NULL, &p.g) != 0);
         for (uint32_t g = 0; g < 8; g++)
             free(wide[g]);
         free(y);
@@ -201,20 +221,31 @@ static void fp8_products_are_right(void)
     }
 }
 
+static void weights_of_4_bits_want_whole_groups(void)
+{
+    shape    s   = {8, 48, 1, {1}, BT_CUDA_OUT_F32, BT_WEIGHT_INT4, false, false};
+    uint64_t rng = 3;
+    problem  p   = make(&s, &rng);
+
+    EXPECT(bt_cuda_gemm_run(NULL, &p.g) != 0);
+    drop(&p);
+}
+
 /* Laws A and B: a row alone has the bits that it has among 15, 63 and 200, whatever the tile. */
 static void a_rows_bits_do_not_depend_on_its_neighbours(void)
 {
     static const uint32_t COUNTS[] = {2, 15, 16, 17, 64, 65, 200};
-    shape                 s        = {136, 336, 1, {200}, BT_CUDA_OUT_F32, false, false, false};
+    shape                 s = {136, 336, 1, {200}, BT_CUDA_OUT_F32, BT_WEIGHT_BF16, false, false};
 
-    for (int fp8 = 0; fp8 < 2; fp8++) {
+    for (int kind = 0; kind < 3; kind++) {
         uint64_t rng = 77;
         problem  p;
         float   *alone;
 
-        s.fp8 = fp8;
-        p     = make(&s, &rng);
-        alone = ARRAY(float, 200 * s.n);
+        s.kind = (bt_weight_kind)kind;
+        s.k    = kind == BT_WEIGHT_INT4 ? 352 : 336;
+        p      = make(&s, &rng);
+        alone  = ARRAY(float, 200 * s.n);
         for (uint32_t r = 0; r < 200; r++) {
             bt_cuda_gemm one = p.g;
 
@@ -330,21 +361,21 @@ static void likely_rows_change_no_bits(void)
     };
     static const uint32_t LIKELY[] = {1, 40, 80};
 
-    for (int at = 0; at < 4; at++) {
+    for (int at = 0; at < 6; at++) {
         shape    s   = {.n        = 72,
-                        .k        = 208,
-                        .n_groups = OF[at / 2].n_groups,
+                        .k        = 224,
+                        .n_groups = OF[at / 3].n_groups,
                         .out      = BT_CUDA_OUT_SWIGLU,
-                        .fp8      = at % 2,
+                        .kind     = (bt_weight_kind)(at % 3),
                         .gathered = true};
         uint64_t rng = 6;
         problem  p;
         void    *y;
 
-        memcpy(s.rows, OF[at / 2].rows, sizeof(OF[0].rows));
+        memcpy(s.rows, OF[at / 3].rows, sizeof(OF[0].rows));
         p            = make(&s, &rng);
         y            = poisoned(p.y_bytes, 1);
-        p.g.max_rows = OF[at / 2].max_rows;
+        p.g.max_rows = OF[at / 3].max_rows;
         EXPECT_EQ(bt_cuda_gemm_run(NULL, &p.g), 0);
         p.g.y = y;
         for (int i = 0; i < 3; i++) {
@@ -409,7 +440,8 @@ int main(int argc, char **argv)
     static const bt_test TESTS[] = {
         BT_TEST(products_of_odd_shapes_are_right),
         BT_TEST(groups_with_and_without_rows_are_right),
-        BT_TEST(fp8_products_are_right),
+        BT_TEST(narrow_products_are_right),
+        BT_TEST(weights_of_4_bits_want_whole_groups),
         BT_TEST(a_rows_bits_do_not_depend_on_its_neighbours),
         BT_TEST(narrow_tiles_have_the_bits_of_wide_ones),
         BT_TEST(few_rows_take_few_blocks),

@@ -333,7 +333,7 @@ static void ffn_gathers_and_weighs_rows(void)
     bt_free(down.values);
 }
 
-/* ---- weights in e4m3 ---- */
+/* ---- weights in 8 and 4 bits ---- */
 
 typedef struct {
     uint32_t k, odd; /* row whose scales no other has; or beyond all */
@@ -363,18 +363,48 @@ static void widened_row(void *ctx, uint32_t n, bt_bf16 *row)
     bt_free(v);
 }
 
-enum { NARROW_N = 330, NARROW_K = 300, NARROW_DIM = 160, NARROW_M = 300 };
-
-/* The same matrix twice, the first of them in e4m3. */
-static void make_narrow(bt_device *dev, uint32_t n, uint32_t k, bt_linear *w[2])
+static void int4_row(void *ctx, uint32_t n, uint32_t *row, bt_bf16 *scale)
 {
-    narrow_matrix m = {k, UINT32_MAX, 0};
+    const narrow_matrix *m = ctx;
 
-    EXPECT_EQ(bt_device_linear_create_fp8(dev, n, k, narrow_row, &m, &w[0]), BT_OK);
-    EXPECT_EQ(bt_device_linear_create(dev, n, k, widened_row, &m, &w[1]), BT_OK);
-    EXPECT(bt_linear_is_fp8(w[0]) && !bt_linear_is_fp8(w[1]));
+    for (uint32_t i = 0; i < m->k / BT_INT4_IN_WORD; i++)
+        row[i] = (n + 3) * 2654435761u + i * 40503u * (n % 5 + 1);
+    for (uint32_t i = 0; i < m->k / BT_INT4_GROUP; i++)
+        scale[i] = bt_bf16_from_f32(0x1p-5f * (1 + (float)((n + i) % 97) / 97));
+    if (n == m->odd) scale[m->k / BT_INT4_GROUP - 1] = bt_bf16_from_f32(m->wrong);
+}
+
+static void widened_int4_row(void *ctx, uint32_t n, bt_bf16 *row)
+{
+    const narrow_matrix *m = ctx;
+    uint32_t            *v = bt_calloc(m->k / BT_INT4_IN_WORD, sizeof(*v));
+    bt_bf16              scale[32];
+
+    int4_row(ctx, n, v, scale);
+    for (uint32_t i = 0; i < m->k; i++)
+        row[i] = bt_bf16_from_f32((float)((int)(v[i / 8] >> i % 8 * 4 & 15) - 8) *
+                                  bt_bf16_to_f32(scale[i / BT_INT4_GROUP]));
+    bt_free(v);
+}
+
+enum { NARROW_N = 330, NARROW_K = 320, NARROW_DIM = 160, NARROW_M = 300 };
+
+/* The same matrix twice, the first of them narrow. */
+static void make_narrow(bt_device *dev, bt_weight_kind kind, uint32_t n, uint32_t k,
+                        bt_linear *w[2])
+{
+    narrow_matrix m    = {k, UINT32_MAX, 0};
+    bool          int4 = kind == BT_WEIGHT_INT4;
+
+    EXPECT_EQ(int4 ? bt_device_linear_create_int4(dev, n, k, int4_row, &m, &w[0])
+                   : bt_device_linear_create_fp8(dev, n, k, narrow_row, &m, &w[0]),
+              BT_OK);
+    EXPECT_EQ(bt_device_linear_create(dev, n, k, int4 ? widened_int4_row : widened_row, &m, &w[1]),
+              BT_OK);
+    EXPECT(bt_linear_kind(w[0]) == kind && bt_linear_kind(w[1]) == BT_WEIGHT_BF16);
     EXPECT_EQ(bt_linear_bytes(w[0]),
-              bt_cpu_packed_elems(n, k) + (n + 15) / 16 * ((k + 127) / 128) * sizeof(float));
+              int4 ? bt_cpu_pad(n, 16) * (k / 2 + k / 32 * 2)
+                   : bt_cpu_packed_elems(n, k) + (n + 15) / 16 * ((k + 127) / 128) * sizeof(float));
 }
 
 /* Both in one call, side by side. */
@@ -426,9 +456,8 @@ static void check_narrow_ffn(bt_device *dev, bt_linear *const up[2], bt_linear *
     bt_free(act);
 }
 
-/* In a byte each, with the bits of the wider ones in products and blocks, whichever kernels their
- * rows take. */
-static void weights_in_8_bits_give_the_same_bits(void)
+/* With the bits of the wider ones in products and blocks, whichever kernels their rows take. */
+static void check_narrow_kind(bt_weight_kind kind)
 {
     static const char *const FAMILIES[] = {"scalar", "avx2", "avx512", "avx512bf16", "amx", "neon"};
     static const uint32_t    MS[MAX_FFNS] = {1, 3, 40, 300, 17, 33, 0, 64, 20};
@@ -440,8 +469,8 @@ static void weights_in_8_bits_give_the_same_bits(void)
 
         if (bt_cpu_kernels_find(FAMILIES[f]) == NULL) continue;
         dev = device(FAMILIES[f], 1);
-        make_narrow(dev, 2 * NARROW_DIM, NARROW_K, up);
-        make_narrow(dev, NARROW_N, NARROW_DIM, down);
+        make_narrow(dev, kind, 2 * NARROW_DIM, NARROW_K, up);
+        make_narrow(dev, kind, NARROW_N, NARROW_DIM, down);
         for (uint32_t i = 0; i < MAX_FFNS; i++)
             check_narrow_gemm(dev, up, x.values, MS[i]);
         check_narrow_ffn(dev, up, down, x.values, 4, MS);
@@ -453,6 +482,35 @@ static void weights_in_8_bits_give_the_same_bits(void)
         bt_device_destroy(dev);
     }
     bt_free(x.values);
+}
+
+static void weights_in_8_bits_give_the_same_bits(void) { check_narrow_kind(BT_WEIGHT_FP8); }
+static void weights_in_4_bits_give_the_same_bits(void) { check_narrow_kind(BT_WEIGHT_INT4); }
+
+static void weights_in_4_bits_that_are_wrong_are_refused(void)
+{
+    static const float WRONG[] = {INFINITY, -INFINITY, NAN, 0x1p-127f, -0x1p-133f};
+    bt_device         *dev     = device("auto", 2);
+    bt_linear         *linear  = NULL;
+    narrow_matrix      m       = {40, UINT32_MAX, 0};
+
+    EXPECT_EQ(bt_device_linear_create_int4(dev, 33, m.k, int4_row, &m, &linear),
+              BT_ERR_INVALID_ARG);
+    EXPECT_HAS(bt_error_text(), "[33, 40] of 4 bits: expected a multiple of 32 columns");
+    m.k = 96;
+    for (size_t i = 0; i < sizeof(WRONG) / sizeof(*WRONG); i++) {
+        m.odd   = i % 2 == 0 ? 17 : 32;
+        m.wrong = WRONG[i];
+        EXPECT_EQ(bt_device_linear_create_int4(dev, 33, m.k, int4_row, &m, &linear),
+                  BT_ERR_INVALID_ARG);
+        EXPECT_HAS(bt_error_text(),
+                   "[33, 96] of 4 bits: expected finite scales that are not subnormal");
+    }
+    EXPECT(linear == NULL);
+    m.wrong = -0.0f;
+    EXPECT_EQ(bt_device_linear_create_int4(dev, 33, m.k, int4_row, &m, &linear), BT_OK);
+    bt_device_linear_destroy(dev, linear);
+    bt_device_destroy(dev);
 }
 
 static void weights_in_8_bits_with_wrong_scales_are_refused(void)
@@ -656,6 +714,8 @@ int main(int argc, char **argv)
         BT_TEST(ffn_gathers_and_weighs_rows),
         BT_TEST(weights_in_8_bits_give_the_same_bits),
         BT_TEST(weights_in_8_bits_with_wrong_scales_are_refused),
+        BT_TEST(weights_in_4_bits_give_the_same_bits),
+        BT_TEST(weights_in_4_bits_that_are_wrong_are_refused),
         BT_TEST(ffn_of_shapes_that_do_not_fit_is_refused),
         BT_TEST(gemm_with_a_wrong_description_is_refused),
         BT_TEST(row_operations_equal_row_kernels),

@@ -291,17 +291,44 @@ static void mm_of_pages_equals_its_twin(void)
     bt_free(b);
 }
 
-/* ---- weights in e4m3 ---- */
+/* ---- weights in 8 and 4 bits ---- */
 
 enum { SCALES = (MAX_K + BT_CPU_SCALE_K - 1) / BT_CPU_SCALE_K };
 
 typedef struct {
-    uint8_t *packed;
-    float   *scale; /* [n16/16][k128/128] */
+    bt_weight_kind kind;
+    uint8_t       *packed;
+    float         *scale; /* of e4m3: [n16/16][k128/128] */
 } narrow;
 
+/* Any numbers of 4 bits, with scales of `size`, of either sign and 0 too. */
+static void fill_int4(const narrow *b, uint32_t k, float size, uint64_t seed)
+{
+    bt_cpu_int4_group *groups   = (bt_cpu_int4_group *)(void *)b->packed;
+    size_t             n_groups = bt_cpu_pad(MAX_N, 16) / 16 * (k / 32);
+
+    memset(groups, 0, n_groups * sizeof(*groups));
+    for (size_t i = 0; i < n_groups * 16; i++) {
+        uint32_t v = (uint32_t)twin_random(&seed);
+
+        groups[i / 16].scale[i % 16] = bt_bf16_from_f32(
+            v % 64 == 0 ? 0 : size * (1.0f + (float)(v % 128) / 128) * (v & 0x100 ? -1 : 1));
+    }
+    for (uint32_t n = 0; n < MAX_N; n++) {
+        for (uint32_t i = 0; i < k; i++) {
+            bt_cpu_int4_group *g = &groups[n / 16 * (k / 32) + i / 32];
+            uint32_t           v = (uint32_t)twin_random(&seed) % 16;
+
+            g->words[i % 32 / 16][n % 16 * 2 + i % 2] |= v << i % 16 / 2 * 4;
+            g_w[(size_t)n * k + i] = bt_bf16_from_f32((float)(v < 8 ? (int)v : (int)v - 16) *
+                                                      bt_bf16_to_f32(g->scale[n % 16]));
+        }
+    }
+    g_kernels->rows->pack_rows(g_w, k, MAX_N, k, g_packed);
+}
+
 /* The numbers of `kind` or any bytes, with scales of that size. */
-static void fill_narrow(const narrow *b, twin_kind kind, uint32_t k, uint64_t seed)
+static void fill_fp8(const narrow *b, twin_kind kind, uint32_t k, uint64_t seed)
 {
     static const float SIZES[] = {0x1p-3f, 0x1p-118f, 0x1p118f, 0x1p-6f};
     uint32_t           k_pad = bt_cpu_pad(k, 32), n_pad = bt_cpu_pad(MAX_N, 16);
@@ -326,17 +353,28 @@ static void fill_narrow(const narrow *b, twin_kind kind, uint32_t k, uint64_t se
     g_kernels->rows->pack_rows(g_w, k, MAX_N, k, g_packed);
 }
 
+static void fill_narrow(const narrow *b, twin_kind kind, uint32_t k, uint64_t seed)
+{
+    static const float SIZES[] = {0x1p-3f, 0x1p-126f, 0x1p125f, 0x1p-6f};
+
+    if (b->kind == BT_WEIGHT_FP8)
+        fill_fp8(b, kind, k, seed);
+    else
+        fill_int4(b, k, SIZES[seed % 4], seed);
+}
+
 static void check_narrow(const narrow *b, bt_role role, uint32_t m, uint32_t n, uint32_t n0,
                          uint32_t k, bool add)
 {
     size_t    block = (size_t)n0 * bt_cpu_pad(k, 32);
-    bt_cpu_mm mm    = {.x = g_x, .ld_x = k, .packed = g_packed + block, .y = g_want, .ld_y = n};
     size_t    bytes = (size_t)m * n * sizeof(float), wrong = 0;
+    bt_cpu_mm mm = {.x = g_x, .ld_x = k, .packed = g_packed + block, .y = g_want, .ld_y = n};
 
     mm.m = m, mm.n = n, mm.k = k, mm.add = add;
     memcpy(g_want, g_start, bytes);
     g_kernels->mm[role](&mm);
-    mm.packed = b->packed + block;
+    mm.kind   = b->kind;
+    mm.packed = b->packed + bt_cpu_weight_bytes(b->kind, block);
     mm.scale  = b->scale + n0 / 16 * bt_cpu_scale_ld(k);
     mm.after  = m % 2 == 0 ? b->packed : NULL;
     mm.y      = g_y;
@@ -365,6 +403,7 @@ static void check_narrow_tiles(const narrow *b, uint32_t m, uint32_t n, uint32_t
 
     memset(g_want, GUARD, bytes);
     g_kernels->mm_tiles(&mm);
+    mm.kind   = b->kind;
     mm.packed = b->packed;
     mm.scale  = b->scale;
     mm.next   = m % 2 == 0 ? b->packed : NULL;
@@ -375,10 +414,11 @@ static void check_narrow_tiles(const narrow *b, uint32_t m, uint32_t n, uint32_t
 }
 
 /* With the bits of the weights that were widened before. */
-static void mm_of_e4m3_equals_that_of_bf16(void)
+static void mm_of_narrow_weights_equals_that_of_bf16(bt_weight_kind kind)
 {
     static const uint32_t KS[] = {1, 2, 31, 32, 64, 100, 128, 160, 257, 1057, 4130};
-    narrow                b    = {.packed = bt_calloc_aligned(bt_cpu_packed_elems(MAX_N, MAX_K), 1),
+    narrow                b    = {.kind   = kind,
+                                  .packed = bt_calloc_aligned(bt_cpu_packed_elems(MAX_N, MAX_K), 1),
                                   .scale = bt_calloc_aligned((MAX_N / 16 + 1) * SCALES, sizeof(float))};
     float   *sums = bt_calloc_aligned(bt_cpu_pad(MAX_M, 32) * bt_cpu_pad(MAX_N, 32), sizeof(*sums));
     bt_bf16 *tiles = bt_calloc_aligned((size_t)bt_cpu_pad(MAX_M, 16) * bt_cpu_pad(MAX_K, 32), 2);
@@ -387,6 +427,7 @@ static void mm_of_e4m3_equals_that_of_bf16(void)
         uint32_t k = KS[i / 4], m_max = k > 1200 ? 30 : 270;
         bool     slow = strcmp(g_kernels->name, "scalar") == 0;
 
+        if (kind == BT_WEIGHT_INT4) k = k < 32 ? 32 : k / 32 * 32;
         fill_narrow(&b, i % 4 == 3 ? TWIN_BITS : TWIN_ORDINARY, k, i);
         for (uint32_t j = i % 3; j < N_MS && MS[j] <= m_max; j += slow ? 7 : 3) {
             check_narrow(&b, BT_ROLE_PROMPT, MS[j], NS[(i + j) % N_NS], 0, k, false);
@@ -403,6 +444,15 @@ static void mm_of_e4m3_equals_that_of_bf16(void)
     bt_free(b.scale);
     bt_free(sums);
     bt_free(tiles);
+}
+
+static void mm_of_e4m3_equals_that_of_bf16(void)
+{
+    mm_of_narrow_weights_equals_that_of_bf16(BT_WEIGHT_FP8);
+}
+static void mm_of_int4_equals_that_of_bf16(void)
+{
+    mm_of_narrow_weights_equals_that_of_bf16(BT_WEIGHT_INT4);
 }
 
 /* A B made from columns is the B made from the transposed rows. */
@@ -453,6 +503,7 @@ int main(int argc, char **argv)
         BT_TEST(mm_of_tiles_equals_its_twin),
         BT_TEST(mm_of_pages_equals_its_twin),
         BT_TEST(mm_of_e4m3_equals_that_of_bf16),
+        BT_TEST(mm_of_int4_equals_that_of_bf16),
         BT_TEST(pack_cols_equals_pack_rows_of_the_transpose),
     };
 

@@ -1,5 +1,5 @@
-/* e4m3 weights that are widened, by every instruction set, are bf16(value * scale) in the order of
- * the packed operand, whatever the scale. */
+/* Weights of 8 and of 4 bits that are widened, by every instruction set, are bf16(value * scale) in
+ * the order of the packed operand, whatever the scale. */
 #include "device/cpu/widen.h"
 
 #include <math.h>
@@ -11,7 +11,7 @@
 
 enum { BLOCKS = 3, K = 352, LD_SCALE = 4, BLOCK = K * 16, LD_OUT = K * 16 + 32 };
 
-static const char *const SETS[] = {"scalar", "avx2", "avx512", "avx512vbmi", "neon"};
+static const char *const SETS[] = {"scalar", "avx2", "avx512", "avx512vbmi", "avx512bf16", "neon"};
 
 /* Ordinary ones; those at which weights overflow, lose bits, or are 0. */
 static const float SCALES[] = {1.0f,      0.0123f,   7.0f / 3,   0x1.fep-1f, 0x1p-110f, 0x1.5p-119f,
@@ -61,7 +61,7 @@ static void widened_weights_are_rounded_products(void)
     uint64_t seed = 5;
 
     for (uint32_t turn = 0; turn < N_SCALES * 3; turn++) {
-        const bt_cpu_narrow from = {g_bytes, BLOCK, g_scale, LD_SCALE};
+        const bt_cpu_narrow from = {BT_WEIGHT_FP8, g_bytes, BLOCK, g_scale, LD_SCALE};
 
         for (uint32_t i = 0; i < BLOCKS * BLOCK; i++)
             g_bytes[i] = turn % 2 == 0 ? (uint8_t)i : (uint8_t)twin_random(&seed);
@@ -83,6 +83,67 @@ static void widened_weights_are_rounded_products(void)
     }
 }
 
+/* ---- 4 bits ---- */
+
+enum { GROUPS = K / BT_INT4_GROUP };
+
+static bt_cpu_int4_group g_groups[BLOCKS][GROUPS];
+
+static uint32_t n_wrong_int4(uint32_t k0, uint32_t n_k, uint32_t n_blocks)
+{
+    uint32_t wrong = 0;
+
+    for (uint32_t b = 0; b < n_blocks; b++)
+        for (uint32_t k = k0; k < k0 + n_k; k++)
+            for (uint32_t c = 0; c < 16; c++) {
+                const bt_cpu_int4_group *g = &g_groups[b][k / 32];
+
+                int   v    = (int)(g->words[k % 32 / 16][c * 2 + k % 2] >> k % 16 / 2 * 4 & 15);
+                float want = (float)(v < 8 ? v : v - 16) * bt_bf16_to_f32(g->scale[c]);
+
+                wrong += g_out[b * LD_OUT + wide_at(k - k0, c)] != bt_bf16_from_f32(want);
+            }
+    for (uint32_t b = 0; b < BLOCKS; b++) /* what is beyond stays as it was */
+        for (uint32_t i = b < n_blocks ? n_k * 16 : 0; i < LD_OUT; i++)
+            wrong += g_out[b * LD_OUT + i] != 0x5a5a;
+    return wrong;
+}
+
+/* Every scale that is no subnormal, of either sign: so all roundings, ties too, and what overflows.
+ */
+static void weights_of_4_bits_are_rounded_products(void)
+{
+    static const uint32_t PIECES[][3] = {
+        {0,   K,  BLOCKS},
+        {0,   32, 1     },
+        {96,  64, 2     },
+        {320, 32, BLOCKS}
+    };
+    const bt_cpu_narrow from = {BT_WEIGHT_INT4, g_groups, sizeof(g_groups[0]), NULL, 0};
+    uint64_t            seed = 6;
+
+    for (uint32_t first = 0, turn = 0; first < 0x10000; turn++) {
+        for (uint32_t i = 0; i < BLOCKS * GROUPS; i++) {
+            bt_cpu_int4_group *g = &g_groups[i / GROUPS][i % GROUPS];
+
+            for (uint32_t j = 0; j < 64; j++)
+                g->words[j / 32][j % 32] =
+                    turn % 2 == 0 ? 0x76543210u * (j + 1) : (uint32_t)twin_random(&seed);
+            for (uint32_t c = 0; c < 16; c++, first++)
+                g->scale[c] = bt_int4_scale_is_valid((bt_bf16)first) ? (bt_bf16)first : 0;
+        }
+        for (size_t s = 0; s < sizeof(SETS) / sizeof(*SETS); s++) {
+            bt_cpu_widen_fn widen = bt_cpu_widen_find(SETS[s]);
+
+            for (size_t p = 0; widen != NULL && p < sizeof(PIECES) / sizeof(*PIECES); p++) {
+                memset(g_out, 0x5a, BLOCKS * LD_OUT * sizeof(*g_out));
+                widen(&from, PIECES[p][0], PIECES[p][1], PIECES[p][2], NULL, g_out, LD_OUT);
+                EXPECT_EQ(n_wrong_int4(PIECES[p][0], PIECES[p][1], PIECES[p][2]), 0);
+            }
+        }
+    }
+}
+
 static void the_best_is_one_of_those_there_are(void)
 {
     bt_cpu_widen_fn best = NULL;
@@ -96,6 +157,7 @@ static void the_best_is_one_of_those_there_are(void)
 int main(int argc, char **argv)
 {
     static const bt_test TESTS[] = {BT_TEST(widened_weights_are_rounded_products),
+                                    BT_TEST(weights_of_4_bits_are_rounded_products),
                                     BT_TEST(the_best_is_one_of_those_there_are)};
 
     bt_cpu_flush_denormals();

@@ -80,7 +80,7 @@ static void config_of_demo_has_every_field(void)
     EXPECT_EQ(c.moe.gate.topk_groups, 2);
     EXPECT(c.moe.gate.norm_topk && c.moe.gate.scale == 2.5f);
     EXPECT_EQ(c.n_mtp_layers, 1);
-    EXPECT(!c.fp8);
+    EXPECT(!c.fp8 && !c.int4);
     EXPECT_EQ(c.bos_token, 0);
     EXPECT_EQ(c.pad_token, -1);
     EXPECT_EQ(c.n_eos, 1);
@@ -97,16 +97,17 @@ static void config_of_every_model_is_read(void)
         bt_gate_kind kind;
         uint32_t     n_heads, q_lora, shared, groups;
         float        eps;
-        bool         yarn, fp8;
+        bool         yarn, fp8, int4;
     } MODELS[] = {
-        {"v2-lite",   BT_GATE_SOFTMAX,        4, 0,  96, 1, 1e-6f, true,  false},
-        {"v2",        BT_GATE_SOFTMAX_GROUPS, 6, 56, 80, 4, 1e-6f, true,  false},
-        {"v3-fp8",    BT_GATE_SIGMOID_BIAS,   4, 96, 72, 4, 1e-6f, true,  true },
-        {"kimi-k2",   BT_GATE_SIGMOID_BIAS,   2, 48, 32, 1, 1e-5f, true,  false},
-        {"moonlight", BT_GATE_SIGMOID_BIAS,   4, 0,  96, 1, 1e-5f, false, false},
-        {"glm-flash", BT_GATE_SIGMOID_BIAS,   5, 48, 48, 1, 1e-5f, false, false},
-        {"v3.2",      BT_GATE_SIGMOID_BIAS,   4, 96, 72, 4, 1e-6f, true,  true },
-        {"glm-5",     BT_GATE_SIGMOID_BIAS,   5, 48, 48, 1, 1e-5f, false, false},
+        {"v2-lite",   BT_GATE_SOFTMAX,        4, 0,  96, 1, 1e-6f, true,  false, false},
+        {"v2",        BT_GATE_SOFTMAX_GROUPS, 6, 56, 80, 4, 1e-6f, true,  false, false},
+        {"v3-fp8",    BT_GATE_SIGMOID_BIAS,   4, 96, 72, 4, 1e-6f, true,  true,  false},
+        {"kimi-k2",   BT_GATE_SIGMOID_BIAS,   2, 48, 32, 1, 1e-5f, true,  false, false},
+        {"k2-int4",   BT_GATE_SIGMOID_BIAS,   4, 48, 96, 1, 1e-5f, true,  false, true },
+        {"moonlight", BT_GATE_SIGMOID_BIAS,   4, 0,  96, 1, 1e-5f, false, false, false},
+        {"glm-flash", BT_GATE_SIGMOID_BIAS,   5, 48, 48, 1, 1e-5f, false, false, false},
+        {"v3.2",      BT_GATE_SIGMOID_BIAS,   4, 96, 72, 4, 1e-6f, true,  true,  false},
+        {"glm-5",     BT_GATE_SIGMOID_BIAS,   5, 48, 48, 1, 1e-5f, false, false, false},
     };
 
     for (size_t i = 0; i < sizeof(MODELS) / sizeof(MODELS[0]); i++) {
@@ -123,6 +124,7 @@ static void config_of_every_model_is_read(void)
         EXPECT(c.rms_norm_eps == MODELS[i].eps);
         EXPECT_EQ(c.yarn, MODELS[i].yarn);
         EXPECT_EQ(c.fp8, MODELS[i].fp8);
+        EXPECT_EQ(c.int4, MODELS[i].int4);
         EXPECT(c.default_sampling_json[0] == '\0');
     }
 }
@@ -403,10 +405,32 @@ static const bad_case BAD[] = {
     {"{\"model_type\": \"deepseek_v2\", \"architectures\": [\"DeepseekV2ForCausalLM\"]}", BT_ERR_UNSUPPORTED, {"topk_method", "expected greedy or group_limited_greedy with softmax", "found \"noaux_tc\" with \"sigmoid\""}},
     {"{\"model_type\": \"deepseek_v2\", \"architectures\": [\"DeepseekV2ForCausalLM\"], \"topk_method\": \"greedy\", \"scoring_func\": \"softmax\"}", BT_ERR_UNSUPPORTED, {"field norm_topk_prob", "expected false", "found true"}},
     {"{\"scoring_func\": \"softmax\"}",      BT_ERR_UNSUPPORTED, {"scoring_func", "expected", "found \"noaux_tc\" with \"softmax\""}},
-    {"{\"quantization_config\": {\"quant_method\": \"awq\"}}", BT_ERR_UNSUPPORTED, {"field quantization_config.quant_method", "expected \"fp8\"", "found \"awq\""}},
+    {"{\"quantization_config\": {\"quant_method\": \"awq\"}}", BT_ERR_UNSUPPORTED, {"field quantization_config.quant_method", "expected \"fp8\" or \"compressed-tensors\"", "found \"awq\""}},
     {"{\"quantization_config\": {\"quant_method\": \"fp8\", \"fmt\": \"e5m2\"}}", BT_ERR_UNSUPPORTED, {"field quantization_config.fmt", "expected \"e4m3\"", "found \"e5m2\""}},
     {"{\"quantization_config\": {\"quant_method\": \"fp8\", \"weight_block_size\": [64, 128]}}", BT_ERR_UNSUPPORTED, {"weight_block_size", "expected [128,128]", "found [64,128]"}},
     {"{\"quantization_config\": {\"quant_method\": \"fp8\"}}", BT_ERR_UNSUPPORTED, {"weight_block_size", "expected [128,128]", "found nothing"}},
+    {"{\"quantization_config\": {\"quant_method\": \"compressed-tensors\", \"format\": \"pack-quantized\", \"config_groups\": {\"group_0\": {\"weights\": {\"num_bits\": 8, \"type\": \"int\", \"symmetric\": true, \"strategy\": \"group\", \"group_size\": 32}}}}}", BT_ERR_UNSUPPORTED, {"field quantization_config.config_groups.group_0.weights.num_bits", "expected 4", "found 8"}},
+    {"{\"quantization_config\": {\"quant_method\": \"compressed-tensors\", \"format\": \"pack-quantized\", \"config_groups\": {\"group_0\": {\"weights\": {\"type\": \"int\", \"symmetric\": true, \"strategy\": \"group\", \"group_size\": 32}}}}}", BT_ERR_UNSUPPORTED, {"field quantization_config.config_groups.group_0.weights.num_bits", "expected 4", "found nothing"}},
+    {"{\"quantization_config\": {\"quant_method\": \"compressed-tensors\", \"format\": \"pack-quantized\", \"config_groups\": {\"group_0\": {\"weights\": {\"num_bits\": 4, \"type\": \"float\", \"symmetric\": true, \"strategy\": \"group\", \"group_size\": 32}}}}}", BT_ERR_UNSUPPORTED, {"field quantization_config.config_groups.group_0.weights.type", "expected \"int\"", "found \"float\""}},
+    {"{\"quantization_config\": {\"quant_method\": \"compressed-tensors\", \"format\": \"pack-quantized\", \"config_groups\": {\"group_0\": {\"weights\": {\"num_bits\": 4, \"type\": \"int\", \"symmetric\": false, \"strategy\": \"group\", \"group_size\": 32}}}}}", BT_ERR_UNSUPPORTED, {"field quantization_config.config_groups.group_0.weights.symmetric", "expected true", "found false"}},
+    {"{\"quantization_config\": {\"quant_method\": \"compressed-tensors\", \"format\": \"pack-quantized\", \"config_groups\": {\"group_0\": {\"weights\": {\"num_bits\": 4, \"type\": \"int\", \"symmetric\": true, \"strategy\": \"channel\", \"group_size\": 32}}}}}", BT_ERR_UNSUPPORTED, {"field quantization_config.config_groups.group_0.weights.strategy", "expected \"group\"", "found \"channel\""}},
+    {"{\"quantization_config\": {\"quant_method\": \"compressed-tensors\", \"format\": \"pack-quantized\", \"config_groups\": {\"group_0\": {\"weights\": {\"num_bits\": 4, \"type\": \"int\", \"symmetric\": true, \"strategy\": \"group\", \"group_size\": 128}}}}}", BT_ERR_UNSUPPORTED, {"field quantization_config.config_groups.group_0.weights.group_size", "expected 32", "found 128"}},
+    {"{\"quantization_config\": {\"quant_method\": \"compressed-tensors\", \"format\": \"pack-quantized\", \"config_groups\": {\"group_0\": {\"weights\": {\"num_bits\": 4, \"type\": \"int\", \"symmetric\": true, \"strategy\": \"group\", \"group_size\": 32, \"dynamic\": true}}}}}", BT_ERR_UNSUPPORTED, {"field quantization_config.config_groups.group_0.weights.dynamic", "expected false or nothing", "found true"}},
+    {"{\"quantization_config\": {\"quant_method\": \"compressed-tensors\", \"format\": \"pack-quantized\", \"config_groups\": {\"group_0\": {\"weights\": {\"num_bits\": 4, \"type\": \"int\", \"symmetric\": true, \"strategy\": \"group\", \"group_size\": 32, \"actorder\": \"group\"}}}}}", BT_ERR_UNSUPPORTED, {"field quantization_config.config_groups.group_0.weights.actorder", "expected false or nothing", "found \"group\""}},
+    {"{\"quantization_config\": {\"quant_method\": \"compressed-tensors\", \"format\": \"pack-quantized\", \"config_groups\": {\"group_0\": {\"input_activations\": {\"num_bits\": 8}, \"weights\": {\"num_bits\": 4, \"type\": \"int\", \"symmetric\": true, \"strategy\": \"group\", \"group_size\": 32}}}}}", BT_ERR_UNSUPPORTED, {"field quantization_config.config_groups.group_0.input_activations", "expected it absent", "found {"}},
+    {"{\"quantization_config\": {\"quant_method\": \"compressed-tensors\", \"format\": \"pack-quantized\", \"config_groups\": {\"group_0\": {\"output_activations\": {}, \"weights\": {\"num_bits\": 4, \"type\": \"int\", \"symmetric\": true, \"strategy\": \"group\", \"group_size\": 32}}}}}", BT_ERR_UNSUPPORTED, {"field quantization_config.config_groups.group_0.output_activations", "expected it absent", "found {}"}},
+    {"{\"quantization_config\": {\"quant_method\": \"compressed-tensors\", \"format\": \"pack-quantized\", \"config_groups\": {\"group_0\": {\"format\": \"int-quantized\", \"weights\": {\"num_bits\": 4, \"type\": \"int\", \"symmetric\": true, \"strategy\": \"group\", \"group_size\": 32}}}}}", BT_ERR_UNSUPPORTED, {"field quantization_config.config_groups.group_0.format", "expected \"pack-quantized\"", "found \"int-quantized\""}},
+    {"{\"quantization_config\": {\"quant_method\": \"compressed-tensors\", \"format\": \"pack-quantized\", \"config_groups\": {\"group_0\": {\"targets\": \"Linear\", \"weights\": {\"num_bits\": 4, \"type\": \"int\", \"symmetric\": true, \"strategy\": \"group\", \"group_size\": 32}}}}}", BT_ERR_FORMAT, {"field quantization_config.config_groups.group_0.targets", "expected a list of names", "found \"Linear\""}},
+    {"{\"quantization_config\": {\"quant_method\": \"compressed-tensors\", \"format\": \"pack-quantized\", \"kv_cache_scheme\": {\"num_bits\": 8}, \"config_groups\": {\"group_0\": {\"weights\": {\"num_bits\": 4, \"type\": \"int\", \"symmetric\": true, \"strategy\": \"group\", \"group_size\": 32}}}}}", BT_ERR_UNSUPPORTED, {"field quantization_config.kv_cache_scheme", "expected it absent", "found {"}},
+    {"{\"quantization_config\": {\"quant_method\": \"compressed-tensors\", \"format\": \"pack-quantized\", \"quantization_status\": \"frozen\", \"config_groups\": {\"group_0\": {\"weights\": {\"num_bits\": 4, \"type\": \"int\", \"symmetric\": true, \"strategy\": \"group\", \"group_size\": 32}}}}}", BT_ERR_UNSUPPORTED, {"field quantization_config.quantization_status", "expected \"compressed\"", "found \"frozen\""}},
+    {"{\"quantization_config\": {\"quant_method\": \"compressed-tensors\", \"format\": \"pack-quantized\", \"sparsity_config\": {\"format\": \"dense\"}, \"config_groups\": {\"group_0\": {\"weights\": {\"num_bits\": 4, \"type\": \"int\", \"symmetric\": true, \"strategy\": \"group\", \"group_size\": 32}}}}}", BT_ERR_UNSUPPORTED, {"field quantization_config.sparsity_config", "expected {}", "found {"}},
+    {"{\"quantization_config\": {\"quant_method\": \"compressed-tensors\", \"format\": \"pack-quantized\", \"ignore\": \"lm_head\", \"config_groups\": {\"group_0\": {\"weights\": {\"num_bits\": 4, \"type\": \"int\", \"symmetric\": true, \"strategy\": \"group\", \"group_size\": 32}}}}}", BT_ERR_FORMAT, {"field quantization_config.ignore", "expected a list of names", "found \"lm_head\""}},
+    {"{\"quantization_config\": {\"quant_method\": \"compressed-tensors\", \"format\": \"pack-quantized\", \"ignore\": [1], \"config_groups\": {\"group_0\": {\"weights\": {\"num_bits\": 4, \"type\": \"int\", \"symmetric\": true, \"strategy\": \"group\", \"group_size\": 32}}}}}", BT_ERR_FORMAT, {"field quantization_config.ignore", "expected a list of names", "found [1]"}},
+    {"{\"quantization_config\": {\"quant_method\": \"compressed-tensors\", \"format\": \"float-quantized\"}}", BT_ERR_UNSUPPORTED, {"field quantization_config.format", "expected \"pack-quantized\"", "found \"float-quantized\""}},
+    {"{\"quantization_config\": {\"quant_method\": \"compressed-tensors\", \"format\": \"pack-quantized\"}}", BT_ERR_FORMAT, {"field quantization_config.config_groups", "expected an object", "found nothing"}},
+    {"{\"quantization_config\": {\"quant_method\": \"compressed-tensors\", \"format\": \"pack-quantized\", \"config_groups\": {}}}", BT_ERR_FORMAT, {"field quantization_config.config_groups", "expected one group or more", "found none"}},
+    {"{\"quantization_config\": {\"quant_method\": \"compressed-tensors\", \"format\": \"pack-quantized\", \"config_groups\": {\"W4A16\": [\"Linear\"]}}}", BT_ERR_FORMAT, {"field quantization_config.config_groups.W4A16", "expected an object", "found ["}},
+    {"{\"quantization_config\": {\"quant_method\": \"compressed-tensors\", \"format\": \"pack-quantized\", \"config_groups\": {\"group_0\": {}}}}", BT_ERR_FORMAT, {"field quantization_config.config_groups.group_0.weights", "expected an object", "found nothing"}},
     {"{\"mlp_layer_types\": [\"dense\", \"sparse\", \"dense\", \"sparse\"]}", BT_ERR_UNSUPPORTED, {"field mlp_layer_types[2]", "expected no dense layer after", ""}},
     {"{\"eos_token_id\": [0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16]}", BT_ERR_UNSUPPORTED, {"field eos_token_id", "expected at most 16", ""}},
     /* sparse attention */
@@ -457,6 +481,33 @@ static void config_reads_indexers(void)
         for (uint32_t layer = 0; layer < 4; layer++)
             EXPECT_EQ(bt_model_layer_has_indexer(&c, layer), CASES[i].layers[layer] == 'F');
     }
+}
+
+static void config_of_4_bits_may_leave_out_what_is_null(void)
+{
+    bt_model_config c;
+
+    EXPECT_EQ(read_patched(
+                  "{\"quantization_config\": {\"quant_method\": \"compressed-tensors\", "
+                  "\"format\": \"pack-quantized\", \"ignore\": null, \"sparsity_config\": {}, "
+                  "\"transform_config\": {}, \"kv_cache_scheme\": null, \"config_groups\": "
+                  "{\"group_0\": {\"weights\": {\"num_bits\": 4, \"type\": \"int\", \"symmetric\": "
+                  "true, \"strategy\": \"group\", \"group_size\": 32, \"actorder\": false}}}}}",
+                  &c),
+              BT_OK);
+    EXPECT(c.int4 && !c.fp8);
+    EXPECT_EQ(read_patched(
+                  "{\"quantization_config\": {\"quant_method\": \"compressed-tensors\", "
+                  "\"format\": \"pack-quantized\", \"ignore\": null, \"sparsity_config\": {}, "
+                  "\"transform_config\": {}, \"kv_cache_scheme\": null, \"config_groups\": "
+                  "{\"group_0\": {\"weights\": {\"num_bits\": 4, \"type\": \"int\", \"symmetric\": "
+                  "true, \"strategy\": \"group\", \"group_size\": 32, \"actorder\": false}}, "
+                  "\"group_1\": {\"format\": null, \"targets\": [\"re:.*up_proj\"], \"weights\": "
+                  "{\"num_bits\": 4, \"type\": \"int\", \"symmetric\": true, \"strategy\": "
+                  "\"group\", \"group_size\": 32, \"dynamic\": false}}}}}",
+                  &c),
+              BT_OK);
+    EXPECT(c.int4);
 }
 
 static void config_bad_fields_are_refused_by_name(void)
@@ -592,6 +643,7 @@ static const bt_test TESTS[] = {
     BT_TEST(config_layer_list_of_transformers_5_is_read),
     BT_TEST(config_eos_ids_of_both_files_are_joined),
     BT_TEST(config_reads_indexers),
+    BT_TEST(config_of_4_bits_may_leave_out_what_is_null),
     BT_TEST(config_bad_fields_are_refused_by_name),
     BT_TEST(config_bad_files_are_refused),
     BT_TEST(config_deep_json_is_refused),

@@ -108,6 +108,7 @@ static void inspect_counts_every_model_as_its_config_does(void)
         {"tests/models/v2-lite",   "softmax, 3 of 8 experts, weights x 1"                     },
         {"tests/models/v2",        "softmax limited to groups, 3 of 12 experts, in the best 2"},
         {"tests/models/v3-fp8",    "FP8 weights in 128x128 blocks"                            },
+        {"tests/models/k2-int4",   "weights of 4 bits in groups of 32"                        },
         {"tests/models/kimi-k2",   "in 187 tensors"                                           },
         {"tests/models/moonlight", "full-rank query"                                          },
         {"tests/models/glm-flash", "Glm4MoeLiteForCausalLM"                                   },

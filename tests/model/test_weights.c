@@ -9,8 +9,8 @@
 #include "model/reference_parts.h"
 #include "tests/model/checkpoint.h"
 
-static const char *const MODELS[] = {"v3-fp8",  "v2-lite",   "glm-flash", "v2",
-                                     "kimi-k2", "moonlight", "v3.2",      "glm-5"};
+static const char *const MODELS[] = {"v3-fp8",  "k2-int4",   "v2-lite", "glm-flash", "v2",
+                                     "kimi-k2", "moonlight", "v3.2",    "glm-5"};
 
 /* What x = the identity gives is W itself, exactly. */
 static void expect_linear(const bt_linear *w, const float *want, size_t ld, size_t step,
@@ -190,7 +190,8 @@ static void weights_are_packed_once_for_ranks_that_share(void)
         checkpoint_open(&c, MODELS[i]);
         for (uint32_t m = 0; m < 3; m++)
             store[m] = open_store(&c, fd, m);
-        packed = bt_cpu_linear_bytes(c.cfg.hidden, c.cfg.moe.expert_dim, c.cfg.fp8);
+        packed =
+            bt_cpu_linear_bytes(c.cfg.hidden, c.cfg.moe.expert_dim, bt_model_expert_kind(&c.cfg));
         EXPECT_EQ(
             bt_store_take(store[2], "model.layers.2.mlp.experts.1.down_proj.weight", packed, &left),
             BT_STORE_MINE);
@@ -278,7 +279,8 @@ static void experts_of_a_model_move(const char *model)
     EXPECT_EQ(bt_store_bytes(store[0]), w[0].shared_bytes);
     c.own[1] = true;
     EXPECT_EQ(bt_store_take(store[2], "model.layers.2.mlp.experts.1.down_proj.weight",
-                            bt_cpu_linear_bytes(c.cfg.hidden, c.cfg.moe.expert_dim, c.cfg.fp8),
+                            bt_cpu_linear_bytes(c.cfg.hidden, c.cfg.moe.expert_dim,
+                                                bt_model_expert_kind(&c.cfg)),
                             &left),
               BT_STORE_MINE);
     EXPECT_EQ(bt_weights_move_experts(&c.cfg, c.set, &opt, &w[1]), BT_OK);
@@ -299,6 +301,7 @@ static void shared_experts_move(void)
 {
     experts_of_a_model_move("v2-lite");
     experts_of_a_model_move("v3-fp8");
+    experts_of_a_model_move("k2-int4");
 }
 
 /* One start of a rank: returns how many bytes it had to pack, and keeps them. */
@@ -405,15 +408,113 @@ static void weights_in_8_bits_stay_so(void)
     NEED(load(&c, c.set, &w) == BT_OK);
     moe = &w.layers[c.cfg.n_layers - 1].moe;
     for (uint32_t e = 0; e < c.cfg.moe.gate.n_experts; e++) {
-        EXPECT(bt_linear_is_fp8(moe->down[e]) && !bt_linear_is_fp8(moe->gate_up[e]));
+        EXPECT(bt_linear_kind(moe->down[e]) == BT_WEIGHT_FP8 &&
+               bt_linear_kind(moe->gate_up[e]) == BT_WEIGHT_BF16);
         EXPECT_EQ(bt_linear_bytes(moe->down[e]),
-                  bt_cpu_packed_elems(c.cfg.hidden, c.cfg.moe.expert_dim) +
-                      bt_cpu_n_scales(c.cfg.hidden, c.cfg.moe.expert_dim) * sizeof(float));
+                  bt_cpu_linear_bytes(c.cfg.hidden, c.cfg.moe.expert_dim, BT_WEIGHT_FP8));
     }
-    EXPECT(bt_linear_is_fp8(w.layers[0].gate_up) && bt_linear_is_fp8(w.layers[0].mla.o));
-    EXPECT(!bt_linear_is_fp8(w.layers[0].mla.uv[0]) && !bt_linear_is_fp8(w.layers[0].mla.ukt[1]));
-    EXPECT(!bt_linear_is_fp8(moe->router) && !bt_linear_is_fp8(w.lm_head));
+    EXPECT(bt_linear_kind(w.layers[0].gate_up) == BT_WEIGHT_FP8 &&
+           bt_linear_kind(w.layers[0].mla.o) == BT_WEIGHT_FP8);
+    EXPECT(bt_linear_kind(w.layers[0].mla.uv[0]) == BT_WEIGHT_BF16 &&
+           bt_linear_kind(w.layers[0].mla.ukt[1]) == BT_WEIGHT_BF16);
+    EXPECT(bt_linear_kind(moe->router) == BT_WEIGHT_BF16 &&
+           bt_linear_kind(w.lm_head) == BT_WEIGHT_BF16);
     bt_weights_fini(&w);
+    checkpoint_close(&c);
+}
+
+static void weights_in_4_bits_stay_so(void)
+{
+    checkpoint            c;
+    bt_weights            w;
+    const bt_moe_weights *moe;
+
+    checkpoint_open(&c, "k2-int4");
+    NEED(load(&c, c.set, &w) == BT_OK);
+    moe = &w.layers[c.cfg.n_layers - 1].moe;
+    for (uint32_t e = 0; e < c.cfg.moe.gate.n_experts; e++) {
+        uint32_t n = c.cfg.moe.expert_dim, k = c.cfg.hidden;
+
+        EXPECT(bt_linear_kind(moe->down[e]) == BT_WEIGHT_INT4);
+        EXPECT(bt_linear_kind(moe->gate_up[e]) == BT_WEIGHT_INT4);
+        EXPECT_EQ(bt_linear_bytes(moe->gate_up[e]), 2 * n * k / 2 + 2 * n * k / 32 * 2);
+    }
+    EXPECT(bt_linear_kind(w.layers[0].gate_up) == BT_WEIGHT_BF16);
+    EXPECT(bt_linear_kind(moe->shared_down) == BT_WEIGHT_BF16);
+    bt_weights_fini(&w);
+    checkpoint_close(&c);
+}
+
+/* What a matrix of 4 bits that a test has made lies in. */
+typedef struct {
+    char      names[3][128];
+    uint32_t *words;
+    bt_bf16  *scale;
+    int64_t   shape[2];
+} packed_any;
+
+/* Instead of the matrix at `i` of the list its like of 4 bits, of any words. */
+static void pack_any(checkpoint *c, size_t i, packed_any *p)
+{
+    static const char *const ENDS[] = {"packed", "scale", "shape"};
+    bt_tensor                was    = c->tensors[i];
+    size_t                   n = was.shape[0], k = was.shape[1];
+
+    p->words = malloc(n * k / 2);
+    p->scale = malloc(n * k / 32 * sizeof(*p->scale));
+    NEED(p->words != NULL && p->scale != NULL && k % 32 == 0 && c->n + 2 <= MAX_TENSORS);
+    for (size_t j = 0; j < n * k / 8; j++)
+        p->words[j] = (uint32_t)(j + 1) * 2654435761u;
+    for (size_t j = 0; j < n * k / 32; j++)
+        p->scale[j] = (bt_bf16)(0x3d00 + j % 127);
+    p->shape[0] = (int64_t)n;
+    p->shape[1] = (int64_t)k;
+    for (size_t e = 0; e < 3; e++)
+        snprintf(p->names[e], sizeof(p->names[e]), "%s_%s", was.name, ENDS[e]);
+    c->tensors[i] = (bt_tensor){
+        p->names[0], BT_ST_I32, 2, {n, k / 8},
+           p->words, n * k / 2
+    };
+    c->tensors[c->n++] = (bt_tensor){
+        p->names[1], BT_ST_BF16, 2, {n, k / 32},
+           p->scale, n * k / 16
+    };
+    c->tensors[c->n++] = (bt_tensor){p->names[2], BT_ST_I64, 1, {2}, p->shape, 16};
+}
+
+/* Also where published models have none: in attention, of which the CPU reads kv_b as bf16, in the
+ * head; and where gate_proj has 4 bits and up_proj has not. */
+static void weights_in_4_bits_may_be_any(void)
+{
+    static const char *const ANY[] = {"model.layers.2.self_attn.kv_b_proj.weight",
+                                      "model.layers.2.self_attn.o_proj.weight",
+                                      "model.layers.0.mlp.gate_proj.weight", "lm_head.weight"};
+    enum { N_ANY = sizeof(ANY) / sizeof(ANY[0]) };
+    packed_any any[N_ANY];
+    checkpoint c;
+    bt_weights w;
+
+    checkpoint_open(&c, "kimi-k2");
+    c.cfg.int4 = true;
+    for (size_t a = 0; a < N_ANY; a++) {
+        size_t i = 0;
+
+        while (strcmp(c.tensors[i].name, ANY[a]) != 0)
+            i++;
+        pack_any(&c, i, &any[a]);
+    }
+    NEED(bt_safetensors_write(c.file, c.n, c.tensors) == BT_OK);
+    bt_safetensors_close(c.set);
+    NEED(bt_safetensors_open(c.file, &c.set) == BT_OK);
+    EXPECT_EQ(load(&c, c.set, &w), BT_OK);
+    expect_weights(&c, &w);
+    EXPECT(bt_linear_kind(w.lm_head) == BT_WEIGHT_INT4);
+    EXPECT(bt_linear_kind(w.layers[2].mla.o) == BT_WEIGHT_INT4);
+    EXPECT(bt_linear_kind(w.layers[2].mla.uv[0]) == BT_WEIGHT_BF16);
+    EXPECT(bt_linear_kind(w.layers[0].gate_up) == BT_WEIGHT_BF16);
+    bt_weights_fini(&w);
+    for (size_t a = 0; a < N_ANY; a++)
+        free(any[a].words), free(any[a].scale);
     checkpoint_close(&c);
 }
 
@@ -479,14 +580,14 @@ static void weights_report_progress_to_the_end(void)
     checkpoint_close(&c);
 }
 
-static void weights_unwind_at_every_allocation(void)
+static void model_unwinds_at_every_allocation(const char *model)
 {
     checkpoint c;
     bt_weights w;
     long       live, k = 0;
     bt_status  st;
 
-    checkpoint_open(&c, "v3-fp8");
+    checkpoint_open(&c, model);
     live = bt_alloc_live();
     for (;; k++) {
         bt_alloc_fail_at(k);
@@ -501,6 +602,12 @@ static void weights_unwind_at_every_allocation(void)
     bt_weights_fini(&w);
     EXPECT_EQ(bt_alloc_live(), live);
     checkpoint_close(&c);
+}
+
+static void weights_unwind_at_every_allocation(void)
+{
+    model_unwinds_at_every_allocation("v3-fp8");
+    model_unwinds_at_every_allocation("k2-int4");
 }
 
 /* How often each was advised; the C library's function is not called. */
@@ -573,6 +680,8 @@ static const bt_test TESTS[] = {
     BT_TEST(weights_take_only_their_own_experts),
     BT_TEST(weights_leave_out_the_form_that_is_not_run),
     BT_TEST(weights_in_8_bits_stay_so),
+    BT_TEST(weights_in_4_bits_stay_so),
+    BT_TEST(weights_in_4_bits_may_be_any),
     BT_TEST(weights_read_fp32),
     BT_TEST(weights_report_progress_to_the_end),
     BT_TEST(weights_unwind_at_every_allocation),

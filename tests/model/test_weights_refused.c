@@ -33,19 +33,152 @@ static void weights_name_a_scale_that_is_none(void)
     checkpoint_close(&c);
 }
 
-static void weights_name_each_missing_tensor(void)
+static const bt_tensor *tensor_of(const checkpoint *c, const char *name)
+{
+    const bt_tensor *t = bt_safetensors_find(c->set, name);
+
+    NEED(t != NULL);
+    return t;
+}
+
+/* The list has this tensor instead of the one of its name, or as another. */
+static void put_tensor(checkpoint *c, const bt_tensor *t)
+{
+    size_t i = 0;
+
+    while (i < c->n && strcmp(c->tensors[i].name, t->name) != 0)
+        i++;
+    NEED(i < MAX_TENSORS);
+    c->tensors[i] = *t;
+    if (i == c->n) c->n++;
+}
+
+#define OF_4_BITS "model.layers.1.mlp.experts.3.down_proj.weight"
+
+static void weights_name_a_scale_of_4_bits_that_is_none(void)
+{
+    static const bt_bf16 WRONG[] = {0x7fc0, 0x7f80, 0xff80, 0x0001, 0x807f};
+    checkpoint           c;
+    bt_weights           w;
+
+    checkpoint_open(&c, "k2-int4");
+    for (size_t i = 0; i < sizeof(WRONG) / sizeof(*WRONG); i++) {
+        bt_tensor t     = *tensor_of(&c, OF_4_BITS "_scale");
+        size_t    at    = i * 7;
+        bt_bf16  *scale = bt_calloc(t.bytes, 1);
+        char      place[96];
+
+        memcpy(scale, t.data, t.bytes);
+        scale[at] = WRONG[i];
+        t.data    = scale;
+        put_tensor(&c, &t);
+        EXPECT_EQ(load_list(&c, &w), BT_ERR_FORMAT);
+        snprintf(place, sizeof(place),
+                 "expected finite scales that are not subnormal, found bits 0x%04x at [%zu, %zu]",
+                 WRONG[i], at / 3, at % 3);
+        EXPECT_HAS(bt_error_text(), t.name);
+        EXPECT_HAS(bt_error_text(), c.file);
+        EXPECT_HAS(bt_error_text(), place);
+        bt_free(scale);
+    }
+    checkpoint_close(&c);
+}
+
+/* As int32 and as int64. */
+static void weights_of_4_bits_name_sizes_that_differ(void)
+{
+    static const int64_t RIGHT[2] =
+        {
+            160, 96
+    },
+                         WRONG[][2] = {{160, 95}, {96, 160}, {-160, 96}};
+    static const int32_t NARROW[2] = {160, 96}, WRONG_NARROW[2] = {160, 97};
+    bt_tensor            t;
+    checkpoint           c;
+    bt_weights           w;
+
+    checkpoint_open(&c, "k2-int4");
+    t = *tensor_of(&c, OF_4_BITS "_shape");
+    EXPECT(memcmp(t.data, RIGHT, sizeof(RIGHT)) == 0);
+    for (size_t i = 0; i < 3; i++) {
+        char found[64];
+
+        t.data = WRONG[i];
+        put_tensor(&c, &t);
+        EXPECT_EQ(load_list(&c, &w), BT_ERR_FORMAT);
+        snprintf(found, sizeof(found), "expected the values 160 and 96, found %d and %d",
+                 (int)WRONG[i][0], (int)WRONG[i][1]);
+        EXPECT_HAS(bt_error_text(), OF_4_BITS "_shape");
+        EXPECT_HAS(bt_error_text(), found);
+    }
+    t.dtype = BT_ST_I32;
+    t.bytes = sizeof(NARROW);
+    t.data  = WRONG_NARROW;
+    put_tensor(&c, &t);
+    EXPECT_EQ(load_list(&c, &w), BT_ERR_FORMAT);
+    EXPECT_HAS(bt_error_text(), "found 160 and 97");
+    t.data = NARROW;
+    put_tensor(&c, &t);
+    EXPECT_EQ(load_list(&c, &w), BT_OK);
+    bt_weights_fini(&w);
+    checkpoint_close(&c);
+}
+
+/* What would be ignored in silence, or does not go with config.json. */
+static void weights_of_4_bits_name_what_does_not_belong(void)
+{
+    static const char *const FOREIGN[] = {"", "_zero_point", "_g_idx"};
+    bt_tensor                t;
+    checkpoint               c;
+    bt_weights               w;
+    size_t                   n;
+
+    checkpoint_open(&c, "k2-int4");
+    n = c.n;
+    for (size_t i = 0; i < 3; i++) {
+        char name[128];
+
+        snprintf(name, sizeof(name), OF_4_BITS "%s", FOREIGN[i]);
+        t      = *tensor_of(&c, OF_4_BITS "_packed");
+        t.name = name;
+        put_tensor(&c, &t);
+        EXPECT(load_list(&c, &w) == (i == 0 ? BT_ERR_FORMAT : BT_ERR_UNSUPPORTED));
+        EXPECT_HAS(bt_error_text(), name);
+        EXPECT_HAS(bt_error_text(), ": expected none");
+        c.n = n;
+    }
+    c.cfg.int4 = false;
+    EXPECT_EQ(load_list(&c, &w), BT_ERR_UNSUPPORTED);
+    EXPECT_HAS(bt_error_text(), "_packed: expected none in 4 bits, since config.json has no");
+    EXPECT_EQ(bt_weights_check(&c.cfg, c.set), BT_ERR_UNSUPPORTED);
+    checkpoint_close(&c);
+    checkpoint_open(&c, "kimi-k2");
+    c.cfg.int4 = true;
+    EXPECT_EQ(load_list(&c, &w), BT_ERR_UNSUPPORTED);
+    EXPECT_HAS(bt_error_text(), "expected I32 tensors called ..weight_packed");
+    memset(c.own, 0, sizeof(c.own)); /* whose files may not be here */
+    EXPECT_EQ(load_list(&c, &w), BT_OK);
+    bt_weights_fini(&w);
+    checkpoint_close(&c);
+}
+
+static void model_names_each_missing_tensor(const char *model)
 {
     checkpoint c;
     bt_weights w;
 
-    checkpoint_open(&c, "v3-fp8");
+    checkpoint_open(&c, model);
     for (size_t i = 0; i < c.n; i++) {
         bt_tensor gone = c.tensors[i], last = c.tensors[c.n - 1];
+        char      name[128];
 
+        /* Without its words a matrix of 4 bits is none. */
+        snprintf(name, sizeof(name), "%s", gone.name);
+        if (strstr(name, "_packed") != NULL) *strstr(name, "_packed") = '\0';
         c.tensors[i] = last;
         c.n--;
         EXPECT_EQ(load_list(&c, &w), BT_ERR_FORMAT);
-        EXPECT_HAS(bt_error_text(), gone.name);
+        EXPECT_HAS(bt_error_text(), name);
         EXPECT_HAS(bt_error_text(), "found none");
         EXPECT_HAS(bt_error_text(), c.file);
         c.n++;
@@ -53,6 +186,12 @@ static void weights_name_each_missing_tensor(void)
         c.tensors[c.n - 1] = last;
     }
     checkpoint_close(&c);
+}
+
+static void weights_name_each_missing_tensor(void)
+{
+    model_names_each_missing_tensor("v3-fp8");
+    model_names_each_missing_tensor("k2-int4");
 }
 
 /* What config.json leaves out would change the results, in silence. */
@@ -115,12 +254,12 @@ static void weights_of_indexers_are_those_of_config_json(void)
     checkpoint_close(&c);
 }
 
-static void weights_name_each_wrong_shape(void)
+static void model_names_each_wrong_shape(const char *model)
 {
     checkpoint c;
     bt_weights w;
 
-    checkpoint_open(&c, "v3-fp8");
+    checkpoint_open(&c, model);
     for (size_t i = 0; i < c.n; i++) {
         bt_tensor was = c.tensors[i], *t = &c.tensors[i];
 
@@ -140,12 +279,18 @@ static void weights_name_each_wrong_shape(void)
     checkpoint_close(&c);
 }
 
-static void weights_name_a_wrong_dtype(void)
+static void weights_name_each_wrong_shape(void)
+{
+    model_names_each_wrong_shape("v3-fp8");
+    model_names_each_wrong_shape("k2-int4");
+}
+
+static void model_names_a_wrong_dtype(const char *model)
 {
     checkpoint c;
     bt_weights w;
 
-    checkpoint_open(&c, "v3-fp8");
+    checkpoint_open(&c, model);
     for (size_t i = 0; i < c.n; i++) {
         bt_tensor was = c.tensors[i];
 
@@ -153,15 +298,26 @@ static void weights_name_a_wrong_dtype(void)
             c.tensors[i].dtype = BT_ST_F16;
         else if (was.dtype == BT_ST_F32)
             c.tensors[i].dtype = BT_ST_I32;
+        else if (was.dtype == BT_ST_I32)
+            c.tensors[i].dtype = BT_ST_U32;
+        else if (was.dtype == BT_ST_I64)
+            c.tensors[i].dtype = BT_ST_F64;
         else
             continue;
         EXPECT_EQ(load_list(&c, &w), BT_ERR_FORMAT);
         EXPECT_HAS(bt_error_text(), was.name);
-        EXPECT_HAS(bt_error_text(), was.dtype == BT_ST_BF16 ? "found F16" : "found I32");
+        EXPECT_HAS(bt_error_text(), "found ");
+        EXPECT_HAS(bt_error_text(), bt_st_dtype_name(c.tensors[i].dtype));
         EXPECT_HAS(bt_error_text(), c.file);
         c.tensors[i] = was;
     }
     checkpoint_close(&c);
+}
+
+static void weights_name_a_wrong_dtype(void)
+{
+    model_names_a_wrong_dtype("v3-fp8");
+    model_names_a_wrong_dtype("k2-int4");
 }
 
 /* One of the format's dtypes that no weight may have: the error says which, and in which file. */
@@ -194,6 +350,9 @@ static void weights_name_a_foreign_dtype_and_its_file(void)
 
 static const bt_test TESTS[] = {
     BT_TEST(weights_name_a_scale_that_is_none),
+    BT_TEST(weights_name_a_scale_of_4_bits_that_is_none),
+    BT_TEST(weights_of_4_bits_name_sizes_that_differ),
+    BT_TEST(weights_of_4_bits_name_what_does_not_belong),
     BT_TEST(weights_name_each_missing_tensor),
     BT_TEST(weights_without_a_use_are_refused),
     BT_TEST(weights_of_indexers_are_those_of_config_json),

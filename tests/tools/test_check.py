@@ -170,6 +170,10 @@ def main():
         done = subprocess.run([CHECK, "--node", "--model", os.path.join(SOURCE, "tests/models/v3-fp8")], capture_output=True, text=True, timeout=300,
                               env={**os.environ, "CUDA_VISIBLE_DEVICES": ""})
         has(done.stdout, "\nneeds 1688096 684288\n")
+        # In 4 bits with a scale of two bytes for 32: nine sixteenths of a byte each.
+        done = subprocess.run([CHECK, "--node", "--model", os.path.join(SOURCE, "tests/models/k2-int4")], capture_output=True, text=True, timeout=300,
+                              env={**os.environ, "CUDA_VISIBLE_DEVICES": ""})
+        has(done.stdout, f"\nneeds 1574800 {1105920 * 9 // 16}\n")
         # A config.json that does not fit the tensors: neither check nor inspect may pass it.
         config = json.load(open(os.path.join(MODEL, "config.json")))
         json.dump(config | {"hidden_size": 2 * config["hidden_size"]}, open(os.path.join(broken, "config.json"), "w"))

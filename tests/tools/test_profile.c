@@ -89,6 +89,20 @@ static void profile_counts_weights_in_8_bits(void)
     EXPECT(!m.fp8 && m.expert_bytes == 2.0 * (double)m.expert_params);
 }
 
+static void profile_counts_weights_in_4_bits(void)
+{
+    static bt_profile_model m;
+
+    EXPECT_EQ(bt_profile_model_find(BT_SOURCE_DIR "/tests/models/k2-int4", &m), BT_OK);
+    EXPECT(m.int4 && !m.fp8);
+    EXPECT_EQ(m.expert_params, 2 * 12 * 3 * 160 * 96);
+    EXPECT_EQ(m.expert_bytes, (double)m.expert_params * 9 / 16);
+    EXPECT_EQ(m.attention_bytes, 2.0 * (double)m.attention_params);
+    EXPECT_EQ(m.other_bytes, 2.0 * (double)m.other_params);
+    EXPECT_EQ(run(BT_SOURCE_DIR "/tests/models/k2-int4 --analysis --gpu H100"), 0);
+    EXPECT_HAS(g_command.output, "weights (bf16, experts in 4 bits) on a rank");
+}
+
 static void study001_figures_are_those_of_the_reference(void)
 {
     EXPECT(bt_study001_us("A100-40GB", 1, 131072, BT_VARIANT_A_CC_ME) == 2397.1f);
@@ -314,6 +328,7 @@ int main(int argc, char **argv)
     static const bt_test TESTS[] = {
         BT_TEST(profile_knows_the_published_models),
         BT_TEST(profile_counts_weights_in_8_bits),
+        BT_TEST(profile_counts_weights_in_4_bits),
         BT_TEST(study001_figures_are_those_of_the_reference),
         BT_TEST(roof_gives_known_floors_of_an_a100),
         BT_TEST(shares_of_ranks_follow_the_rules),

@@ -121,6 +121,29 @@ static void weights_in_8_bits_are_counted(void)
     bt_safetensors_close(st);
 }
 
+/* Half a byte and a sixteenth, of the experts; all else has two. */
+static void weights_in_4_bits_are_counted(void)
+{
+    const char     *path = BT_SOURCE_DIR "/tests/models/k2-int4";
+    bt_model_config cfg;
+    bt_safetensors *st     = NULL;
+    uint64_t        narrow = 0, wide = 0;
+
+    EXPECT_EQ(bt_model_config_read(path, &cfg), BT_OK);
+    EXPECT_EQ(bt_safetensors_open(path, &st), BT_OK);
+    for (size_t i = 0; i < bt_safetensors_count(st); i++) {
+        const bt_tensor *t = bt_safetensors_at(st, i);
+
+        if (strstr(t->name, ".experts.") == NULL)
+            wide += t->bytes / (t->dtype == BT_ST_F32 ? 2 : 1);
+        else if (strstr(t->name, "_shape") == NULL) /* words and scales */
+            narrow += t->bytes;
+    }
+    EXPECT_EQ(narrow, 2ull * 12 * 3 * 160 * 96 * 9 / 16);
+    EXPECT_EQ(bt_memory_weights(&cfg, st, NULL), wide + narrow);
+    bt_safetensors_close(st);
+}
+
 /* What bt_placement_of_seats() gives a survivor more, whoever is lost. */
 static void adopted_experts_are_counted(void)
 {
@@ -186,6 +209,7 @@ int main(int argc, char **argv)
         BT_TEST(pinned_memory_of_all_ranks_must_be_there),
         BT_TEST(weights_of_ranks_add_up),
         BT_TEST(weights_in_8_bits_are_counted),
+        BT_TEST(weights_in_4_bits_are_counted),
         BT_TEST(adopted_experts_are_counted),
         BT_TEST(experts_of_a_lost_rank_have_room),
         BT_TEST(available_memory_is_some),

@@ -178,7 +178,11 @@ static void print_ranks(const bt_analysis *a, FILE *to)
         "\nRanks of %s each: weights (%s) on a rank, KV of a served token on a rank, and tokens of "
         "KV that the ranks hold\n"
         "  %5s",
-        bt_text_bytes(a->roof->memory_bytes).text, a->model->fp8 ? "FP8" : "bf16", "ranks");
+        bt_text_bytes(a->roof->memory_bytes).text,
+        a->model->fp8    ? "FP8"
+        : a->model->int4 ? "bf16, experts in 4 bits"
+                         : "bf16",
+        "ranks");
     for (int s = 0; s < 3; s++)
         fprintf(to, " | %-11s%8s%12s%9s", NAMES[s], "weights", "KV / token", "tokens");
     fprintf(to, "\n");

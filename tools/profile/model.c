@@ -107,8 +107,8 @@ static void from_row(const row *r, bt_profile_model *m)
     m->note             = r->note;
 }
 
-/* As they lie in memory: bf16, or e4m3 with a scale for 128 elements of a row; its few norms among
- * them do not matter. */
+/* As they lie in memory: bf16, or e4m3 with a scale for 128 elements of a row, or of 4 bits, then
+ * the experts only, with one for 32; its few norms among them do not matter. */
 static void count_bytes(const bt_model_config *cfg, const uint64_t n[BT_N_PARTS],
                         bt_profile_model *m)
 {
@@ -119,7 +119,8 @@ static void count_bytes(const bt_model_config *cfg, const uint64_t n[BT_N_PARTS]
         (uint64_t)cfg->n_layers * a->n_heads * (a->qk_nope_dim + a->v_dim) * a->kv_lora_rank;
 
     m->attention_bytes = 2.0 * (double)kv_b + small * (double)(m->attention_params - kv_b);
-    m->expert_bytes    = small * (double)m->expert_params;
+    m->expert_bytes    = m->int4 ? (0.5 + 2.0 / BT_INT4_GROUP) * (double)m->expert_params
+                                 : small * (double)m->expert_params;
     m->other_bytes     = 2.0 * (double)(m->other_params - narrow) + small * (double)narrow;
 }
 
@@ -143,7 +144,8 @@ static bt_status from_directory(const char *dir, bt_profile_model *m)
     m->attention_params = n[BT_PART_ATTENTION];
     m->expert_params    = n[BT_PART_EXPERTS];
     m->other_params -= m->attention_params + m->expert_params;
-    m->fp8 = cfg.fp8;
+    m->fp8  = cfg.fp8;
+    m->int4 = cfg.int4;
     count_bytes(&cfg, n, m);
 out:
     return st;

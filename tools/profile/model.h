@@ -18,7 +18,8 @@ typedef struct {
     uint32_t      n_layers; /* with attention, each with a cache of its own */
     uint64_t      attention_params, expert_params; /* over all layers */
     uint64_t      other_params;                    /* all the rest */
-    bool          fp8; /* all but embedding, head, routers, norms and kv_b in 8 bits */
+    bool          fp8;  /* all but embedding, head, routers, norms and kv_b in 8 bits */
+    bool          int4; /* the experts in 4 bits */
     double attention_bytes, expert_bytes, other_bytes; /* of the same, in the checkpoint's types */
     const char *note;                                  /* what the figures leave out, or NULL */
 } bt_profile_model;

@@ -1,0 +1,33 @@
+#include "model/tensor_kind.h"
+
+#include <string.h>
+
+static bool ends_with(const char *name, const char *end)
+{
+    size_t n = strlen(name), m = strlen(end);
+
+    return n >= m && strcmp(name + n - m, end) == 0;
+}
+
+bt_weight_kind bt_tensor_kind(const bt_tensor *t)
+{
+    if (t->dtype == BT_ST_F8_E4M3) return BT_WEIGHT_FP8;
+    return t->dtype == BT_ST_I32 && ends_with(t->name, ".weight" BT_NAME_PACKED) ? BT_WEIGHT_INT4
+                                                                                 : BT_WEIGHT_BF16;
+}
+
+uint64_t bt_tensor_n_weights(const bt_tensor *t)
+{
+    uint64_t n = bt_tensor_kind(t) == BT_WEIGHT_INT4 ? BT_INT4_IN_WORD : 1;
+
+    for (uint32_t d = 0; d < t->n_dims; d++)
+        n *= t->shape[d];
+    return n;
+}
+
+bool bt_tensor_is_beside_weights(const bt_tensor *t)
+{
+    return ends_with(t->name, BT_NAME_SCALE_FP8) ||
+           ends_with(t->name, ".weight" BT_NAME_SCALE_INT4) ||
+           ends_with(t->name, ".weight" BT_NAME_SHAPE);
+}

@@ -15,8 +15,8 @@
 #include "tools/synth_files.h"
 #include "tools/synth_shape.h"
 
-enum { OPT_LIKE = 256, OPT_SEED, OPT_FILE, OPT_FP8, OPT_SIZE };
-enum { N_HEAD_OPTIONS = 6, MAX_OPTIONS = 48 };
+enum { OPT_LIKE = 256, OPT_SEED, OPT_FILE, OPT_FP8, OPT_INT4, OPT_SIZE };
+enum { N_HEAD_OPTIONS = 7, MAX_OPTIONS = 48 };
 
 static const char DOC[] =
     "Writes a checkpoint with the shape of a known model and random weights: config.json and "
@@ -38,7 +38,7 @@ typedef struct {
     const char    *like, *out;
     bt_synth_shape shape;
     uint64_t       seed, file_bytes;
-    bool           fp8;
+    bool           fp8, int4;
     uint32_t       size[64]; /* of each bt_synth_sizes */
     bool           given[64];
 } options;
@@ -52,7 +52,15 @@ static void finish(options *opt, struct argp_state *state)
     for (size_t i = 0; i < bt_synth_n_sizes; i++)
         if (opt->given[i])
             memcpy((char *)&opt->shape + bt_synth_sizes[i].offset, &opt->size[i], sizeof(uint32_t));
-    opt->shape.fp8 = opt->fp8;
+    opt->shape.fp8  = opt->fp8;
+    opt->shape.int4 = opt->shape.int4 || opt->int4;
+    if (opt->shape.fp8 && opt->shape.int4)
+        argp_error(state, "--fp8 does not go with weights of 4 bits");
+    if (opt->shape.int4 && (opt->shape.hidden % 32 != 0 || opt->shape.expert_dim % 32 != 0))
+        argp_error(state,
+                   "--hidden and --expert-dim must be multiples of 32 for weights of 4 "
+                   "bits, found %u and %u",
+                   opt->shape.hidden, opt->shape.expert_dim);
     bt_synth_settle(&opt->shape);
 }
 
@@ -71,6 +79,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         opt->file_bytes = (uint64_t)bt_option_number(state, "--file-mib", arg, 1, 1 << 20) << 20;
         return 0;
     case OPT_FP8: opt->fp8 = true; return 0;
+    case OPT_INT4: opt->int4 = true; return 0;
     case ARGP_KEY_ARG:
         if (opt->out != NULL) argp_error(state, "expected one OUT, found \"%s\" too", arg);
         opt->out = bt_option_name(state, "OUT", "a directory", arg);
@@ -98,6 +107,9 @@ static void make_options(struct argp_option all[MAX_OPTIONS])
         {"fp8",      OPT_FP8,  NULL,   0,
          "Matrices in FP8 with a scale for 128 x 128, as V3 is published, but for gate, embedding "
          "and head",                                                           1},
+        {"int4",     OPT_INT4, NULL,   0,
+         "The experts' matrices in 4 bits with a scale for 32 of a row, as Kimi-K2-Thinking is "
+         "published, which has them without it",                               1},
         {NULL,       0,        NULL,   0, "Sizes other than the model's own:", 2},
     };
 

@@ -17,7 +17,7 @@ typedef struct {
     const bt_synth_job *job;
     uint32_t            n_files;
     uint64_t            done, total;
-    void               *chunk; /* [CHUNK_ELEMS], the wider dtype */
+    void               *chunk; /* [CHUNK_ELEMS] of 4 bytes; of I64 there are two at a time */
     json_t             *files; /* tensor -> file */
 } writer;
 

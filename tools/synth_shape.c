@@ -37,6 +37,13 @@ static const bt_synth_shape SHAPES[] = {
      .dense_dim = 18432, .expert_dim = 2048, .n_experts = 384, .n_shared = 1, .top_k = 8, .n_groups = 1, .topk_groups = 1,
      .norm_topk = true, .scale = 2.827, .eps = 1e-6, .theta = 50000, .yarn_factor = 32, .yarn_context = 4096, .beta_fast = 1, .beta_slow = 1, .mscale = 1,
      .bos = 163584, .eos = {163585, -1, -1}},
+    {.like = "kimi-k2-thinking", /* Kimi-K2-Thinking, experts in 4 bits; model_type as above */
+     .architecture = "DeepseekV3ForCausalLM", .model_type = "deepseek_v3", .sigmoid = true,
+     .hidden = 7168, .n_layers = 61, .n_dense_layers = 1, .vocab_size = 163840, .context = 262144,
+     .n_heads = 64, .q_lora_rank = 1536, .kv_lora_rank = 512, .qk_nope_dim = 128, .qk_rope_dim = 64, .v_dim = 128,
+     .dense_dim = 18432, .expert_dim = 2048, .n_experts = 384, .n_shared = 1, .top_k = 8, .n_groups = 1, .topk_groups = 1,
+     .norm_topk = true, .scale = 2.827, .eps = 1e-5, .theta = 50000, .yarn_factor = 64, .yarn_context = 4096, .beta_fast = 1, .beta_slow = 1, .mscale = 1,
+     .bos = 163584, .eos = {163586, -1, -1}, .int4 = true},
     {.like = "moonlight", /* Moonlight-16B-A3B */
      .architecture = "DeepseekV3ForCausalLM", .model_type = "deepseek_v3", .sigmoid = true,
      .hidden = 2048, .n_layers = 27, .n_dense_layers = 1, .vocab_size = 163840, .context = 8192,
@@ -107,7 +114,7 @@ bool bt_synth_find(const char *like, bt_synth_shape *shape_out)
 
 const char *bt_synth_names(void)
 {
-    static char names[128]; /* of ten of 12 bytes */
+    static char names[160]; /* of nine of 17 bytes */
     size_t      n = 0;
 
     for (size_t i = 0; i < sizeof(SHAPES) / sizeof(SHAPES[0]); i++)
@@ -188,10 +195,23 @@ static json_t *rules(const bt_synth_shape *s)
         "attention_bias", 0, "attention_dropout", 0.0, "use_cache", 1, "initializer_range", 0.02);
 }
 
-static json_t *quantization(void)
+static json_t *quantization(const bt_synth_shape *s)
 {
-    return json_pack("{s:s, s:s, s:s, s:[i, i]}", "quant_method", "fp8", "fmt", "e4m3",
-                     "activation_scheme", "dynamic", "weight_block_size", 128, 128);
+    json_t *weights;
+
+    if (!s->int4)
+        return json_pack("{s:s, s:s, s:s, s:[i, i]}", "quant_method", "fp8", "fmt", "e4m3",
+                         "activation_scheme", "dynamic", "weight_block_size", 128, 128);
+    weights =
+        json_pack("{s:i, s:s, s:b, s:s, s:i, s:b, s:n, s:n, s:s, s:{}}", "num_bits", 4, "type",
+                  "int", "symmetric", 1, "strategy", "group", "group_size", 32, "dynamic", 0,
+                  "actorder", "block_structure", "observer", "minmax", "observer_kwargs");
+    return json_pack("{s:s, s:s, s:s, s:n, s:{s:{s:[s], s:n, s:n, s:o}}, s:[s, s, s, s]}",
+                     "quant_method", "compressed-tensors", "format", "pack-quantized",
+                     "quantization_status", "compressed", "kv_cache_scheme", "config_groups",
+                     "group_0", "targets", "Linear", "input_activations", "output_activations",
+                     "weights", weights, "ignore", "lm_head", "re:.*self_attn.*",
+                     "re:.*shared_experts.*", "re:.*mlp\\.(gate|up|gate_up|down)_proj.*");
 }
 
 /* For glm4_moe_lite, of which Hugging Face does not read first_k_dense_replace. */
@@ -219,8 +239,8 @@ bt_status bt_synth_write_config(const bt_synth_shape *shape, const char *path)
 
     if (strcmp(shape->model_type, "glm4_moe_lite") == 0 && dims != NULL)
         json_object_set_new(dims, "mlp_layer_types", layer_types(shape));
-    if (shape->fp8 && dims != NULL)
-        json_object_set_new(dims, "quantization_config", quantization());
+    if ((shape->fp8 || shape->int4) && dims != NULL)
+        json_object_set_new(dims, "quantization_config", quantization(shape));
     /* Of a model without an indexer they are refused where the config is read. */
     for (int i = 0; i < 3 && dims != NULL; i++)
         if (index[i].value != 0)

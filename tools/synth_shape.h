@@ -28,7 +28,8 @@ typedef struct {
     uint32_t yarn_context;                              /* before it was extended */
     uint32_t index_topk, index_heads, index_dim;        /* sparse attention; 0: none */
     int32_t  bos, eos[3];                               /* -1: none */
-    bool     fp8; /* matrices but gate, embedding and head in e4m3, as V3 has them */
+    bool     fp8;  /* matrices but gate, embedding and head in e4m3, as V3 has them */
+    bool     int4; /* those of the experts in 4 bits, as Kimi-K2-Thinking has them */
 } bt_synth_shape;
 
 /* A size that the command line may set. */

@@ -10,6 +10,9 @@
 #include "core/e4m3.h"
 #include "device/device.h"
 
+/* Weights of 4 bits from -8 to 7, of bell()'s. */
+static const float INT4_UNIT = 8 / 3.5f;
+
 /* ---- which tensors there are */
 
 typedef struct {
@@ -49,7 +52,8 @@ static void add(listing *l, bt_st_dtype dtype, uint64_t rows, uint64_t cols, flo
     t->shape[1]  = rows == 0 ? 1 : cols;
     t->mean      = mean;
     t->deviation = deviation;
-    if (strstr(t->name, "_scale_inv") == NULL) list->n_params += t->shape[0] * t->shape[1];
+    if (dtype != BT_ST_I64 && strstr(t->name, "_scale") == NULL)
+        list->n_params += t->shape[0] * t->shape[1] * (dtype == BT_ST_I32 ? BT_INT4_IN_WORD : 1);
 }
 
 /* A matrix whose outputs have `gain` times the size of its inputs. */
@@ -76,18 +80,33 @@ static void matrix(listing *l, const char *prefix, const char *name, uint64_t ro
         name);
 }
 
+/* The same in 4 bits. */
+static void packed_matrix(listing *l, const char *prefix, const char *name, uint64_t rows,
+                          uint64_t cols, float gain)
+{
+    float scale = gain / sqrtf((float)cols) / INT4_UNIT;
+
+    add(l, BT_ST_I32, rows, cols / BT_INT4_IN_WORD, 0, INT4_UNIT, "%s%s.weight_packed", prefix,
+        name);
+    add(l, BT_ST_BF16, rows, cols / BT_INT4_GROUP, scale, scale / 8, "%s%s.weight_scale", prefix,
+        name);
+    add(l, BT_ST_I64, 0, 2, (float)rows, (float)cols, "%s%s.weight_shape", prefix, name);
+}
+
 static void norm(listing *l, const char *prefix, const char *name, uint64_t n)
 {
     add(l, BT_ST_BF16, 0, n, 1, 0.1f, "%s%s.weight", prefix, name);
 }
 
-static void mlp(listing *l, const char *prefix, uint64_t width)
+static void mlp(listing *l, const char *prefix, uint64_t width, bool int4)
 {
-    uint64_t hidden = l->s->hidden;
+    void (*of)(listing * l, const char *prefix, const char *name, uint64_t rows, uint64_t cols,
+               float gain) = int4 ? packed_matrix : matrix;
+    uint64_t hidden        = l->s->hidden;
 
-    matrix(l, prefix, "gate_proj", width, hidden, 1.5f);
-    matrix(l, prefix, "up_proj", width, hidden, 1);
-    matrix(l, prefix, "down_proj", hidden, width, 1);
+    of(l, prefix, "gate_proj", width, hidden, 1.5f);
+    of(l, prefix, "up_proj", width, hidden, 1);
+    of(l, prefix, "down_proj", hidden, width, 1);
 }
 
 static void attention(listing *l, const char *prefix)
@@ -126,11 +145,11 @@ static void experts(listing *l, const char *layer)
         add(l, BT_ST_F32, 0, s->n_experts, 0, 0.1f, "%smlp.gate.e_score_correction_bias", layer);
     for (uint32_t e = 0; e < s->n_experts; e++) {
         snprintf(prefix, sizeof(prefix), "%smlp.experts.%u.", layer, e);
-        mlp(l, prefix, s->expert_dim);
+        mlp(l, prefix, s->expert_dim, s->int4);
     }
     if (s->n_shared == 0) return;
     snprintf(prefix, sizeof(prefix), "%smlp.shared_experts.", layer);
-    mlp(l, prefix, (uint64_t)s->expert_dim * s->n_shared);
+    mlp(l, prefix, (uint64_t)s->expert_dim * s->n_shared, false);
 }
 
 /* The gains are those of tests/oracles/micro_models.py: activations keep their size from layer to
@@ -149,7 +168,7 @@ static void all(listing *l)
         norm(l, layer, "post_attention_layernorm", s->hidden);
         snprintf(prefix, sizeof(prefix), "%smlp.", layer);
         if (i < s->n_dense_layers)
-            mlp(l, prefix, s->dense_dim);
+            mlp(l, prefix, s->dense_dim, false);
         else
             experts(l, layer);
     }
@@ -159,15 +178,15 @@ static void all(listing *l)
 
 bt_status bt_synth_list_make(const bt_synth_shape *shape, bt_synth_list *list)
 {
-    bt_status st = BT_OK;
-    listing   l  = {.s = shape, .list = list, .wanted = BT_ST_F32};
+    static const bt_st_dtype ORDER[] = {BT_ST_I64, BT_ST_F32, BT_ST_I32, BT_ST_BF16, BT_ST_F8_E4M3};
+    bt_status                st      = BT_OK;
+    listing                  l       = {.s = shape, .list = list};
 
     *list = (bt_synth_list){0};
-    all(&l);
-    l.wanted = BT_ST_BF16;
-    all(&l);
-    l.wanted = BT_ST_F8_E4M3;
-    all(&l);
+    for (size_t i = 0; i < sizeof(ORDER) / sizeof(ORDER[0]); i++) {
+        l.wanted = ORDER[i];
+        all(&l);
+    }
     BT_REQUIRE(l.st == BT_OK, l.st, "the names of the tensors");
 out:
     if (st != BT_OK) {
@@ -212,6 +231,19 @@ static inline float bell(uint64_t key, uint64_t i)
     return (float)sum * (1.7320508f / 65536);
 }
 
+/* Eight weights, each as its value + 8, the first in the lowest bits. */
+static uint32_t int4_word(float unit, uint64_t key, uint64_t i)
+{
+    uint32_t word = 0;
+
+    for (uint32_t j = 0; j < BT_INT4_IN_WORD; j++) {
+        int32_t v = (int32_t)(unit * bell(key, i * BT_INT4_IN_WORD + j) + 8.5f);
+
+        word |= (uint32_t)(v < 0 ? 0 : v > 15 ? 15 : v) << 4 * j;
+    }
+    return word;
+}
+
 void bt_synth_fill(const bt_synth_tensor *t, uint64_t seed, uint64_t first, size_t n, void *out)
 {
     uint64_t key = key_of(t->name, seed);
@@ -221,6 +253,16 @@ void bt_synth_fill(const bt_synth_tensor *t, uint64_t seed, uint64_t first, size
 
         for (size_t i = 0; i < n; i++)
             f[i] = t->mean + t->deviation * bell(key, first + i);
+    } else if (t->dtype == BT_ST_I64) {
+        int64_t *b = out;
+
+        for (size_t i = 0; i < n; i++)
+            b[i] = (int64_t)(first + i == 0 ? t->mean : t->deviation);
+    } else if (t->dtype == BT_ST_I32) {
+        uint32_t *b = out;
+
+        for (size_t i = 0; i < n; i++)
+            b[i] = int4_word(t->deviation, key, first + i);
     } else if (t->dtype == BT_ST_F8_E4M3) {
         uint8_t *b = out;
 

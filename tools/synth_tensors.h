@@ -16,10 +16,12 @@ extern "C" {
 
 typedef struct {
     char        name[96];
-    bt_st_dtype dtype; /* bf16, e4m3, or fp32 for a gate's correction bias and e4m3's scales */
-    uint32_t    n_dims;
-    uint64_t    shape[2];
-    float       mean, deviation;
+    bt_st_dtype dtype; /* bf16, e4m3; fp32 for a gate's correction bias and e4m3's scales; of 4 bits
+                          I32 for eight weights each, I64 for the sizes, which are mean and
+                          deviation then */
+    uint32_t n_dims;
+    uint64_t shape[2];
+    float    mean, deviation;
 } bt_synth_tensor;
 
 typedef struct {
@@ -28,14 +30,20 @@ typedef struct {
     uint64_t         n_params;
 } bt_synth_list;
 
-/* All of them, fp32 first, e4m3 last, else in the order of the layers.  NO_MEMORY leaves the list
- * empty. */
+/* All of them, by the size of their elements, the largest first, else in the order of the layers.
+ * NO_MEMORY leaves the list empty. */
 bt_status bt_synth_list_make(const bt_synth_shape *shape, bt_synth_list *list);
 
 /* Of one element, and of all. */
 static inline size_t bt_synth_elem_bytes(bt_st_dtype dtype)
 {
-    return dtype == BT_ST_F32 ? 4 : dtype == BT_ST_F8_E4M3 ? 1 : 2;
+    switch (dtype) {
+    case BT_ST_I64: return 8;
+    case BT_ST_F32:
+    case BT_ST_I32: return 4;
+    case BT_ST_F8_E4M3: return 1;
+    default: return 2;
+    }
 }
 uint64_t bt_synth_bytes(const bt_synth_tensor *t);
 

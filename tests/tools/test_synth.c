@@ -149,18 +149,20 @@ static void expect_same_config(const char *name, const char *got_path, const cha
 static void synth_writes_what_hugging_face_reads(void)
 {
     static const char *const NAMES[] = {"v2-lite",   "v2",     "kimi-k2", "moonlight",
-                                        "glm-flash", "v3-fp8", "v3.2"};
+                                        "glm-flash", "v3-fp8", "v3.2",    "k2-int4"};
     char                     micro[512], config[600];
 
     for (size_t i = 0; i < sizeof(NAMES) / sizeof(NAMES[0]); i++) {
-        bool            v3  = strcmp(NAMES[i], "v3-fp8") == 0;
-        bool            fp8 = v3 || strcmp(NAMES[i], "v3.2") == 0;
+        bool            v3   = strcmp(NAMES[i], "v3-fp8") == 0;
+        bool            fp8  = v3 || strcmp(NAMES[i], "v3.2") == 0;
+        bool            int4 = strcmp(NAMES[i], "k2-int4") == 0;
+        const char     *like = v3 ? "v3" : int4 ? "kimi-k2-thinking" : NAMES[i];
         bt_safetensors *got = NULL, *want = NULL;
 
         snprintf(micro, sizeof(micro), MICRO "%s", NAMES[i]);
         snprintf(config, sizeof(config), "%s/config.json", micro);
         clear();
-        EXPECT_EQ(synth_as(v3 ? "v3" : NAMES[i], config, "m", fp8 ? "--fp8" : ""), 0);
+        EXPECT_EQ(synth_as(like, config, "m", fp8 ? "--fp8" : ""), 0);
         expect_same_config(NAMES[i], path_of("m/config.json"), config);
         EXPECT_EQ(bt_safetensors_open(path_of("m"), &got), BT_OK);
         EXPECT_EQ(bt_safetensors_open(micro, &want), BT_OK);
@@ -245,7 +247,9 @@ static void synth_gives_sane_logits(void)
                                         "glm-flash",
                                         "v3 --fp8",
                                         "v3.2 --index-topk 8 --index-dim 24",
-                                        "glm-5 --index-topk 8"};
+                                        "glm-5 --index-topk 8",
+                                        "v2 --int4",
+                                        "kimi-k2-thinking"};
     enum { N = 24, VOCAB = 512 };
     static float logits[N * VOCAB];
     uint32_t     tokens[N];
@@ -302,7 +306,8 @@ static void synth_refuses_by_name(void)
 
     clear();
     EXPECT_EQ(synth("--like v4 x"), 64);
-    EXPECT_HAS(g_command.output, "v2-lite, v2, v3, kimi-k2, moonlight, glm-flash, v3.2, glm-5");
+    EXPECT_HAS(g_command.output,
+               "v2-lite, v2, v3, kimi-k2, kimi-k2-thinking, moonlight, glm-flash, v3.2, glm-5");
     EXPECT_EQ(synth_small("v3", "m", "--index-topk 8"), 1);
     EXPECT_HAS(g_command.output, "field index_topk: not supported for this model_type");
     EXPECT_EQ(synth_small("v3", "m", "--index-dim 16"), 1);
@@ -314,6 +319,11 @@ static void synth_refuses_by_name(void)
     EXPECT_EQ(synth("--like v3 --layers -1 x"), 64);
     EXPECT_EQ(synth("--like v3"), 64);
     EXPECT_HAS(g_command.output, "OUT is missing");
+    EXPECT_EQ(synth("--like kimi-k2-thinking --fp8 x"), 64);
+    EXPECT_HAS(g_command.output, "--fp8 does not go with weights of 4 bits");
+    EXPECT_EQ(synth("--like v3 --int4 --expert-dim 48 x"), 64);
+    EXPECT_HAS(g_command.output,
+               "must be multiples of 32 for weights of 4 bits, found 7168 and 48");
     EXPECT_EQ(synth_small("v3", "m", "--groups 5"), 1);
     EXPECT_HAS(g_command.output, "n_group: expected a divisor");
     EXPECT(!exists("m"));

@@ -56,7 +56,8 @@ def run(*command):
 # ---- what the work is at least
 
 class Work:
-    """Operations and bytes of a model's steps, from its config.json; weights in bf16, or in e4m3 all but gate, kv_b, embedding and head."""
+    """Operations and bytes of a model's steps, from its config.json; weights in bf16, or in e4m3 all but gate, kv_b, embedding and head, or in
+    4 bits those of the experts."""
 
     def __init__(self, c):
         h, n, r = c["hidden_size"], c["num_attention_heads"], c["q_lora_rank"]
@@ -80,11 +81,13 @@ class Work:
         self.on = self.attention / layers - kv - expansion + last
         self.others_experts = (self.experts - self.top_k) * self.expert if self.n_moe else 0
         self.last_qk_v = n * (dn + dr + dv)
-        self.width = width = 1 if "quantization_config" in c else 2  # bytes of a weight
+        method = c.get("quantization_config", {}).get("quant_method")
+        self.width = width = 1 if method == "fp8" else 2  # bytes of a weight,
+        self.expert_width = 9 / 16 if method == "compressed-tensors" else width  # and of an expert's
         self.attention_bytes = width * self.attention + (2 - width) * layers * expansion
         self.shared_bytes = width * self.shared + (2 - width) * self.n_moe * self.experts * h
         self.always_bytes = self.attention_bytes + width * self.dense + self.shared_bytes
-        self.experts_bytes = width * self.n_moe * self.experts * self.expert
+        self.experts_bytes = self.expert_width * self.n_moe * self.experts * self.expert
         self.weight_bytes = self.always_bytes + self.experts_bytes + 2 * 2 * self.head
 
     def prefill(self, n):
@@ -97,7 +100,7 @@ class Work:
         """The same without what the last layer leaves out: of n tokens one goes on, n - 1 need no attention."""
         ops, size = self.prefill(n)
         skipped = 2 * (n - 1) * self.on + 2 * self.last_qk_v * n * (n - 1) / 2
-        return ops - skipped, size - self.width * self.others_experts
+        return ops - skipped, size - self.expert_width * self.others_experts
 
     def decode(self, batch, context):
         """(operations, bytes) of a step: the experts that random tokens choose are read once each."""

@@ -3,7 +3,10 @@
  *
  * With VBMI one instruction looks up 64 bytes.  With AVX2, AVX-512 or NEON a row of 16 entries is
  * enough: from one exponent to the next the rounded weights differ in nothing else, unless they
- * leave bf16's range; then, and without any, each weight is looked up by itself. */
+ * leave bf16's range; then, and without any, each weight is looked up by itself.
+ *
+ * Those of 4 bits are multiplied, 16 words at a time with AVX-512; else by loops that compilers
+ * make vectors of. */
 #include <string.h>
 
 #include "device/cpu/families.h"

@@ -270,21 +270,20 @@ static void bench_prefill(uint32_t heads, uint32_t rows)
                                                           {0, rows, 0, 0},
                                                           0
     };
-    bt_cuda_prefill p = {
-        .dims     = dims_of(heads),
-        .pages    = {take_random((size_t)SPLIT * KV_DIM * sizeof(bt_bf16)), (size_t)PAGE * KV_DIM,
-                     ids},
-        .items    = item,
-        .n_items  = 1,
-        .max_rows = rows,
-        .split_pages = SPLIT / PAGE,
-        .q           = take_random(n * heads * q_dim * sizeof(bt_bf16)),
-        .k           = take_random(n * heads * 128 * sizeof(bt_bf16)),
-        .v           = take_random(n * heads * 128 * sizeof(bt_bf16)),
-        .out         = take(n * heads * 128 * sizeof(bt_bf16)),
-        .run_o       = take(n * heads * 128 * sizeof(float)),
-        .run_ms      = take(n * heads * 2 * sizeof(float))
-    };
+    bt_cuda_pages   pages = {take_random((size_t)SPLIT * KV_DIM * sizeof(bt_bf16)),
+                             (size_t)PAGE * KV_DIM, 0, ids};
+    bt_cuda_prefill p     = {.dims        = dims_of(heads),
+                             .pages       = pages,
+                             .items       = item,
+                             .n_items     = 1,
+                             .max_rows    = rows,
+                             .split_pages = SPLIT / PAGE,
+                             .q           = take_random(n * heads * q_dim * sizeof(bt_bf16)),
+                             .k           = take_random(n * heads * 128 * sizeof(bt_bf16)),
+                             .v           = take_random(n * heads * 128 * sizeof(bt_bf16)),
+                             .out         = take(n * heads * 128 * sizeof(bt_bf16)),
+                             .run_o       = take(n * heads * 128 * sizeof(float)),
+                             .run_ms      = take(n * heads * 2 * sizeof(float))};
 
     MUST(cudaMemcpy(item, &host, sizeof(host), cudaMemcpyHostToDevice));
     print(time_us(prefill, &p, 1), (double)n * heads * (q_dim + 3 * 128) * sizeof(bt_bf16),

@@ -34,7 +34,9 @@ bt_cuda_pages bt_attn_cuda_pages(const bt_attn_cuda *a, const bt_attn_call *call
 
     return (bt_cuda_pages){.base        = bt_kv_pool_rows(call->pool, 0, call->layer),
                            .page_stride = bt_kv_pool_n_layers(call->pool) * layer,
-                           .ids         = a->ids_dev};
+                           .index_dim =
+                               bt_mla_kv_dim(&a->cfg) - a->cfg.kv_lora_rank - a->cfg.qk_rope_dim,
+                           .ids = a->ids_dev};
 }
 
 static uint32_t parts_for(uint32_t n_keys) { return (n_keys - 1) / BT_ATTN_SPLIT_TOKENS + 1; }
@@ -94,6 +96,25 @@ out:
     return st;
 }
 
+/* What the indexer has of the rows from first_row on. */
+static bt_cuda_append_index append_index(const bt_attn_cuda *a, const bt_attn_call *call,
+                                         size_t first_row)
+{
+    const bt_mla_config *c    = &a->cfg;
+    bt_cuda_append_index none = {0};
+    size_t               q_at = first_row * c->index_heads * c->index_dim;
+
+    if (c->index_topk == 0) return none;
+    return (bt_cuda_append_index){
+        .n_heads = c->index_heads,
+        .halves  = c->index_halves,
+        .q       = call->index_q != NULL ? call->index_q + q_at : NULL,
+        .k       = call->index_k != NULL ? call->index_k + first_row * c->index_dim : NULL,
+        .norm    = call->w->index_k_norm,
+        .bias    = call->w->index_k_bias,
+        .eps     = BT_INDEX_EPS};
+}
+
 static bt_status append_batch(bt_attn_cuda *a, const bt_attn_call *call, const bt_attn_batch *b)
 {
     size_t head_dim = a->cfg.qk_nope_dim + a->cfg.qk_rope_dim;
@@ -108,7 +129,8 @@ static bt_status append_batch(bt_attn_cuda *a, const bt_attn_call *call, const b
                                                   .n_rows  = b->n_rows,
                                                   .q  = call->q != NULL ? call->q + q_at : NULL,
                                                   .kv = call->kv != NULL ? call->kv + kv_at : NULL,
-                                                  .cos_sin = a->rope}));
+                                                  .cos_sin = a->rope,
+                                                  .index   = append_index(a, call, b->first_row)}));
 }
 
 static bt_status append(bt_attn *attn, const bt_attn_call *call)

@@ -10,6 +10,7 @@
 #ifndef BT_ATTENTION_CUDA_ATTN_KERNELS_H
 #define BT_ATTENTION_CUDA_ATTN_KERNELS_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -27,11 +28,13 @@ enum {
     BT_CUDA_BAD_SHAPE  = 1    /* cudaErrorInvalidValue: a dimension above these */
 };
 
-/* One layer of the pool: token t of page p at base + p page_stride + t kv_dim elements. */
+/* One layer of the pool: token t of page p at base + p page_stride + t (kv_lora + rope + index_dim)
+ * elements, which are its latent, its rope key, and the key of an indexer. */
 typedef struct {
     bt_bf16        *base;
     size_t          page_stride;
-    const uint32_t *ids; /* pages of all spans, one list after the other */
+    uint32_t        index_dim; /* 0: there is none */
+    const uint32_t *ids;       /* pages of all spans, one list after the other */
 } bt_cuda_pages;
 
 typedef struct {
@@ -45,8 +48,19 @@ typedef struct {
     uint32_t page_at;                  /* where its pages begin in ids */
 } bt_cuda_span;
 
-/* For each row: the latent after its norm and the rope key, turned, go to the row's page; the rope
- * part of q turns in place. */
+/* What the indexer of sparse attention has in an append.  k becomes bf16 by a LayerNorm, then its
+ * first `rope` elements turn. */
+typedef struct {
+    uint32_t       n_heads;
+    bool           halves;      /* pairs are (i, i + rope / 2); else (2 i, 2 i + 1) */
+    bt_bf16       *q;           /* [rows, n_heads, index_dim], or NULL: not there */
+    const bt_bf16 *k;           /* [rows, index_dim], or NULL: zeros go to the pages */
+    const bt_bf16 *norm, *bias; /* [index_dim] */
+    float          eps;
+} bt_cuda_append_index;
+
+/* For each row: the latent after its norm and the rope key, turned, go to the row's page, with the
+ * indexer's key behind them; the rope parts of q and of the indexer's queries turn in place. */
 typedef struct {
     bt_cuda_dims        dims;
     bt_cuda_pages       pages;
@@ -58,6 +72,8 @@ typedef struct {
     const bt_bf16 *norm;                 /* [kv_lora], or NULL: kv is after its norm */
     float          eps;
     const float   *cos_sin; /* [max_context][rope / 2][2] */
+
+    bt_cuda_append_index index;
 } bt_cuda_append;
 int bt_cuda_append_run(void *stream, const bt_cuda_append *a);
 

@@ -78,7 +78,7 @@ static __device__ void fill_page(const bt_cuda_decode &d, const work &w, uint32_
                                  bt_bf16 *tile)
 {
     const bt_bf16 *rows   = d.pages.base + d.pages.ids[w.span.page_at + page] * d.pages.page_stride;
-    size_t         kv_dim = d.dims.kv_lora + d.dims.rope;
+    size_t         kv_dim = d.dims.kv_lora + d.dims.rope + d.pages.index_dim;
     tile_source    src    = {rows,   rows + d.dims.kv_lora, kv_dim,
                              kv_dim, (int)d.dims.kv_lora,   (int)d.dims.rope};
 
@@ -411,8 +411,9 @@ int bt_cuda_decode_run(void *stream, const bt_cuda_decode *d)
 {
     const bt_cuda_dims *m  = &d->dims;
     uintptr_t           at = (uintptr_t)d->ql | (uintptr_t)d->q | (uintptr_t)d->pages.base;
-    uint32_t elems         = m->kv_lora | m->rope | m->nope | (uint32_t)(d->pages.page_stride % 8);
-    int      err;
+    uint32_t            elems =
+        m->kv_lora | m->rope | m->nope | d->pages.index_dim | (uint32_t)(d->pages.page_stride % 8);
+    int err;
 
     if (d->n_spans == 0 || d->max_rows == 0) return 0;
     if (m->kv_lora > BT_CUDA_MAX_LATENT || m->rope > BT_CUDA_MAX_ROPE) return BT_CUDA_BAD_SHAPE;

@@ -6,13 +6,22 @@
 enum { THREADS = 128, PAGE = BT_CUDA_PAGE, CHUNK = 8 };
 enum { PART = 4 * THREADS }; /* pairs of a row's queries that a block turns */
 
-/* (x0, x1) turn by each pair's angle, in fp32, rounded once. */
-static __device__ __forceinline__ void turn_pair(const float *cos_sin, const bt_bf16 *x, bt_bf16 *y)
+/* (x[0], x[apart]) turn by the pair's angle, in fp32, rounded once. */
+static __device__ __forceinline__ void turn_pair(const float *cos_sin, uint32_t apart,
+                                                 const bt_bf16 *x, bt_bf16 *y)
 {
-    float c = cos_sin[0], s = cos_sin[1], x0 = f32_of(x[0]), x1 = f32_of(x[1]);
+    float c = cos_sin[0], s = cos_sin[1], x0 = f32_of(x[0]), x1 = f32_of(x[apart]);
 
-    y[0] = bf16_of(x0 * c - x1 * s);
-    y[1] = bf16_of(x0 * s + x1 * c);
+    y[0]     = bf16_of(x0 * c - x1 * s);
+    y[apart] = bf16_of(x0 * s + x1 * c);
+}
+
+/* The pair of this number, in place; halves: its elements lie half a rope part apart. */
+static __device__ __forceinline__ void turn_in_place(const float *cos_sin, uint32_t pair,
+                                                     uint32_t n_pairs, bool halves, bt_bf16 *x)
+{
+    turn_pair(cos_sin + 2 * pair, halves ? n_pairs : 1, x + (halves ? pair : 2 * pair),
+              x + (halves ? pair : 2 * pair));
 }
 
 /* dst = latent, or bf16(norm * bf16(latent / sqrt(mean(latent^2) + eps))) as rms_norm has it. */
@@ -32,6 +41,45 @@ static __device__ void put_latent(const bt_cuda_append &a, const bt_bf16 *latent
     sum = 1.0f / sqrtf(block_sum(sum, part) / (float)c + a.eps);
     for (uint32_t i = threadIdx.x; i < c; i += THREADS)
         dst[i] = bf16_of(f32_of(bf16_of(f32_of(latent[i]) * sum)) * f32_of(a.norm[i]));
+}
+
+/* dst = RoPE of bf16((k - mean) / sqrt(variance + eps) * norm + bias), or zeros. */
+static __device__ void put_index_key(const bt_cuda_append &a, size_t row, const float *cos_sin,
+                                     bt_bf16 *dst, float *part)
+{
+    const bt_cuda_append_index &x   = a.index;
+    uint32_t                    n   = a.pages.index_dim;
+    const bt_bf16              *k   = x.k + row * n;
+    float                       sum = 0, mean, factor;
+
+    if (x.k == NULL) {
+        for (uint32_t i = threadIdx.x; i < n; i += THREADS)
+            dst[i] = 0;
+        return;
+    }
+    for (uint32_t i = threadIdx.x; i < n; i += THREADS)
+        sum = sum + f32_of(k[i]);
+    mean = block_sum(sum, part) / (float)n;
+    sum  = 0;
+    for (uint32_t i = threadIdx.x; i < n; i += THREADS)
+        sum = fmaf(f32_of(k[i]) - mean, f32_of(k[i]) - mean, sum);
+    factor = 1.0f / sqrtf(block_sum(sum, part) / (float)n + x.eps);
+    for (uint32_t i = threadIdx.x; i < n; i += THREADS)
+        dst[i] = bf16_of((f32_of(k[i]) - mean) * factor * f32_of(x.norm[i]) + f32_of(x.bias[i]));
+    __syncthreads();
+    for (uint32_t i = threadIdx.x; i < a.dims.rope / 2; i += THREADS)
+        turn_in_place(cos_sin, i, a.dims.rope / 2, x.halves, dst);
+}
+
+/* The rope parts of a row's heads, which begin at x, by the blocks of the row. */
+static __device__ void turn_heads(const bt_cuda_append &a, const float *cos_sin, bt_bf16 *x,
+                                  uint32_t n_heads, uint32_t head_dim, bool halves)
+{
+    uint32_t pairs = a.dims.rope / 2;
+
+    for (uint32_t i = blockIdx.y * THREADS + threadIdx.x; i < n_heads * pairs;
+         i += gridDim.y * THREADS)
+        turn_in_place(cos_sin, i % pairs, pairs, halves, x + (size_t)(i / pairs) * head_dim);
 }
 
 /* The span that has the row, or that ends before it: the last one that begins no later.  Where each
@@ -65,26 +113,28 @@ static __global__ void __launch_bounds__(THREADS) append_kernel(const GPU_CONSTA
     if (a.kv != NULL && blockIdx.y == 0) {
         const bt_bf16 *kv = a.kv + row * kv_dim;
         bt_bf16 *dst = a.pages.base + a.pages.ids[span.page_at + pos / PAGE] * a.pages.page_stride +
-                       (size_t)(pos % PAGE) * kv_dim;
+                       (size_t)(pos % PAGE) * (kv_dim + a.pages.index_dim);
 
         put_latent(a, kv, dst, part);
         for (uint32_t i = threadIdx.x; i < pairs; i += THREADS)
-            turn_pair(cos_sin + 2 * i, kv + a.dims.kv_lora + 2 * i, dst + a.dims.kv_lora + 2 * i);
+            turn_pair(cos_sin + 2 * i, 1, kv + a.dims.kv_lora + 2 * i,
+                      dst + a.dims.kv_lora + 2 * i);
+        if (a.pages.index_dim != 0) put_index_key(a, row, cos_sin, dst + kv_dim, part);
     }
-    if (a.q == NULL) return;
-    for (uint32_t i = blockIdx.y * THREADS + threadIdx.x; i < a.dims.n_heads * pairs;
-         i += gridDim.y * THREADS) {
-        bt_bf16 *x =
-            a.q + (row * a.dims.n_heads + i / pairs) * head_dim + a.dims.nope + 2 * (i % pairs);
-
-        turn_pair(cos_sin + 2 * (i % pairs), x, x);
-    }
+    if (a.q != NULL)
+        turn_heads(a, cos_sin, a.q + row * a.dims.n_heads * head_dim + a.dims.nope, a.dims.n_heads,
+                   head_dim, false);
+    if (a.index.q != NULL)
+        turn_heads(a, cos_sin, a.index.q + row * a.index.n_heads * a.pages.index_dim,
+                   a.index.n_heads, a.pages.index_dim, a.index.halves);
 }
 
 int bt_cuda_append_run(void *stream, const bt_cuda_append *a)
 {
-    uint32_t n_parts = a->q == NULL ? 1 : gpu_blocks(a->dims.n_heads * a->dims.rope / 2, PART);
+    uint32_t heads = a->q == NULL ? 0 : a->dims.n_heads, n_parts;
 
+    if (a->index.q != NULL && a->index.n_heads > heads) heads = a->index.n_heads;
+    n_parts = heads == 0 ? 1 : gpu_blocks(heads * a->dims.rope / 2, PART);
     if (a->n_spans == 0 || a->n_rows == 0) return 0;
     return gpu_launch(append_kernel, dim3(a->n_rows, n_parts), dim3(THREADS), 0, stream, *a);
 }
@@ -116,7 +166,7 @@ static __global__ void __launch_bounds__(THREADS)
 int bt_cuda_latents_run(void *stream, const bt_cuda_dims *dims, const bt_cuda_pages *pages,
                         uint32_t first, uint32_t n_tokens, bt_bf16 *dst)
 {
-    uint32_t kv_dim = dims->kv_lora + dims->rope;
+    uint32_t kv_dim = dims->kv_lora + dims->rope + pages->index_dim;
     bool wide = ((uintptr_t)pages->base | (uintptr_t)dst) % 16 == 0 && dims->kv_lora % CHUNK == 0 &&
                 kv_dim % CHUNK == 0 && pages->page_stride % CHUNK == 0;
 

@@ -59,7 +59,8 @@ static __device__ __forceinline__ void fill_keys(const bt_cuda_prefill &p, const
     tile_source    src  = {p.k + (row * m.n_heads + blockIdx.y) * m.nope,
                            rows + m.kv_lora,
                            (size_t)m.n_heads * m.nope,
-                           m.kv_lora + m.rope,
+                           m.kv_lora + m.rope +
+                               p.pages.index_dim, /* as a variable it makes ptxas spill */
                            (int)m.nope,
                            (int)m.rope};
 
@@ -311,8 +312,8 @@ int bt_cuda_prefill_run(void *stream, const bt_cuda_prefill *p)
 {
     const bt_cuda_dims *m = &p->dims;
     uintptr_t at = (uintptr_t)p->q | (uintptr_t)p->k | (uintptr_t)p->v | (uintptr_t)p->pages.base;
-    uint32_t  elems =
-        m->kv_lora | m->rope | m->nope | m->v_dim | (uint32_t)(p->pages.page_stride % 8);
+    uint32_t  elems = m->kv_lora | m->rope | m->nope | m->v_dim | p->pages.index_dim |
+                     (uint32_t)(p->pages.page_stride % 8);
     bool wide = at % 16 == 0 && elems % 8 == 0;
 
     if (p->n_items == 0 || p->max_rows == 0) return 0;

@@ -17,9 +17,11 @@ typedef struct {
     uint64_t      rng;
 } world;
 
-static inline size_t kv_dim(const world *w) { return w->dims.kv_lora + w->dims.rope; }
+/* Elements of a token: of what attention reads, and of all. */
+static inline size_t latent_dim(const world *w) { return w->dims.kv_lora + w->dims.rope; }
+static inline size_t kv_dim(const world *w) { return latent_dim(w) + w->pages.index_dim; }
 
-/* spans: {start, n_rows} pairs, ended by n_rows 0. */
+/* spans: {start, n_rows} pairs, ended by n_rows 0.  Odd seeds have an index_dim. */
 static inline world make_world(bt_cuda_dims dims, const uint32_t (*spans)[2], uint64_t seed)
 {
     world w = {.dims = dims, .rng = seed};
@@ -36,22 +38,25 @@ static inline world make_world(bt_cuda_dims dims, const uint32_t (*spans)[2], ui
     w.ids = ARRAY(uint32_t, w.n_pages);
     for (uint32_t i = 0; i < w.n_pages; i++)
         w.ids[i] = w.n_pages - 1 - i;
-    w.pages      = (bt_cuda_pages){.page_stride = LAYERS * PAGE * kv_dim(&w), .ids = w.ids};
-    w.pool       = random_bf16(w.n_pages * w.pages.page_stride, 1, &w.rng);
-    w.pages.base = w.pool + PAGE * kv_dim(&w);
+    w.pages.ids         = w.ids;
+    w.pages.index_dim   = seed % 2 ? dims.rope + 16 : 0;
+    w.pages.page_stride = LAYERS * PAGE * kv_dim(&w);
+    w.pool              = random_bf16(w.n_pages * w.pages.page_stride, 1, &w.rng);
+    w.pages.base        = w.pool + PAGE * kv_dim(&w);
     return w;
 }
 
 static inline void drop_world(world *w) { free(w->pool), free(w->ids); }
 
-/* The latent and rope key of a span's token. */
+/* The latent and rope key of a span's token, and what lies behind them. */
 static inline bt_bf16 *token_at(const world *w, uint32_t span, uint32_t pos)
 {
     return w->pages.base + w->ids[w->spans[span].page_at + pos / PAGE] * w->pages.page_stride +
            pos % PAGE * kv_dim(w);
 }
 
-/* What no request may see: everything of other layers and beyond the spans' ends. */
+/* What no request may see: everything of other layers and beyond the spans' ends; and what is not
+ * for attention. */
 static inline void poison_the_rest(world *w)
 {
     for (uint32_t p = 0; p < w->n_pages; p++)
@@ -62,6 +67,8 @@ static inline void poison_the_rest(world *w)
 
         if (end % PAGE != 0)
             memset(token_at(w, s, end), 0xff, (PAGE - end % PAGE) * kv_dim(w) * sizeof(bt_bf16));
+        for (uint32_t pos = 0; pos < end; pos++)
+            memset(token_at(w, s, pos) + latent_dim(w), 0xff, w->pages.index_dim * sizeof(bt_bf16));
     }
 }
 

@@ -223,6 +223,88 @@ static void a_later_tokens_nan_stays_with_the_later_tokens(void)
 
 /* ---- pages */
 
+/* What an append has of an indexer, and its queries before. */
+typedef struct {
+    bt_cuda_append_index a;
+    bt_bf16             *q, *was, *k, *norm, *bias;
+} indexer;
+
+static indexer make_indexer(world *w, int way)
+{
+    uint32_t heads = way == 9 ? 40 : 3, dim = w->pages.index_dim; /* 40: more than attention has */
+    size_t   elems = (size_t)w->n_rows * heads * dim;
+    indexer  x     = {.q    = random_bf16(elems, 1, &w->rng),
+                      .was  = ARRAY(bt_bf16, elems),
+                      .k    = random_bf16((size_t)w->n_rows * dim, 1, &w->rng),
+                      .norm = random_bf16(dim, 2, &w->rng),
+                      .bias = random_bf16(dim, 1, &w->rng)};
+
+    memcpy(x.was, x.q, elems * sizeof(*x.q));
+    for (uint32_t i = 0; i < w->n_rows * dim; i++) /* a mean that is not near 0 */
+        x.k[i] = bt_bf16_from_f32(bt_bf16_to_f32(x.k[i]) + 3);
+    if (dim == 0) return x;
+    x.a = (bt_cuda_append_index){.n_heads = heads,
+                                 .halves  = way == 7 || way == 10,
+                                 .q       = x.q,
+                                 .k       = way == 8 ? NULL : x.k,
+                                 .norm    = x.norm,
+                                 .bias    = x.bias,
+                                 .eps     = 1e-6f};
+    return x;
+}
+
+static void drop_indexer(indexer *x)
+{
+    free(x->q), free(x->was), free(x->k), free(x->norm), free(x->bias);
+}
+
+/* The first `rope` elements turned by the angles of t. */
+static void turn_index(const world *w, const indexer *x, const float *t, bt_bf16 *v)
+{
+    uint32_t pairs = w->dims.rope / 2, apart = x->a.halves ? pairs : 1;
+
+    for (uint32_t i = 0; i < pairs; i++) {
+        bt_bf16 *p  = v + (x->a.halves ? i : 2 * i);
+        float    x0 = bt_bf16_to_f32(p[0]), x1 = bt_bf16_to_f32(p[apart]);
+
+        p[0]     = bt_bf16_from_f32(x0 * t[2 * i] - x1 * t[2 * i + 1]);
+        p[apart] = bt_bf16_from_f32(x0 * t[2 * i + 1] + x1 * t[2 * i]);
+    }
+}
+
+/* A row's queries and, in its page, its key. */
+static void expect_indexer(const world *w, const indexer *x, uint32_t row, const float *t,
+                           const bt_bf16 *got)
+{
+    uint32_t       n    = w->pages.index_dim;
+    const bt_bf16 *k    = x->k + (size_t)row * n;
+    bt_bf16       *want = ARRAY(bt_bf16, n);
+    double         mean = 0, square = 0;
+    difference     e = {0, 0};
+
+    for (uint32_t h = 0; h < x->a.n_heads; h++) {
+        size_t at = ((size_t)row * x->a.n_heads + h) * n;
+
+        turn_index(w, x, t, x->was + at);
+        EXPECT_EQ(n_different(x->was + at, x->q + at, n * sizeof(*want)), 0);
+    }
+    for (uint32_t i = 0; i < n; i++)
+        mean += (double)bt_bf16_to_f32(k[i]) / n;
+    for (uint32_t i = 0; i < n; i++)
+        square += ((double)bt_bf16_to_f32(k[i]) - mean) * ((double)bt_bf16_to_f32(k[i]) - mean);
+    for (uint32_t i = 0; i < n; i++)
+        want[i] = bt_bf16_from_f32(
+            (float)(((double)bt_bf16_to_f32(k[i]) - mean) / sqrt(square / n + 1e-6) *
+                        (double)bt_bf16_to_f32(x->norm[i]) +
+                    (double)bt_bf16_to_f32(x->bias[i])));
+    if (x->a.k == NULL) memset(want, 0, n * sizeof(*want));
+    turn_index(w, x, t, want);
+    for (uint32_t i = 0; i < n; i++)
+        differ(&e, (double)bt_bf16_to_f32(got[i]), (double)bt_bf16_to_f32(want[i]), 0.5, i);
+    EXPECT_CLOSE(e, x->a.k == NULL ? 0 : 0.01);
+    free(want);
+}
+
 static void appended_tokens_are_normed_and_turned(void)
 {
     static const uint32_t SPANS[][2] = {
@@ -238,14 +320,16 @@ static void appended_tokens_are_normed_and_turned(void)
         {0,  0}
     };
 
-    for (int way = 0; way < 6; way++) {
-        bool     fused = way % 2;
-        world    w     = make_world(way < 2 ? SMALL : HEADS, way < 4 ? SPANS : ROWS, 3);
+    for (int way = 0; way < 12; way++) { /* from 6 on with the indexer's */
+        bool  fused = way % 2;
+        world w =
+            make_world(way % 6 < 2 ? SMALL : HEADS, way % 6 < 4 ? SPANS : ROWS, way < 6 ? 2 : 3);
         uint32_t c = w.dims.kv_lora, rope = w.dims.rope, head_dim = w.dims.nope + rope;
         size_t   q_elems = (size_t)w.n_rows * w.dims.n_heads * head_dim;
         bt_bf16 *q = random_bf16(q_elems, 1, &w.rng), *was = ARRAY(bt_bf16, q_elems);
-        bt_bf16 *kv         = random_bf16(w.n_rows * kv_dim(&w), 1, &w.rng),
+        bt_bf16 *kv         = random_bf16(w.n_rows * latent_dim(&w), 1, &w.rng),
                 *norm       = random_bf16(c, 1, &w.rng);
+        indexer        x    = make_indexer(&w, way);
         bt_bf16       *pool = ARRAY(bt_bf16, w.n_pages * w.pages.page_stride);
         double         inv_freq[BT_CUDA_MAX_ROPE / 2];
         float         *cos_sin = ARRAY(float, w.max_end *rope);
@@ -259,7 +343,8 @@ static void appended_tokens_are_normed_and_turned(void)
                             .kv      = kv,
                             .norm    = fused ? norm : NULL,
                             .eps     = 1e-6f,
-                            .cos_sin = cos_sin};
+                            .cos_sin = cos_sin,
+                            .index   = x.a};
 
         for (uint32_t pair = 0; pair < rope / 2; pair++)
             inv_freq[pair] = 1 / (1.0 + 3 * pair);
@@ -270,19 +355,19 @@ static void appended_tokens_are_normed_and_turned(void)
         for (uint32_t s = 0; s < w.n_spans; s++)
             for (uint32_t r = 0; r < w.spans[s].n_rows; r++) {
                 uint32_t       pos = w.spans[s].start + r, row = w.spans[s].first_row + r;
-                const bt_bf16 *got = token_at(&w, s, pos), *x = kv + row * kv_dim(&w);
+                const bt_bf16 *got = token_at(&w, s, pos), *y = kv + row * latent_dim(&w);
                 const float   *t      = cos_sin + pos * rope;
-                double         factor = 1 / sqrt(dot_bf16(x, x, c) / c + 1e-6);
+                double         factor = 1 / sqrt(dot_bf16(y, y, c) / c + 1e-6);
                 difference     e      = {0, 0};
 
                 for (uint32_t i = 0; i < c; i++)
                     differ(&e, bt_bf16_to_f32(got[i]),
-                           fused ? bt_bf16_to_f32(x[i]) * factor * bt_bf16_to_f32(norm[i])
-                                 : bt_bf16_to_f32(x[i]),
+                           fused ? bt_bf16_to_f32(y[i]) * factor * bt_bf16_to_f32(norm[i])
+                                 : bt_bf16_to_f32(y[i]),
                            1e-6, i);
                 EXPECT_CLOSE(e, fused ? 0.008 : 0);
                 for (uint32_t i = 0; i < rope; i += 2) {
-                    float x0 = bt_bf16_to_f32(x[c + i]), x1 = bt_bf16_to_f32(x[c + i + 1]);
+                    float x0 = bt_bf16_to_f32(y[c + i]), x1 = bt_bf16_to_f32(y[c + i + 1]);
 
                     EXPECT_EQ(got[c + i], bt_bf16_from_f32(x0 * t[i] - x1 * t[i + 1]));
                     EXPECT_EQ(got[c + i + 1], bt_bf16_from_f32(x0 * t[i + 1] + x1 * t[i]));
@@ -301,16 +386,18 @@ static void appended_tokens_are_normed_and_turned(void)
                                   bt_bf16_from_f32(x0 * t[i + 1] + x1 * t[i]));
                     }
                 }
+                if (w.pages.index_dim != 0) expect_indexer(&w, &x, row, t, got + latent_dim(&w));
                 memcpy(pool + (got - w.pool), got, kv_dim(&w) * sizeof(*got));
             }
         /* nothing else was written */
         EXPECT_EQ(n_different(pool, w.pool, w.n_pages * w.pages.page_stride * sizeof(*pool)), 0);
-        a.q    = NULL; /* then no block is there for it */
-        before = simt_n_blocks();
+        a.q = a.index.q = NULL; /* then no block is there for them */
+        before          = simt_n_blocks();
         EXPECT_EQ(bt_cuda_append_run(NULL, &a), 0);
         EXPECT_EQ(simt_n_blocks() - before, simt_counts() ? w.n_rows : 0);
         EXPECT_EQ(n_different(pool, w.pool, w.n_pages * w.pages.page_stride * sizeof(*pool)), 0);
         free(q), free(was), free(kv), free(norm), free(pool), free(cos_sin);
+        drop_indexer(&x);
         drop_world(&w);
     }
 }
@@ -324,7 +411,7 @@ static void messages_carry_exactly_their_tokens(void)
     const bt_cuda_dims *DIMS[] = {&SMALL, &WIDE};
 
     for (int i = 0; i < 2; i++) {
-        world    w     = make_world(*DIMS[i], SPANS, 4);
+        world    w     = make_world(*DIMS[i], SPANS, 5);
         size_t   layer = PAGE * kv_dim(&w), elems = w.n_pages * w.pages.page_stride;
         uint32_t first = 60, n = 75;
         bt_bf16 *message = ARRAY(bt_bf16, LAYERS * n * kv_dim(&w)), *pool = ARRAY(bt_bf16, elems);

@@ -228,7 +228,7 @@ static void bench_decode(uint32_t heads, uint32_t batch, uint32_t rows, uint32_t
     bytes += lanes * (LORA + ROPE + LORA) * sizeof(bt_bf16);
     if (parts > 1) bytes += lanes * parts * 2 * (LORA + 2) * sizeof(float);
     for (uint32_t i = 0; host != NULL && i < batch; i++)
-        host[i] = (bt_cuda_span){i * rows, rows, context - rows, i * pages};
+        host[i] = (bt_cuda_span){i * rows, rows, context - rows, i * pages, 0};
     MUST(cudaMemcpy(spans, host, batch * sizeof(*spans), cudaMemcpyHostToDevice));
     x.d = (bt_cuda_decode){
         .dims        = dims_of(heads),
@@ -267,7 +267,7 @@ static void bench_prefill(uint32_t heads, uint32_t rows)
     snprintf(g_case, sizeof(g_case), "prefill attention, %u heads, %u rows, causal", heads, rows);
     uint32_t             *ids  = take_pages(SPLIT / PAGE);
     bt_cuda_prefill_item *item = take(sizeof(*item)), host = {
-                                                          {0, rows, 0, 0},
+                                                          {0, rows, 0, 0, 0},
                                                           0
     };
     bt_cuda_pages   pages = {take_random((size_t)SPLIT * KV_DIM * sizeof(bt_bf16)),

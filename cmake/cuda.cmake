@@ -2,11 +2,11 @@
 # one.  Built where nvcc >= 12.8 is found, but not for sanitizers or fuzzing; BT_CUDA=OFF leaves it out.
 option(BT_CUDA "Build libbaton_cuda.so where nvcc is found" ON)
 
-set(BT_CUDA_KERNELS device/cuda/checksum.cu device/cuda/rows.cu device/cuda/gemm.cu device/cuda/vocab.cu attention/cuda/decode.cu attention/cuda/prefill.cu
+set(BT_CUDA_KERNELS device/cuda/checksum.cu device/cuda/rows.cu device/cuda/gemm.cu device/cuda/vocab.cu attention/cuda/decode.cu attention/cuda/chosen.cu attention/cuda/prefill.cu
     attention/cuda/pages.cu moe/cuda/gate.cu moe/cuda/items.cu)
 # The back ends around them, in C.
 set(BT_CUDA_SOURCES device/cuda/device_cuda.c device/cuda/staging.c device/cuda/sampling.c device/cuda/graph.c device/cuda/products.c
-    device/cpu/pool.c device/device.c core/machine.c attention/cuda/attn_cuda.c attention/cuda/forms_cuda.c moe/cuda/moe_cuda.c
+    device/cpu/pool.c device/device.c core/machine.c attention/cuda/attn_cuda.c attention/cuda/forms_cuda.c attention/cuda/chosen_cuda.c moe/cuda/moe_cuda.c
     moe/cuda/routed_cuda.c)
 set(BT_CUDA_ARCHS 90a 80 100)
 

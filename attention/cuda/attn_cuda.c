@@ -79,7 +79,7 @@ bt_status bt_attn_cuda_next(bt_attn_cuda *a, const bt_attn_call *call, uint32_t 
         if (b.n_rows == 0) b.first_row = s->first_row + at->row;
         for (uint32_t i = 0; i < pages; i++)
             a->ids[n_ids + i] = s->pages[i];
-        a->spans[b.n_spans++] = (bt_cuda_span){b.n_rows, n, start, n_ids};
+        a->spans[b.n_spans++] = (bt_cuda_span){b.n_rows, n, start, n_ids, 0};
         n_ids += pages;
         b.n_rows += n;
         b.max_rows = bt_max_u32(b.max_rows, n);
@@ -232,6 +232,8 @@ static void destroy(bt_attn *attn)
     bt_attn_cuda *a = (bt_attn_cuda *)attn;
 
     if (a == NULL) return;
+    bt_device_free(a->dev, a->chosen);
+    bt_device_free(a->dev, a->scores);
     bt_device_free(a->dev, a->run_ms);
     bt_device_free(a->dev, a->run_o);
     bt_device_free(a->dev, a->values);
@@ -274,6 +276,9 @@ static bt_status take_all(bt_attn_cuda *a)
     BT_TRY(take(a, a->kv_tokens * heads * c->v_dim, sizeof(bt_bf16), &a->values));
     BT_TRY(take(a, a->normal_rows * heads * c->v_dim, sizeof(float), &a->run_o));
     BT_TRY(take(a, a->normal_rows * heads * 2, sizeof(float), &a->run_ms));
+    if (a->n_chosen == 0) goto out;
+    BT_TRY(take(a, a->n_scores, sizeof(*a->scores), &a->scores));
+    BT_TRY(take(a, a->n_chosen, sizeof(*a->chosen), &a->chosen));
 out:
     return st;
 }
@@ -294,6 +299,7 @@ static void choose_sizes(bt_attn_cuda *a, uint32_t max_rows)
     a->part_rows =
         bt_min_u32(a->absorbed_rows * max_parts, fit < UINT32_MAX ? (uint32_t)fit : UINT32_MAX);
     a->part_rows = bt_max_u32(a->part_rows, max_parts); /* one row always fits */
+    bt_attn_cuda_chosen_sizes(a, max_rows);
 }
 
 static size_t large_bytes(const bt_mla_config *cfg, uint32_t max_rows)
@@ -307,6 +313,7 @@ static size_t large_bytes(const bt_mla_config *cfg, uint32_t max_rows)
                sizeof(bt_bf16) +
            a.normal_rows * heads * (cfg->v_dim + 2) * sizeof(float) +
            2 * a.absorbed_rows * heads * cfg->kv_lora_rank * sizeof(bt_bf16) +
+           a.n_scores * sizeof(*a.scores) + a.n_chosen * sizeof(*a.chosen) +
            a.max_ids * sizeof(*a.ids) + a.max_spans * (sizeof(*a.spans) + sizeof(*a.items));
 }
 
@@ -323,6 +330,13 @@ static bt_status create(bt_device *dev, const bt_mla_config *cfg, uint32_t max_r
                "v_dim to %d: found %u, %u, %u and %u",
                BT_CUDA_MAX_LATENT, BT_CUDA_MAX_ROPE, BT_CUDA_MAX_HEAD, cfg->kv_lora_rank,
                cfg->qk_rope_dim, cfg->qk_nope_dim, cfg->v_dim);
+    BT_REQUIRE(
+        !bt_mla_chooses(cfg) ||
+            (cfg->index_dim <= BT_CUDA_MAX_INDEX && cfg->index_heads <= BT_CUDA_MAX_INDEX_HEADS),
+        BT_ERR_UNSUPPORTED,
+        "sparse attention on a GPU takes index_head_dim to %d and index_n_heads to %d: found "
+        "%u and %u",
+        BT_CUDA_MAX_INDEX, BT_CUDA_MAX_INDEX_HEADS, cfg->index_dim, cfg->index_heads);
     a = bt_calloc(1, sizeof(*a));
     BT_REQUIRE(a != NULL, BT_ERR_NO_MEMORY, "attention header");
     a->base.ops = &bt_attn_cuda_ops;
@@ -351,7 +365,9 @@ BT_CUDA_EXPORT const bt_attn_ops bt_attn_cuda_ops = {
     .create      = create,
     .append      = append,
     .attend = {[BT_FORM_NORMAL] = bt_attn_cuda_normal, [BT_FORM_ABSORBED] = bt_attn_cuda_absorbed},
-    .move_rows = move_rows,
-    .destroy   = destroy,
-    .fixed     = &FIXED_OPS,
+    .choose = bt_attn_cuda_choose,
+    .attend_chosen = bt_attn_cuda_attend_chosen,
+    .move_rows     = move_rows,
+    .destroy       = destroy,
+    .fixed         = &FIXED_OPS,
 };

@@ -24,6 +24,11 @@ typedef struct {
     bt_bf16              *latents, *keys, *values;  /* owned: [kv_tokens, ..] */
     float                *run_o, *run_ms;           /* owned: [normal_rows, n_heads, v_dim], 2 */
     bt_gemm              *gemms;                    /* owned: [n_heads] */
+
+    /* Sparse attention, where some context can need it. */
+    size_t    n_scores, n_chosen; /* elements: of a batch, of a step */
+    float    *scores;             /* owned, device: [n_scores], of the rows that choose at once */
+    uint32_t *chosen;             /* owned, device: [rows of the step][index_topk] */
 } bt_attn_cuda;
 
 /* Where the next batch begins. */
@@ -45,6 +50,14 @@ bt_attn_batch bt_attn_cuda_fixed(const bt_attn_fixed *fixed);
 bt_cuda_dims  bt_attn_cuda_dims(const bt_attn_cuda *a);
 bt_cuda_pages bt_attn_cuda_pages(const bt_attn_cuda *a, const bt_attn_call *call);
 
+/* All of the absorbed form for a batch; chosen: where spans have lists, or NULL. */
+bt_status bt_attn_cuda_absorbed_batch(bt_attn_cuda *a, const bt_attn_call *call,
+                                      const bt_attn_batch *b, const uint32_t *chosen);
+/* n_scores and n_chosen, by the shapes. */
+void bt_attn_cuda_chosen_sizes(bt_attn_cuda *a, uint32_t max_rows);
+
+bt_status bt_attn_cuda_choose(bt_attn *attn, const bt_attn_call *call);
+bt_status bt_attn_cuda_attend_chosen(bt_attn *attn, const bt_attn_call *call);
 bt_status bt_attn_cuda_normal(bt_attn *attn, const bt_attn_call *call);
 bt_status bt_attn_cuda_absorbed(bt_attn *attn, const bt_attn_call *call);
 

@@ -21,11 +21,13 @@ extern "C" {
 #endif
 
 enum {
-    BT_CUDA_PAGE       = 64,  /* tokens */
-    BT_CUDA_MAX_LATENT = 512, /* kv_lora_rank */
-    BT_CUDA_MAX_ROPE   = 64,
-    BT_CUDA_MAX_HEAD   = 256, /* qk_nope_dim, v_dim */
-    BT_CUDA_BAD_SHAPE  = 1    /* cudaErrorInvalidValue: a dimension above these */
+    BT_CUDA_PAGE            = 64,  /* tokens */
+    BT_CUDA_MAX_LATENT      = 512, /* kv_lora_rank */
+    BT_CUDA_MAX_ROPE        = 64,
+    BT_CUDA_MAX_HEAD        = 256, /* qk_nope_dim, v_dim */
+    BT_CUDA_MAX_INDEX       = 128, /* index_dim, where rows choose ... */
+    BT_CUDA_MAX_INDEX_HEADS = 256, /* ... and index_heads */
+    BT_CUDA_BAD_SHAPE       = 1    /* cudaErrorInvalidValue: a dimension above these */
 };
 
 /* One layer of the pool: token t of page p at base + p page_stride + t (kv_lora + rope + index_dim)
@@ -46,6 +48,8 @@ typedef struct {
 typedef struct {
     uint32_t first_row, n_rows, start; /* row in the step's matrices; position of the first */
     uint32_t page_at;                  /* where its pages begin in ids */
+    uint32_t list; /* 0; or 1 + the row of bt_cuda_decode.chosen that the span's one row attends to,
+                      of which `start` is then the last place */
 } bt_cuda_span;
 
 /* What the indexer of sparse attention has in an append.  k becomes bf16 by a LayerNorm, then its
@@ -92,8 +96,25 @@ typedef struct {
     bt_bf16            *out;               /* [rows, n_heads, kv_lora] */
     float              *part_o;  /* [rows n_heads, max_parts, kv_lora]; with one part not used */
     float              *part_ms; /* [rows n_heads, max_parts, 2]: max and sum */
+    const uint32_t     *chosen;  /* [..][topk] positions, or NULL: no span has a list */
+    uint32_t            topk;
 } bt_cuda_decode;
 int bt_cuda_decode_run(void *stream, const bt_cuda_decode *d);
+
+/* Which positions rows attend to: the topk with the largest score of the indexer, of equal ones the
+ * earliest. */
+typedef struct {
+    bt_cuda_dims        dims;
+    bt_cuda_pages       pages;
+    const bt_cuda_span *spans;             /* of one row each, from position topk on */
+    uint32_t            n_spans, max_keys; /* max_keys: start + 1 of the longest */
+    uint32_t            n_heads, topk;
+    const bt_bf16      *q;      /* [rows, n_heads, index_dim], turned */
+    const float        *w;      /* [rows, n_heads] */
+    float              *scores; /* [n_spans][max_keys, to whole pages], aligned to 16 bytes */
+    uint32_t           *chosen; /* [rows][topk], ascending */
+} bt_cuda_choose;
+int bt_cuda_choose_run(void *stream, const bt_cuda_choose *c);
 
 /* A span against one part of its context, whose keys and values were expanded. */
 typedef struct {

@@ -87,6 +87,54 @@ static __device__ void fill_page(const bt_cuda_decode &d, const work &w, uint32_
     copy_async_commit();
 }
 
+/* Where in the pool the key at place `at` of a span's list lies, in tokens; anywhere if the list
+ * ends before. */
+static __device__ __forceinline__ uint32_t key_place(const bt_cuda_decode &d, const work &w,
+                                                     uint32_t at)
+{
+    uint32_t pos = at;
+
+    if (at > w.last_pos) return 0;
+    if (w.span.list != 0) pos = d.chosen[(size_t)(w.span.list - 1) * d.topk + at];
+    return d.pages.ids[w.span.page_at + pos / PAGE] * PAGE + pos % PAGE;
+}
+
+/* N_COLS columns of a tile, from COL0 on, of keys at `places`: n_cols columns from `from` on. */
+template <int COLS, int COL0, int N_COLS, bool WIDE>
+static __device__ __forceinline__ void gather_columns(const bt_cuda_decode &d,
+                                                      const uint32_t *places, uint32_t from,
+                                                      uint32_t n_rows, int n_cols, bt_bf16 *tile)
+{
+    enum { CHUNKS = N_COLS / TILE_CHUNK, APART = THREADS / CHUNKS };
+    uint32_t kv_dim = d.dims.kv_lora + d.dims.rope + d.pages.index_dim;
+    uint32_t chunk = threadIdx.x % CHUNKS, col = chunk * TILE_CHUNK;
+    int      n = n_cols - (int)col;
+
+    GPU_UNROLL_BY(2)
+    for (uint32_t row = threadIdx.x / CHUNKS; row < PAGE; row += APART) {
+        bool           there = n > 0 && row < n_rows;
+        uint32_t       place = places[row];
+        const bt_bf16 *key   = d.pages.base + place / PAGE * d.pages.page_stride +
+                             (size_t)(place % PAGE) * kv_dim + from;
+
+        fill_chunk(tile_chunk<COLS>(tile, row, COL0 / TILE_CHUNK + chunk), there ? key + col : key,
+                   there ? n : 0, WIDE);
+    }
+}
+
+/* A page's worth of keys that lie at `places`, those beyond the last as zeros. */
+template <int C, bool WIDE>
+static __device__ void gather_page(const bt_cuda_decode &d, const work &w, const uint32_t *places,
+                                   uint32_t page, bt_bf16 *tile)
+{
+    enum { COLS = C + BT_CUDA_MAX_ROPE };
+    uint32_t c = d.dims.kv_lora, n_rows = w.last_pos + 1 - page * PAGE;
+
+    gather_columns<COLS, 0, C, WIDE>(d, places, 0, n_rows, (int)c, tile);
+    gather_columns<COLS, C, COLS - C, WIDE>(d, places, c, n_rows, (int)d.dims.rope, tile);
+    copy_async_commit();
+}
+
 /* Scores of a warp's 16 lanes with NT blocks of 8 keys from key0 on; q(k16, a) gives the lanes'
  * columns 16 k16 .. as a fragment. */
 template <int COLS, int NT, typename Q>
@@ -265,18 +313,20 @@ static __device__ void put_out(const bt_cuda_decode &d, const work &w, uint32_t 
     }
 }
 
-/* Bytes: queries, pages, weights, then the floats of the exchange. */
-template <int C, int WARPS_M, int STAGES> static constexpr size_t shared_bytes(void)
+/* Bytes: queries, pages, weights, then the floats of the exchange, and places of keys. */
+template <int C, int WARPS_M, int STAGES, bool LISTS> static constexpr size_t shared_bytes(void)
 {
     enum { COLS = C + BT_CUDA_MAX_ROPE, BM = WARPS_M * 16, WARPS_N = N_WARPS / WARPS_M };
     return sizeof(bt_bf16) * ((size_t)(BM + STAGES * PAGE) * COLS + BM * PAGE) +
-           sizeof(float) * BM * (WARPS_N + KEY_BLOCKS + 1);
+           sizeof(float) * BM * (WARPS_N + KEY_BLOCKS + 1) + (LISTS ? sizeof(uint32_t) * PAGE : 0);
 }
 enum { HOPPER_SHARED = 227 << 10 };
-static_assert(shared_bytes<512, 4, 2>() <= HOPPER_SHARED, "two pages beside the tallest tile");
-static_assert(shared_bytes<512, 4, 1>() <= GPU_LEAST_SHARED, "one page beside it");
+static_assert(shared_bytes<512, 4, 2, true>() <= HOPPER_SHARED,
+              "two pages beside the tallest tile");
+static_assert(shared_bytes<512, 4, 1, true>() <= GPU_LEAST_SHARED, "one page beside it");
 
-template <int C, int WARPS_M, int STAGES, bool WIDE>
+/* LISTS: spans of one row, of which some have lists. */
+template <int C, int WARPS_M, int STAGES, bool WIDE, bool LISTS>
 static __global__ void __launch_bounds__(THREADS, 1)
     decode_kernel(const GPU_CONSTANT bt_cuda_decode d)
 {
@@ -302,10 +352,31 @@ static __global__ void __launch_bounds__(THREADS, 1)
     auto  p = [=](int m, uint32_t k16, uint32_t a[4]) { load_a<PAGE>(a, weights, m * 16, k16); };
     work  w;
 
+    uint32_t *places = (uint32_t *)(x.shrink + BM), next_place = 0; /* of a page's keys; LISTS */
+    auto      find_places = [&](uint32_t page) {
+        if (LISTS && threadIdx.x < PAGE) next_place = key_place(d, w, page * PAGE + threadIdx.x);
+    };
+    auto put_places = [&]() {
+        if (LISTS && threadIdx.x < PAGE) places[threadIdx.x] = next_place;
+    };
+    /* Those that were put before the last barrier; then finds where the next page's are. */
+    auto fill = [&](uint32_t page, bt_bf16 *tile) {
+        if constexpr (LISTS)
+            gather_page<C, WIDE>(d, w, places, page, tile);
+        else
+            fill_page<C, WIDE>(d, w, page, tile);
+        find_places(page + 1);
+    };
+
     if (!find_work(d, BM, &w)) return;
+    if (LISTS) {
+        find_places(w.first_page);
+        put_places();
+        __syncthreads();
+    }
     rows_pos(w, d.dims.n_heads, row0, pos);
     fill_queries<C, BM, WIDE>(d, w, queries);
-    fill_page<C, WIDE>(d, w, w.first_page, ring); /* one group with the queries */
+    fill(w.first_page, ring); /* one group with the queries */
     copy_async_wait<0>();
     __syncthreads();
     query_rows<COLS, WARPS_M == 1> q(queries, row0);
@@ -314,14 +385,15 @@ static __global__ void __launch_bounds__(THREADS, 1)
         bt_bf16 *tile = ring + i % STAGES * PAGE * COLS;
         float    s[NT_S][4];
 
+        if (STAGES > 1) put_places();
         copy_async_wait<0>();
         __syncthreads();
         if (STAGES > 1 && page + 1 < w.end_page)
-            fill_page<C, WIDE>(d, w, page + 1, ring + (i + 1) % STAGES * PAGE * COLS);
+            fill(page + 1, ring + (i + 1) % STAGES * PAGE * COLS);
         score<COLS, NT_S>(s, q, tile, key0);
         softmax<NT_S>(s, x, d.dims.scale, start, row0, key0, pos, state);
         shrink_sums<WARPS_M, NT_O>(acc, x);
-        if (w.first_pos < w.last_pos && w.first_pos < start + PAGE - 1 &&
+        if (!LISTS && w.first_pos < w.last_pos && w.first_pos < start + PAGE - 1 &&
             any_not_finite<COLS, C>(tile)) {
             uint32_t all_pos[WARPS_M][2];
 
@@ -332,8 +404,9 @@ static __global__ void __launch_bounds__(THREADS, 1)
         }
         add_values<COLS, WARPS_M, NT_O>(acc, p, tile, col0 / 16);
         if (STAGES == 1 && page + 1 < w.end_page) {
+            put_places();
             __syncthreads();
-            fill_page<C, WIDE>(d, w, page + 1, ring);
+            fill(page + 1, ring);
         }
     }
     __syncthreads(); /* the exchange is free */
@@ -380,31 +453,39 @@ static __global__ void __launch_bounds__(THREADS) merge_kernel(const GPU_CONSTAN
     }
 }
 
-template <int C, int WARPS_M, int STAGES, bool WIDE = true>
+template <int C, int WARPS_M, int STAGES, bool LISTS, bool WIDE = true>
 static int run(void *stream, const bt_cuda_decode *d)
 {
     uint32_t lanes = d->max_rows * d->dims.n_heads;
 
-    return gpu_launch(decode_kernel<C, WARPS_M, STAGES, WIDE>,
+    return gpu_launch(decode_kernel<C, WARPS_M, STAGES, WIDE, LISTS>,
                       dim3(d->max_parts, gpu_blocks(lanes, WARPS_M * 16), d->n_spans),
-                      dim3(THREADS), shared_bytes<C, WARPS_M, STAGES>(), stream, *d);
+                      dim3(THREADS), shared_bytes<C, WARPS_M, STAGES, LISTS>(), stream, *d);
 }
 
 /* Two pages in shared memory where the device has room for them. */
-template <int C, int WARPS_M> static int run_staged(void *stream, const bt_cuda_decode *d)
+template <int C, int WARPS_M, bool LISTS>
+static int run_staged(void *stream, const bt_cuda_decode *d)
 {
-    return shared_bytes<C, WARPS_M, 2>() <= gpu_max_shared() ? run<C, WARPS_M, 2>(stream, d)
-                                                             : run<C, WARPS_M, 1>(stream, d);
+    return shared_bytes<C, WARPS_M, 2, LISTS>() <= gpu_max_shared()
+               ? run<C, WARPS_M, 2, LISTS>(stream, d)
+               : run<C, WARPS_M, 1, LISTS>(stream, d);
 }
 
-template <int C> static int run_tiled(void *stream, const bt_cuda_decode *d, bool wide)
+template <int C, bool LISTS> static int run_tiled(void *stream, const bt_cuda_decode *d, bool wide)
 {
     uint32_t lanes = d->max_rows * d->dims.n_heads;
 
-    if (!wide) return run<C, 4, 1, false>(stream, d);
-    if (lanes <= 16) return run_staged<C, 1>(stream, d);
-    if (lanes <= 32) return run_staged<C, 2>(stream, d);
-    return run_staged<C, 4>(stream, d);
+    if (!wide) return run<C, 4, 1, LISTS, false>(stream, d);
+    if (lanes <= 16) return run_staged<C, 1, LISTS>(stream, d);
+    if (lanes <= 32) return run_staged<C, 2, LISTS>(stream, d);
+    return run_staged<C, 4, LISTS>(stream, d);
+}
+
+template <int C> static int run_listed(void *stream, const bt_cuda_decode *d, bool wide)
+{
+    return d->chosen == NULL ? run_tiled<C, false>(stream, d, wide)
+                             : run_tiled<C, true>(stream, d, wide);
 }
 
 int bt_cuda_decode_run(void *stream, const bt_cuda_decode *d)
@@ -417,8 +498,8 @@ int bt_cuda_decode_run(void *stream, const bt_cuda_decode *d)
 
     if (d->n_spans == 0 || d->max_rows == 0) return 0;
     if (m->kv_lora > BT_CUDA_MAX_LATENT || m->rope > BT_CUDA_MAX_ROPE) return BT_CUDA_BAD_SHAPE;
-    err = m->kv_lora <= 128 ? run_tiled<128>(stream, d, at % 16 == 0 && elems % 8 == 0)
-                            : run_tiled<512>(stream, d, at % 16 == 0 && elems % 8 == 0);
+    err = m->kv_lora <= 128 ? run_listed<128>(stream, d, at % 16 == 0 && elems % 8 == 0)
+                            : run_listed<512>(stream, d, at % 16 == 0 && elems % 8 == 0);
     if (err != 0 || d->max_parts == 1) return err;
     return gpu_launch(merge_kernel, dim3(d->max_rows * m->n_heads, d->n_spans), dim3(THREADS), 0,
                       stream, *d);

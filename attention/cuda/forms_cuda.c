@@ -21,7 +21,8 @@ static bt_status heads(bt_attn_cuda *a, bt_linear *const *w, bt_role role, const
     return bt_device_gemm(a->dev, role, a->cfg.n_heads, a->gemms);
 }
 
-static bt_status absorbed_batch(bt_attn_cuda *a, const bt_attn_call *call, const bt_attn_batch *b)
+bt_status bt_attn_cuda_absorbed_batch(bt_attn_cuda *a, const bt_attn_call *call,
+                                      const bt_attn_batch *b, const uint32_t *chosen)
 {
     bt_status            st       = BT_OK;
     const bt_mla_config *c        = &a->cfg;
@@ -43,7 +44,9 @@ static bt_status absorbed_batch(bt_attn_cuda *a, const bt_attn_call *call, const
                           .q           = q,
                           .out         = a->ol,
                           .part_o      = a->part_o,
-                          .part_ms     = a->part_ms})));
+                          .part_ms     = a->part_ms,
+                          .chosen      = chosen,
+                          .topk        = c->index_topk})));
     BT_TRY(heads(a, call->w->uv, role, a->ol, c->kv_lora_rank, (size_t)c->n_heads * c->kv_lora_rank,
                  call->out + (size_t)b->first_row * c->n_heads * c->v_dim, b->n_rows));
 out:
@@ -58,11 +61,11 @@ bt_status bt_attn_cuda_absorbed(bt_attn *attn, const bt_attn_call *call)
     bt_attn_batch  b  = {0};
 
     if (call->fixed != NULL) b = bt_attn_cuda_fixed(call->fixed);
-    if (call->fixed != NULL) return absorbed_batch(a, call, &b);
+    if (call->fixed != NULL) return bt_attn_cuda_absorbed_batch(a, call, &b, NULL);
     for (;;) {
         BT_TRY(bt_attn_cuda_next(a, call, a->absorbed_rows, a->part_rows, &at, &b));
         if (b.n_rows == 0) break;
-        BT_TRY(absorbed_batch(a, call, &b));
+        BT_TRY(bt_attn_cuda_absorbed_batch(a, call, &b, NULL));
     }
 out:
     return st;

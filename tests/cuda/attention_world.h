@@ -21,15 +21,16 @@ typedef struct {
 static inline size_t latent_dim(const world *w) { return w->dims.kv_lora + w->dims.rope; }
 static inline size_t kv_dim(const world *w) { return latent_dim(w) + w->pages.index_dim; }
 
-/* spans: {start, n_rows} pairs, ended by n_rows 0.  Odd seeds have an index_dim. */
-static inline world make_world(bt_cuda_dims dims, const uint32_t (*spans)[2], uint64_t seed)
+/* spans: {start, n_rows} pairs, ended by n_rows 0. */
+static inline world make_index_world(bt_cuda_dims dims, uint32_t          index_dim,
+                                     const uint32_t (*spans)[2], uint64_t seed)
 {
     world w = {.dims = dims, .rng = seed};
 
     for (; spans[w.n_spans][1] != 0; w.n_spans++) {
         uint32_t start = spans[w.n_spans][0], n = spans[w.n_spans][1];
 
-        w.spans[w.n_spans] = (bt_cuda_span){w.n_rows, n, start, w.n_pages};
+        w.spans[w.n_spans] = (bt_cuda_span){w.n_rows, n, start, w.n_pages, 0};
         w.n_rows += n;
         w.n_pages += (start + n + PAGE - 1) / PAGE;
         if (n > w.max_rows) w.max_rows = n;
@@ -39,11 +40,17 @@ static inline world make_world(bt_cuda_dims dims, const uint32_t (*spans)[2], ui
     for (uint32_t i = 0; i < w.n_pages; i++)
         w.ids[i] = w.n_pages - 1 - i;
     w.pages.ids         = w.ids;
-    w.pages.index_dim   = seed % 2 ? dims.rope + 16 : 0;
+    w.pages.index_dim   = index_dim;
     w.pages.page_stride = LAYERS * PAGE * kv_dim(&w);
     w.pool              = random_bf16(w.n_pages * w.pages.page_stride, 1, &w.rng);
     w.pages.base        = w.pool + PAGE * kv_dim(&w);
     return w;
+}
+
+/* Odd seeds have an index_dim. */
+static inline world make_world(bt_cuda_dims dims, const uint32_t (*spans)[2], uint64_t seed)
+{
+    return make_index_world(dims, seed % 2 ? dims.rope + 16 : 0, spans, seed);
 }
 
 static inline void drop_world(world *w) { free(w->pool), free(w->ids); }

@@ -8,7 +8,7 @@ import os
 import re
 import sys
 
-STRICT = ("gemm_kernel", "decode_kernel", "prefill_kernel")
+STRICT = ("gemm_kernel", "decode_kernel", "prefill_kernel", "score_kernel", "pick_kernel")
 ENTRY = re.compile(r"Compiling entry function '(\w+)' for '(\w+)'")
 USE = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 

@@ -40,6 +40,21 @@ out:
     return st;
 }
 
+/* The language model of a multimodal one (Kimi-K2.5, K2.6), of which nothing else is served. */
+static bt_status enter_language_model(bt_json_at *at)
+{
+    bt_status   st   = BT_OK;
+    const char *type = json_string_value(bt_json_field(at, "model_type"));
+    char        found[BT_JSON_SHOW_BYTES];
+
+    if (type == NULL || strcmp(type, "kimi_k25") != 0) goto out;
+    *at = (bt_json_at){at->file, "text_config", bt_json_field(at, "text_config")};
+    BT_REQUIRE(json_is_object(at->obj), BT_ERR_FORMAT, "%s: field %s: expected an object, found %s",
+               at->file, at->in, bt_json_show(at->obj, found, sizeof(found)));
+out:
+    return st;
+}
+
 static bt_status read_family(const bt_json_at *at, bt_model_config *cfg,
                              bt_model_family *family_out)
 {
@@ -53,7 +68,7 @@ static bt_status read_family(const bt_json_at *at, bt_model_config *cfg,
         i++;
     BT_REQUIRE(i < N_FAMILIES, BT_ERR_UNSUPPORTED,
                "%s: field model_type: expected deepseek_v2, deepseek_v3, deepseek_v32, kimi_k2, "
-               "glm4_moe_lite or glm_moe_dsa, found \"%s\"",
+               "kimi_k25, glm4_moe_lite or glm_moe_dsa, found \"%s\"",
                at->file, bt_json_printable(type, found, sizeof(found)));
     snprintf(cfg->model_type, sizeof(cfg->model_type), "%s", type);
     BT_TRY(read_architecture(at, FAMILIES[i].architecture, cfg));
@@ -278,13 +293,14 @@ bt_status bt_model_config_read(const char *dir, bt_model_config *cfg_out)
     json_t         *json = NULL;
     bt_model_family fam  = BT_FAMILY_V3;
     bool            sparse;
-    bt_json_at      at;
+    bt_json_at      at, all;
     char            path[PATH_MAX];
 
     BT_REQUIRE(snprintf(path, sizeof(path), "%s/config.json", dir) < PATH_MAX - 32, BT_ERR_IO,
                "model directory: expected a path under %d bytes", PATH_MAX - 32);
     BT_TRY(read_object(path, &json));
-    at = (bt_json_at){path, "", json};
+    at = all = (bt_json_at){path, "", json};
+    BT_TRY(enter_language_model(&at));
     BT_TRY(read_family(&at, &cfg, &fam));
     sparse = fam == BT_FAMILY_V32 || fam == BT_FAMILY_GLM_DSA;
     BT_TRY(refuse_variants(&at, sparse));
@@ -292,8 +308,10 @@ bt_status bt_model_config_read(const char *dir, bt_model_config *cfg_out)
     if (sparse) BT_TRY(bt_config_index(&at, fam, &cfg));
     BT_TRY(bt_config_rope(&at, &cfg));
     BT_TRY(bt_config_moe(&at, fam, &cfg));
-    BT_TRY(bt_config_quantization(&at, &cfg));
+    BT_TRY(bt_config_quantization(bt_json_field(&all, "quantization_config") != NULL ? &all : &at,
+                                  &cfg));
     BT_TRY(read_tokens(&at, &cfg));
+    if (at.obj != all.obj) BT_TRY(read_tokens(&all, &cfg));
     BT_TRY(read_generation(dir, &cfg));
     *cfg_out                   = cfg;
     cfg_out->mla.rope_inv_freq = cfg_out->rope_inv_freq;

@@ -215,6 +215,27 @@ out:
     return st;
 }
 
+/* The language model of a multimodal checkpoint has a prefix, which goes: its tensors are called as
+ * those of a checkpoint of its own. */
+static bt_status take_language_model(bt_safetensors *set)
+{
+    static const char PREFIX[] = "language_model.";
+    bt_status         st       = BT_OK;
+    const size_t      n        = sizeof(PREFIX) - 1;
+    bool              any      = false;
+
+    for (size_t i = 0; i < set->n; i++) {
+        char *name = (char *)(uintptr_t)set->tensors[i].name; /* owned */
+
+        if (strncmp(name, PREFIX, n) != 0) continue;
+        memmove(name, name + n, strlen(name + n) + 1);
+        any = true;
+    }
+    if (any) BT_TRY(sort_by_name(set));
+out:
+    return st;
+}
+
 static bt_status open_index(bt_safetensors *set, const char *dir, const char *index)
 {
     bt_status    st    = BT_OK;
@@ -292,6 +313,7 @@ bt_status bt_safetensors_open(const char *path, bt_safetensors **st_out)
         BT_TRY(open_dir(set, path));
     else
         BT_TRY(open_single(set, path));
+    BT_TRY(take_language_model(set));
     *st_out = set;
     set     = NULL;
 out:

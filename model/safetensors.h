@@ -58,8 +58,9 @@ const char *bt_st_dtype_name(bt_st_dtype dtype);
 
 typedef struct bt_safetensors bt_safetensors;
 
-/* Opens a file, or the set in a model directory.  IO or FORMAT, naming file, tensor, expected and
- * found. */
+/* Opens a file, or the set in a model directory.  Names of tensors lose "language_model.", which
+ * those of a multimodal checkpoint's language model begin with.  IO or FORMAT, naming file, tensor,
+ * expected and found. */
 bt_status bt_safetensors_open(const char *path, bt_safetensors **st_out);
 void      bt_safetensors_close(bt_safetensors *st);
 size_t    bt_safetensors_count(const bt_safetensors *st);

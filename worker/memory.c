@@ -47,6 +47,8 @@ uint64_t bt_memory_weights(const bt_model_config *cfg, const bt_safetensors *st,
         uint64_t         elems;
 
         if (layer >= (long)cfg->n_layers || bt_tensor_is_beside_weights(t)) continue;
+        if (strncmp(t->name, "model.", 6) != 0 && strncmp(t->name, "lm_head.", 8) != 0)
+            continue; /* a multimodal checkpoint's other parts */
         if (expert >= 0 && own != NULL && expert < (long)cfg->moe.gate.n_experts && !own[expert])
             continue;
         elems = bt_tensor_n_weights(t);

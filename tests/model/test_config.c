@@ -510,6 +510,51 @@ static void config_of_4_bits_may_leave_out_what_is_null(void)
     EXPECT(c.int4);
 }
 
+/* Kimi-K2.5's config.json: the demo's under text_config; `more` are members beside it. */
+static bt_status read_wrapped(const char *more, bt_model_config *cfg)
+{
+    json_t   *all = json_loads(more, 0, NULL), *text = json_load_file(DEMO "/config.json", 0, NULL);
+    char     *dump;
+    bt_status st;
+
+    if (all == NULL || text == NULL) abort();
+    json_object_set_new(all, "model_type", json_string("kimi_k25"));
+    if (json_object_get(all, "text_config") == NULL) json_object_set(all, "text_config", text);
+    dump = json_dumps(all, 0);
+    scratch_clear();
+    scratch_write("config.json", dump, strlen(dump));
+    st = bt_model_config_read(g_scratch, cfg);
+    free(dump);
+    json_decref(all);
+    json_decref(text);
+    return st;
+}
+
+static void config_of_a_language_model_is_read_within(void)
+{
+    bt_model_config c, demo;
+
+    EXPECT_EQ(bt_model_config_read(DEMO, &demo), BT_OK);
+    EXPECT_EQ(
+        read_wrapped("{\"eos_token_id\": 77, \"pad_token_id\": 5, \"vision_config\": {}}", &c),
+        BT_OK);
+    EXPECT(strcmp(c.model_type, "deepseek_v3") == 0);
+    EXPECT(c.hidden == demo.hidden && c.n_layers == demo.n_layers && !c.fp8);
+    EXPECT_EQ(c.n_eos, 2); /* its own, and that of the whole */
+    EXPECT(c.eos_tokens[0] == demo.eos_tokens[0] && c.eos_tokens[1] == 77);
+    EXPECT(c.bos_token == demo.bos_token && c.pad_token == 5);
+    EXPECT_EQ(read_wrapped("{\"quantization_config\": {\"quant_method\": \"fp8\", "
+                           "\"weight_block_size\": [128, 128]}}",
+                           &c),
+              BT_OK);
+    EXPECT(c.fp8);
+    EXPECT_EQ(read_wrapped("{\"text_config\": [1]}", &c), BT_ERR_FORMAT);
+    EXPECT_HAS(bt_error_text(), "field text_config: expected an object, found [1]");
+    EXPECT_EQ(read_wrapped("{\"text_config\": {\"model_type\": \"llama\"}}", &c),
+              BT_ERR_UNSUPPORTED);
+    EXPECT_HAS(bt_error_text(), "found \"llama\"");
+}
+
 static void config_bad_fields_are_refused_by_name(void)
 {
     for (size_t i = 0; i < sizeof(BAD) / sizeof(BAD[0]); i++) {
@@ -644,6 +689,7 @@ static const bt_test TESTS[] = {
     BT_TEST(config_eos_ids_of_both_files_are_joined),
     BT_TEST(config_reads_indexers),
     BT_TEST(config_of_4_bits_may_leave_out_what_is_null),
+    BT_TEST(config_of_a_language_model_is_read_within),
     BT_TEST(config_bad_fields_are_refused_by_name),
     BT_TEST(config_bad_files_are_refused),
     BT_TEST(config_deep_json_is_refused),

@@ -69,6 +69,35 @@ static void safetensors_of_shards_form_one_set(void)
     bt_safetensors_close(set);
 }
 
+/* A multimodal checkpoint's language model is called as one of its own; its other parts stay. */
+static void safetensors_of_a_language_model_lose_its_prefix(void)
+{
+    static const char JSON[] =
+        "{\"language_model.model.b\": {\"dtype\": \"U8\", \"shape\": [1], \"data_offsets\": [0, "
+        "1]}, "
+        "\"language_model.lm_head\": {\"dtype\": \"U8\", \"shape\": [1], \"data_offsets\": [1, "
+        "2]}, "
+        "\"vision_tower.a\": {\"dtype\": \"U8\", \"shape\": [1], \"data_offsets\": [2, 3]}%s}";
+    bt_safetensors *set = NULL;
+    char            json[640];
+
+    scratch_clear();
+    snprintf(json, sizeof(json), JSON, "");
+    write_raw("t.safetensors", strlen(json), json, strlen(json), 3);
+    EXPECT_EQ(bt_safetensors_open(scratch_path("t.safetensors"), &set), BT_OK);
+    if (set == NULL) return;
+    EXPECT_EQ(bt_safetensors_count(set), 3);
+    EXPECT(strcmp(bt_safetensors_at(set, 0)->name, "lm_head") == 0);
+    EXPECT(bt_safetensors_find(set, "model.b") == bt_safetensors_at(set, 1));
+    EXPECT(bt_safetensors_find(set, "vision_tower.a") == bt_safetensors_at(set, 2));
+    bt_safetensors_close(set);
+
+    snprintf(json, sizeof(json), JSON,
+             ", \"lm_head\": {\"dtype\": \"U8\", \"shape\": [1], \"data_offsets\": [3, 4]}");
+    EXPECT_EQ(open_json(json, 4), BT_ERR_FORMAT);
+    EXPECT_HAS(bt_error_text(), "lm_head");
+}
+
 static void safetensors_data_is_where_the_offsets_say(void)
 {
     const char *json =
@@ -412,6 +441,7 @@ static void safetensors_open_unwinds_at_every_allocation(void)
 static const bt_test TESTS[] = {
     BT_TEST(safetensors_of_one_file_are_found_and_sorted),
     BT_TEST(safetensors_of_shards_form_one_set),
+    BT_TEST(safetensors_of_a_language_model_lose_its_prefix),
     BT_TEST(safetensors_data_is_where_the_offsets_say),
     BT_TEST(safetensors_lying_headers_are_refused),
     BT_TEST(safetensors_absurd_header_length_is_refused),

@@ -150,6 +150,28 @@ static void weights_are_what_the_file_holds(void)
     }
 }
 
+/* In a multimodal checkpoint, as Kimi-K2.5's: names have a prefix, and there are other parts. */
+static void weights_of_a_language_model_are_those_of_its_own(void)
+{
+    checkpoint c;
+    bt_weights w;
+    char(*names)[160] = malloc(sizeof(*names) * MAX_TENSORS);
+
+    NEED(names != NULL);
+    checkpoint_open(&c, "k2-int4");
+    for (size_t i = 0; i < c.n; i++) {
+        snprintf(names[i], sizeof(names[i]), "language_model.%s", c.tensors[i].name);
+        c.tensors[i].name = names[i];
+    }
+    c.tensors[c.n]        = c.tensors[0];
+    c.tensors[c.n++].name = "vision_tower.encoder.blocks.0.wo.weight";
+    EXPECT_EQ(load_list(&c, &w), BT_OK);
+    expect_weights(&c, &w);
+    bt_weights_fini(&w);
+    checkpoint_close(&c);
+    free(names);
+}
+
 static bt_store *open_store(const checkpoint *c, int fd, uint32_t member)
 {
     bt_store_options opt   = {.fd = fd, .member = member, .rank = member, .timeout_ns = 1};
@@ -673,6 +695,7 @@ static void fingerprint_tells_models_apart(void)
 
 static const bt_test TESTS[] = {
     BT_TEST(weights_are_what_the_file_holds),
+    BT_TEST(weights_of_a_language_model_are_those_of_its_own),
     BT_TEST(weights_are_packed_once_for_ranks_that_share),
     BT_TEST(packing_shows_signs_of_life),
     BT_TEST(shared_experts_move),

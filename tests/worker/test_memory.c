@@ -1,3 +1,5 @@
+#include <unistd.h>
+
 #include "tests/support/test.h"
 #include "worker/memory.h"
 
@@ -121,6 +123,31 @@ static void weights_in_8_bits_are_counted(void)
     bt_safetensors_close(st);
 }
 
+/* Of a multimodal checkpoint the language model is loaded, and nothing else. */
+static void weights_of_other_parts_are_not_counted(void)
+{
+    static const uint16_t DATA[256];
+    const char           *path   = BT_SOURCE_DIR "/tests/models/v2-lite";
+    char                  file[] = "/tmp/baton-test-XXXXXX";
+    int                   fd     = mkstemp(file);
+    bt_model_config       cfg;
+    bt_safetensors       *st     = NULL;
+    const bt_tensor       list[] = {
+              {"language_model.model.norm.weight",        BT_ST_BF16, 1, {96},    DATA, 192},
+              {"language_model.lm_head.weight",           BT_ST_BF16, 2, {2, 96}, DATA, 384},
+              {"vision_tower.encoder.blocks.0.wo.weight", BT_ST_BF16, 2, {2, 96}, DATA, 384}
+    };
+
+    EXPECT(fd >= 0);
+    close(fd);
+    EXPECT_EQ(bt_model_config_read(path, &cfg), BT_OK);
+    EXPECT_EQ(bt_safetensors_write(file, 3, list), BT_OK);
+    EXPECT_EQ(bt_safetensors_open(file, &st), BT_OK);
+    EXPECT_EQ(bt_memory_weights(&cfg, st, NULL), 192 + 384);
+    bt_safetensors_close(st);
+    unlink(file);
+}
+
 /* Half a byte and a sixteenth, of the experts; all else has two. */
 static void weights_in_4_bits_are_counted(void)
 {
@@ -210,6 +237,7 @@ int main(int argc, char **argv)
         BT_TEST(weights_of_ranks_add_up),
         BT_TEST(weights_in_8_bits_are_counted),
         BT_TEST(weights_in_4_bits_are_counted),
+        BT_TEST(weights_of_other_parts_are_not_counted),
         BT_TEST(adopted_experts_are_counted),
         BT_TEST(experts_of_a_lost_rank_have_room),
         BT_TEST(available_memory_is_some),

@@ -1,30 +1,12 @@
-/* Both forms of the CPU back end against the scalar twin, bit by bit.  W_UK and W_UV are identities
- * and RoPE turns by nothing, so that keys, values and absorbed queries are what the test put in,
- * and the two forms compute the same: positions, pages, parts and their merge are what is left.
- * argv[1]: the kernel family. */
+/* Both forms of the CPU back end against the scalar twin, bit by bit.  Keys and values are the same
+ * in both, so that they compute the same: positions, pages, parts and their merge are what is left.
+ */
 #include <stdbool.h>
 
-#include "attention/ops.h"
-#include "tests/attention/twin.h"
-#include "tests/support/test.h"
+#include "tests/attention/identity.h"
 
-enum {
-    DIM     = 32,
-    ROPE    = 8,
-    HEADS   = 3,
-    KV      = DIM + ROPE,
-    Q       = HEADS * KV,
-    CONTEXT = 4300,
-    LONG    = 18500,
-    PAGES   = 290,
-    BLOCK   = 256 /* keys */
-};
+enum { KV = WIDTH, CONTEXT = 4300, LONG = MAX_CONTEXT };
 
-static const char   *g_family;
-static bt_device    *g_dev;
-static bt_attn      *g_attn;
-static bt_kv_pool   *g_pool;
-static bt_linear    *g_identity[HEADS];
 static bt_mla_config g_cfg = {.hidden        = 1,
                               .n_heads       = HEADS,
                               .kv_lora_rank  = DIM,
@@ -33,24 +15,7 @@ static bt_mla_config g_cfg = {.hidden        = 1,
                               .v_dim         = DIM,
                               .softmax_scale = 0.4f,
                               .max_context   = LONG};
-static bt_page_id    g_pages[PAGES];
-static float         g_rope[LONG * ROPE];
 static bt_bf16       g_q[LONG][Q], g_kv[LONG][KV], g_out[LONG][HEADS][DIM];
-
-static void identity_row(void *ctx, uint32_t n, bt_bf16 *row)
-{
-    (void)ctx;
-    memset(row, 0, DIM * sizeof(*row));
-    row[n] = 0x3f80;
-}
-
-static void fill(bt_bf16 *x, size_t n, uint32_t seed, float size)
-{
-    for (size_t i = 0; i < n; i++) {
-        seed = seed * 1664525u + 1013904223u;
-        x[i] = bt_bf16_from_f32((float)(int32_t)seed / 2147483648.0f * size);
-    }
-}
 
 /* Positions [start, end) in one call: their pages, and, unless it is NULL, what they attend to. */
 static void run(bt_attn *attn, uint32_t start, uint32_t end, const bt_attn_form *form)
@@ -293,29 +258,5 @@ static const bt_test TESTS[] = {
 
 int main(int argc, char **argv)
 {
-    bt_kv_pool_config     cfg = {.n_layers = 1, .n_pages = PAGES, .kv_dim = KV};
-    bt_device_cpu_options opt = {.n_threads = 2};
-    int                   rc  = EXIT_FAILURE;
-
-    opt.kernels = g_family = argc > 1 ? argv[1] : "auto";
-    if (bt_cpu_kernels_find(g_family) == NULL) {
-        printf("skipped: this CPU has no %s, only %s\n", g_family, bt_device_cpu_kernels());
-        return BT_TEST_SKIP;
-    }
-    g_twin_arithmetic = bt_cpu_kernels_find(g_family)->arithmetic[BT_ROLE_GENERATED];
-    for (uint32_t i = 0; i < LONG * ROPE; i += 2)
-        g_rope[i] = 1; /* cos 0, sin 0 */
-    if (bt_device_cpu_create(&opt, &g_dev) != BT_OK ||
-        bt_kv_pool_create(g_dev, &cfg, &g_pool) != BT_OK ||
-        bt_kv_pool_acquire(g_pool, PAGES, g_pages) != BT_OK ||
-        bt_attn_cpu_ops.create(g_dev, &g_cfg, CONTEXT, g_rope, &g_attn) != BT_OK ||
-        bt_device_linear_create(g_dev, DIM, DIM, identity_row, NULL, &g_identity[0]) != BT_OK)
-        return EXIT_FAILURE;
-    g_identity[1] = g_identity[2] = g_identity[0];
-    rc                            = BT_RUN_TESTS(TESTS, argc > 2 ? argv[2] : NULL);
-    bt_device_linear_destroy(g_dev, g_identity[0]);
-    g_attn->ops->destroy(g_attn);
-    bt_kv_pool_destroy(g_pool);
-    bt_device_destroy(g_dev);
-    return rc;
+    return identity_main(argc, argv, TESTS, sizeof(TESTS) / sizeof(TESTS[0]), &g_cfg, CONTEXT, 2);
 }

@@ -1,31 +1,16 @@
 /* Sparse attention of the CPU back end against the scalar twin, bit by bit: which positions rows
- * choose, and what they make of them.  W_UK and W_UV are identities and RoPE turns by nothing, so
- * that queries and keys are what the test put in.  argv[1]: the kernel family. */
+ * choose, and what they make of them. */
 #include "attention/cpu/attn_cpu.h"
-#include "core/alloc.h"
-#include "tests/attention/twin.h"
-#include "tests/support/test.h"
+#include "tests/attention/identity.h"
 
 enum {
-    DIM     = 32,
-    ROPE    = 8,
-    HEADS   = 3,
-    WIDTH   = DIM + ROPE,
-    Q       = HEADS * WIDTH,
     TOPK    = 150, /* no multiple of a page */
     I_HEADS = 21,  /* nor of lanes */
     I_DIM   = 24,
     KV      = WIDTH + I_DIM,
-    CONTEXT = 1500, /* over two chunks of keys */
-    PAGES   = (CONTEXT + 63) / 64,
-    BLOCK   = 256
+    CONTEXT = 1500 /* over two chunks of keys */
 };
 
-static const char         *g_family;
-static bt_device          *g_dev;
-static bt_attn            *g_attn;
-static bt_kv_pool         *g_pool;
-static bt_linear          *g_identity[HEADS];
 static const bt_mla_config CFG = {.hidden        = 1,
                                   .n_heads       = HEADS,
                                   .q_lora_rank   = 1,
@@ -38,25 +23,9 @@ static const bt_mla_config CFG = {.hidden        = 1,
                                   .index_topk    = TOPK,
                                   .index_heads   = I_HEADS,
                                   .index_dim     = I_DIM};
-static bt_page_id          g_pages[PAGES];
-static float               g_rope[CONTEXT * ROPE], g_w[CONTEXT][I_HEADS];
+static float               g_w[CONTEXT][I_HEADS];
 static bt_bf16             g_q[CONTEXT][Q], g_rows[CONTEXT][KV], g_out[CONTEXT][HEADS][DIM];
 static bt_bf16             g_index_q[CONTEXT][I_HEADS][I_DIM];
-
-static void identity_row(void *ctx, uint32_t n, bt_bf16 *row)
-{
-    (void)ctx;
-    memset(row, 0, DIM * sizeof(*row));
-    row[n] = 0x3f80;
-}
-
-static void fill(bt_bf16 *x, size_t n, uint32_t seed, float size)
-{
-    for (size_t i = 0; i < n; i++) {
-        seed = seed * 1664525u + 1013904223u;
-        x[i] = bt_bf16_from_f32((float)(int32_t)seed / 2147483648.0f * size);
-    }
-}
 
 static void fill_all(uint32_t seed)
 {
@@ -319,29 +288,5 @@ static const bt_test TESTS[] = {
 
 int main(int argc, char **argv)
 {
-    bt_kv_pool_config     cfg = {.n_layers = 1, .n_pages = PAGES, .kv_dim = KV};
-    bt_device_cpu_options opt = {.n_threads = 3};
-    int                   rc  = EXIT_FAILURE;
-
-    opt.kernels = g_family = argc > 1 ? argv[1] : "auto";
-    if (bt_cpu_kernels_find(g_family) == NULL) {
-        printf("skipped: this CPU has no %s, only %s\n", g_family, bt_device_cpu_kernels());
-        return BT_TEST_SKIP;
-    }
-    g_twin_arithmetic = bt_cpu_kernels_find(g_family)->arithmetic[BT_ROLE_GENERATED];
-    for (uint32_t i = 0; i < CONTEXT * ROPE; i += 2)
-        g_rope[i] = 1; /* cos 0, sin 0 */
-    if (bt_device_cpu_create(&opt, &g_dev) != BT_OK ||
-        bt_kv_pool_create(g_dev, &cfg, &g_pool) != BT_OK ||
-        bt_kv_pool_acquire(g_pool, PAGES, g_pages) != BT_OK ||
-        bt_attn_cpu_ops.create(g_dev, &CFG, CONTEXT, g_rope, &g_attn) != BT_OK ||
-        bt_device_linear_create(g_dev, DIM, DIM, identity_row, NULL, &g_identity[0]) != BT_OK)
-        return EXIT_FAILURE;
-    g_identity[1] = g_identity[2] = g_identity[0];
-    rc                            = BT_RUN_TESTS(TESTS, argc > 2 ? argv[2] : NULL);
-    bt_device_linear_destroy(g_dev, g_identity[0]);
-    g_attn->ops->destroy(g_attn);
-    bt_kv_pool_destroy(g_pool);
-    bt_device_destroy(g_dev);
-    return rc;
+    return identity_main(argc, argv, TESTS, sizeof(TESTS) / sizeof(TESTS[0]), &CFG, CONTEXT, 3);
 }

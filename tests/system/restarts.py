@@ -182,7 +182,7 @@ def named(cell, name):
 
 def renewed_in_turn(a, pb, rpc):
     cell = start(a, "1+2", "--on-death", "replace", "--restarts", "5", "--renew", "--kv-bytes", "64m")
-    want, streams = ask(pb, rpc, cell, 1, 4000), []
+    want, streams = ask(pb, rpc, cell, 1, 6000), []    # long enough for a fresh cell to start meanwhile
 
     def lose_one(n):
         """Of a cell with a long stream, which drains once the fresh one serves; its launcher, and the workers of that one."""
@@ -196,7 +196,7 @@ def renewed_in_turn(a, pb, rpc):
 
     def asked(begun):
         with cell.channel() as channel:
-            return load.ask(pb, rpc.VllmEngineStub(channel), 1, 4000, lambda _: begun.set())
+            return load.ask(pb, rpc.VllmEngineStub(channel), 1, 6000, lambda _: begun.set())
     stream, _, fresh = lose_one(1)
     os.kill(cell.ranks(fresh)[2], signal.SIGKILL)    # the fresh cell lacks a rank before it is alone
     wait_for(cell, "the cell renewed-2 serves", 1)

@@ -95,7 +95,7 @@ out:
     return st;
 }
 
-static bt_status check_index(const bt_mla_config *cfg, const bt_attn_ops *ops)
+static bt_status check_index(const bt_mla_config *cfg)
 {
     bt_status st = BT_OK;
 
@@ -108,11 +108,6 @@ static bt_status check_index(const bt_mla_config *cfg, const bt_attn_ops *ops)
                "and a q_lora_rank (%u)",
                cfg->index_heads, cfg->index_dim, (int)MAX_DIM, cfg->qk_rope_dim,
                (int)BT_INDEX_MAX_DIM, cfg->q_lora_rank);
-    BT_REQUIRE(ops->choose != NULL || !bt_mla_chooses(cfg), BT_ERR_UNSUPPORTED,
-               "device \"%s\" has no sparse attention: contexts of up to %u tokens need none, and "
-               "this model's has %u: set max_position_embeddings in config.json to %u, or run on "
-               "the CPU",
-               ops->device, cfg->index_topk, cfg->max_context, cfg->index_topk);
 out:
     return st;
 }
@@ -143,7 +138,7 @@ bt_status bt_mla_create(bt_device *dev, const bt_mla_config *cfg, uint32_t max_r
 
     BT_REQUIRE(ops != NULL, BT_ERR_UNSUPPORTED, "no attention for device \"%s\"", dev->ops->name);
     BT_TRY(check_config(cfg, max_rows));
-    BT_TRY(check_index(cfg, ops));
+    BT_TRY(check_index(cfg));
 
     mla = bt_calloc(1, sizeof(*mla));
     BT_REQUIRE(mla != NULL, BT_ERR_NO_MEMORY, "attention header");

@@ -126,7 +126,7 @@ typedef struct bt_mla bt_mla;
 /* Workspaces for steps of at most max_rows rows.  `dev` is borrowed.
  * INVALID_ARG: a dimension of 0 or above 16384, an odd qk_rope_dim, a softmax scale that is not
  * above 0, a rope frequency or magnitude that is no number, or an angle above 2^20.
- * UNSUPPORTED: the back end has no sparse attention and max_context is above index_topk. */
+ * UNSUPPORTED: sizes that the back end has no kernels for. */
 bt_status bt_mla_create(bt_device *dev, const bt_mla_config *cfg, uint32_t max_rows,
                         bt_mla **mla_out);
 void      bt_mla_destroy(bt_mla *mla);

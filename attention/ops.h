@@ -47,7 +47,7 @@ typedef struct {
                       const bt_span *spans);
 } bt_attn_fixed_ops;
 
-/* A slot is never NULL, but for `fixed` and where that is said. */
+/* A slot is never NULL, but for `fixed`. */
 typedef struct {
     const char *device; /* the name of the device back end that it belongs to */
     /* Of bt_mla_large_bytes(). */
@@ -60,9 +60,9 @@ typedef struct {
     bt_status (*append)(bt_attn *attn, const bt_attn_call *call);
     /* out = attention, by form; the spans have one role and this form. */
     bt_status (*attend[2])(bt_attn *attn, const bt_attn_call *call);
-    /* Or NULL, both: chooses positions for the rows that have more than index_topk, by index_q and
-     * index_w; out = attention in the absorbed form to what was chosen last, or to all positions of
-     * rows that have no more.  The spans have one role. */
+    /* Chooses positions for the rows that have more than index_topk, by index_q and index_w; then
+     * out = attention in the absorbed form to what was chosen last, or to all positions of rows
+     * that have no more.  The spans have one role. */
     bt_status (*choose)(bt_attn *attn, const bt_attn_call *call);
     bt_status (*attend_chosen)(bt_attn *attn, const bt_attn_call *call);
     /* Between pages and a run of device memory; enqueued on `stream`. */

@@ -264,7 +264,7 @@ bt_status bt_attn_cpu_attend_chosen(bt_attn *attn, const bt_attn_call *call)
     bt_status    st      = BT_OK;
     bt_attn_cpu *a       = (bt_attn_cpu *)attn;
     uint32_t     n_pages = bt_kv_pages_for(a->cfg.index_topk), r = 0;
-    gather_job   job    = {.a = a, .call = call, .span = call->spans};
+    gather_job   job    = {.a = a, .call = call};
     bt_attn_call copies = *call;
 
     copies.pool  = a->gathered;

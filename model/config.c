@@ -124,6 +124,25 @@ out:
     return st;
 }
 
+bt_status bt_config_layer_is(const bt_json_at *at, const char *field, uint32_t layer,
+                             uint32_t n_layers, const char *yes, const char *no, bool *is_out)
+{
+    bt_status     st   = BT_OK;
+    const json_t *list = bt_json_field(at, field), *v = json_array_get(list, layer);
+    const char   *kind = json_is_string(v) ? json_string_value(v) : "";
+    char          found[BT_JSON_SHOW_BYTES];
+
+    BT_REQUIRE(json_array_size(list) == n_layers, BT_ERR_FORMAT,
+               "%s: field %s: expected a list of %u, found %s", at->file, field, n_layers,
+               bt_json_show(list, found, sizeof(found)));
+    *is_out = strcmp(kind, yes) == 0;
+    BT_REQUIRE(*is_out || strcmp(kind, no) == 0, BT_ERR_FORMAT,
+               "%s: field %s[%u]: expected \"%s\" or \"%s\", found %s", at->file, field, layer, yes,
+               no, bt_json_show(v, found, sizeof(found)));
+out:
+    return st;
+}
+
 static bt_status read_sizes(const bt_json_at *at, bt_model_config *cfg)
 {
     bt_status           st       = BT_OK;

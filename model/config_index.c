@@ -16,23 +16,15 @@ out:
 }
 
 /* ["full", "shared", ...], a layer each. */
-static bt_status read_types(const bt_json_at *at, const json_t *list, bt_model_config *cfg)
+static bt_status read_types(const bt_json_at *at, bt_model_config *cfg)
 {
     bt_status st = BT_OK;
-    char      found[96];
 
-    BT_REQUIRE(json_array_size(list) == cfg->n_layers, BT_ERR_FORMAT,
-               "%s: field indexer_types: expected a list of %u, found %s", at->file, cfg->n_layers,
-               bt_json_show(list, found, sizeof(found)));
     for (uint32_t i = 0; i < cfg->n_layers; i++) {
-        const json_t *v      = json_array_get(list, i);
-        const char   *s      = json_is_string(v) ? json_string_value(v) : "";
-        bool          shared = strcmp(s, "shared") == 0;
+        bool full = false;
 
-        BT_REQUIRE(shared || strcmp(s, "full") == 0, BT_ERR_FORMAT,
-                   "%s: field indexer_types[%u]: expected \"full\" or \"shared\", found %s",
-                   at->file, i, bt_json_show(v, found, sizeof(found)));
-        BT_TRY(set_shared(at, i, shared, cfg));
+        BT_TRY(bt_config_layer_is(at, "indexer_types", i, cfg->n_layers, "full", "shared", &full));
+        BT_TRY(set_shared(at, i, !full, cfg));
     }
 out:
     return st;
@@ -60,16 +52,15 @@ out:
 /* Which layers have no indexer, in the three ways that Hugging Face's GlmMoeDsaConfig reads. */
 static bt_status read_shared(const bt_json_at *at, bt_model_config *cfg)
 {
-    bt_status           st    = BT_OK;
-    const json_t       *types = bt_json_field(at, "indexer_types");
+    bt_status           st   = BT_OK;
     uint32_t            freq = 1, offset = 2;
     const bt_config_u32 fields[] = {
         {"index_topk_freq",        &freq,   0, BT_CONFIG_MAX_LAYERS, false},
         {"index_skip_topk_offset", &offset, 0, BT_CONFIG_MAX_LAYERS, false},
     };
 
-    if (types != NULL) {
-        BT_TRY(read_types(at, types, cfg));
+    if (bt_json_field(at, "indexer_types") != NULL) {
+        BT_TRY(read_types(at, cfg));
         goto out;
     }
     if (bt_json_field(at, "index_topk_pattern") != NULL) {

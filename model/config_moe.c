@@ -9,7 +9,6 @@ static bt_status read_layer_types(const bt_json_at *at, bt_model_family fam, bt_
     bt_status     st      = BT_OK;
     const json_t *list    = bt_json_field(at, "mlp_layer_types");
     uint32_t      n_dense = 0;
-    char          found[96];
 
     BT_REQUIRE(
         list != NULL || fam != BT_FAMILY_GLM4 || cfg->first_moe_layer == 1, BT_ERR_UNSUPPORTED,
@@ -17,17 +16,11 @@ static bt_status read_layer_types(const bt_json_at *at, bt_model_family fam, bt_
         "%u: Hugging Face reads only the latter for this model_type",
         at->file, cfg->first_moe_layer);
     if (list == NULL) goto out;
-    BT_REQUIRE(json_array_size(list) == cfg->n_layers, BT_ERR_FORMAT,
-               "%s: field mlp_layer_types: expected a list of %u, found %s", at->file,
-               cfg->n_layers, bt_json_show(list, found, sizeof(found)));
     for (uint32_t i = 0; i < cfg->n_layers; i++) {
-        const json_t *v        = json_array_get(list, i);
-        const char   *s        = json_is_string(v) ? json_string_value(v) : "";
-        bool          is_dense = strcmp(s, "dense") == 0;
+        bool is_dense = false;
 
-        BT_REQUIRE(is_dense || strcmp(s, "sparse") == 0, BT_ERR_FORMAT,
-                   "%s: field mlp_layer_types[%u]: expected \"dense\" or \"sparse\", found %s",
-                   at->file, i, bt_json_show(v, found, sizeof(found)));
+        BT_TRY(bt_config_layer_is(at, "mlp_layer_types", i, cfg->n_layers, "dense", "sparse",
+                                  &is_dense));
         BT_REQUIRE(!is_dense || n_dense == i, BT_ERR_UNSUPPORTED,
                    "%s: field mlp_layer_types[%u]: expected no dense layer after a sparse one",
                    at->file, i);

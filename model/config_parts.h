@@ -33,6 +33,10 @@ bt_status bt_config_u32_fields(const bt_json_at *at, const bt_config_u32 *fields
  * fills the rope fields, mla.softmax_scale, mla.rope_magnitude and mla.rope_inv_freq. */
 bt_status bt_config_rope(const bt_json_at *at, bt_model_config *cfg);
 
+/* Whether a list of each layer's kind says `yes` of this one, where else it must say `no`. */
+bt_status bt_config_layer_is(const bt_json_at *at, const char *field, uint32_t layer,
+                             uint32_t n_layers, const char *yes, const char *no, bool *is_out);
+
 /* Sparse attention, of the families that have it.  Needs cfg->mla's sizes and n_layers. */
 bt_status bt_config_index(const bt_json_at *at, bt_model_family fam, bt_model_config *cfg);
 

@@ -5,16 +5,19 @@
 #include "core/alloc.h"
 #include "model/reference_parts.h"
 
-static void rope(const bt_model_config *cfg, uint32_t position, float *x)
+void bt_ref_rope(const bt_model_config *cfg, uint32_t position, bool halves, float *x)
 {
-    for (uint32_t i = 0; i < cfg->mla.qk_rope_dim / 2; i++) {
+    uint32_t half = cfg->mla.qk_rope_dim / 2;
+
+    for (uint32_t i = 0; i < half; i++) {
         double angle = position * cfg->rope_inv_freq[i];
         float  c     = (float)(cos(angle) * cfg->mla.rope_magnitude);
         float  s     = (float)(sin(angle) * cfg->mla.rope_magnitude);
-        float  even = x[2 * i], odd = x[2 * i + 1];
+        float *a = x + (halves ? i : 2 * i), *b = x + (halves ? half + i : 2 * i + 1);
+        float  one = *a, two = *b;
 
-        x[2 * i]     = even * c - odd * s;
-        x[2 * i + 1] = even * s + odd * c;
+        *a = one * c - two * s;
+        *b = one * s + two * c;
     }
 }
 
@@ -44,7 +47,8 @@ static bt_status queries(bt_reference *r, uint32_t layer, const float *x, float 
     }
     for (uint32_t p = 0; p < r->t; p++)
         for (uint32_t head = 0; head < m->n_heads; head++)
-            rope(r->cfg, p, q + ((size_t)p * m->n_heads + head) * dk + m->qk_nope_dim);
+            bt_ref_rope(r->cfg, p, false,
+                        q + ((size_t)p * m->n_heads + head) * dk + m->qk_nope_dim);
 out:
     bt_free(low);
     return st;
@@ -66,7 +70,7 @@ static bt_status latents(bt_reference *r, uint32_t layer, const float *x, float 
                        bt_ref_name(r, layer, "self_attn.kv_a_layernorm.weight")));
     for (uint32_t p = 0; p < r->t; p++) {
         memcpy(k_rope + (size_t)p * dr, kv + (size_t)p * (rank + dr) + rank, dr * sizeof(*kv));
-        rope(r->cfg, p, k_rope + (size_t)p * dr);
+        bt_ref_rope(r->cfg, p, false, k_rope + (size_t)p * dr);
     }
 out:
     bt_free(kv);

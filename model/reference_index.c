@@ -5,24 +5,6 @@
 #include "core/alloc.h"
 #include "model/reference_parts.h"
 
-/* RoPE of the first qk_rope_dim elements, in halves or in pairs. */
-static void turn(const bt_model_config *cfg, uint32_t position, float *x)
-{
-    uint32_t half = cfg->mla.qk_rope_dim / 2;
-
-    for (uint32_t i = 0; i < half; i++) {
-        double angle = position * cfg->rope_inv_freq[i];
-        float  c     = (float)(cos(angle) * cfg->mla.rope_magnitude);
-        float  s     = (float)(sin(angle) * cfg->mla.rope_magnitude);
-        float *a     = x + (cfg->mla.index_halves ? i : 2 * i);
-        float *b     = x + (cfg->mla.index_halves ? half + i : 2 * i + 1);
-        float  one = *a, two = *b;
-
-        *a = one * c - two * s;
-        *b = two * c + one * s;
-    }
-}
-
 static bt_status layer_norm(bt_reference *r, uint32_t layer, uint32_t n, float *x)
 {
     float    *weight = NULL, *bias = NULL;
@@ -81,9 +63,9 @@ bt_status bt_ref_choose(bt_reference *r, uint32_t layer, const float *x, const f
                          bt_ref_name(r, layer, "self_attn.indexer.weights_proj.weight")));
     BT_TRY(layer_norm(r, layer, m->index_dim, k));
     for (uint32_t p = 0; p < t; p++) {
-        turn(r->cfg, p, k + p * dim);
+        bt_ref_rope(r->cfg, p, m->index_halves, k + p * dim);
         for (size_t h = 0; h < heads; h++)
-            turn(r->cfg, p, q + (p * heads + h) * dim);
+            bt_ref_rope(r->cfg, p, m->index_halves, q + (p * heads + h) * dim);
     }
     for (uint32_t p = 0; p < t; p++) {
         for (size_t j = 0; j <= p; j++) {

@@ -34,6 +34,8 @@ bt_status bt_ref_norm(const bt_reference *r, size_t rows, uint32_t n, const floa
 bt_status bt_ref_mlp(bt_reference *r, size_t rows, uint32_t layer, const char *what, uint32_t dim,
                      const float *x, float *y);
 
+/* RoPE of x's first qk_rope_dim elements: in pairs (2i, 2i+1), or, in halves, (i, i + half). */
+void bt_ref_rope(const bt_model_config *cfg, uint32_t position, bool halves, float *x);
 /* seen = what the layer's indexer chooses, by x [t][hidden] and the normed q_a: low [t][q_lora]. */
 bt_status bt_ref_choose(bt_reference *r, uint32_t layer, const float *x, const float *low,
                         bool *seen);

@@ -9,13 +9,11 @@ extern const bt_cuda_module_table bt_cuda_module;
 #define ENGINE_DEVICE(opt, dev_out) bt_cuda_module.create((opt)->n_threads - 1, (dev_out))
 #include "tests/model/int4_twin.h"
 
-static bt_world *g_world;
-
 static void cuda_int4_bits_are_those_of_bf16(void)
 {
     engine_options opt = {.n_threads = 1, .max_rows = 256, .n_pages = 16}; /* GPU 0 */
 
-    expect_twins(g_world, &opt, BT_FORM_BY_ROLE);
+    expect_twins(&opt, BT_FORM_BY_ROLE);
     EXPECT_EQ(g_fake_gpu.live, 0);
 }
 
@@ -23,13 +21,5 @@ static const bt_test TESTS[] = {BT_TEST(cuda_int4_bits_are_those_of_bf16)};
 
 int main(int argc, char **argv)
 {
-    int rc;
-
-    bt_log_init("test", BT_LOG_WARN);
-    NEED(bt_world_init(&argc, &argv, &g_world) == BT_OK);
-    twins_open();
-    rc = BT_RUN_TESTS(TESTS, argc > 1 ? argv[1] : NULL);
-    twins_close();
-    bt_world_fini(g_world);
-    return rc;
+    return twins_main(argc, argv, TESTS, sizeof(TESTS) / sizeof(TESTS[0]));
 }

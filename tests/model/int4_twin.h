@@ -11,7 +11,8 @@
 
 enum { TWIN_TENSORS = 512 };
 
-static goldens g_int4, g_bf16;
+static goldens   g_int4, g_bf16;
+static bt_world *g_world;
 
 static inline const bt_tensor *beside(const bt_tensor *packed, const char *end)
 {
@@ -98,10 +99,10 @@ static inline void twins_close(void)
 
 /* Collective over the world: all cases by all ranks, one after the other, as either model has them,
  * in pieces and at once, with rows of both roles. */
-static inline void expect_twins(bt_world *world, const engine_options *opt, bt_form_policy form)
+static inline void expect_twins(const engine_options *opt, bt_form_policy form)
 {
     static sequence runs[2][MAX_GOLDEN_CASES][3];
-    uint32_t        n_ranks = bt_world_size(world), all[MAX_RANKS];
+    uint32_t        n_ranks = bt_world_size(g_world), all[MAX_RANKS];
     size_t          bytes[2];
 
     NEED(n_ranks <= MAX_RANKS);
@@ -111,7 +112,7 @@ static inline void expect_twins(bt_world *world, const engine_options *opt, bt_f
         const goldens *g = m == 0 ? &g_int4 : &g_bf16;
         engine         e;
 
-        engine_open(&e, g, world, n_ranks, all, opt);
+        engine_open(&e, g, g_world, n_ranks, all, opt);
         bytes[m] = bt_model_weight_bytes(e.model);
         for (uint32_t c = 0; c < g->n_cases; c++)
             for (uint32_t i = 0; i < 3; i++) {
@@ -133,6 +134,20 @@ static inline void expect_twins(bt_world *world, const engine_options *opt, bt_f
             sequence_free(&runs[0][c][i]);
             sequence_free(&runs[1][c][i]);
         }
+}
+
+/* The main() of tests of both. */
+static inline int twins_main(int argc, char **argv, const bt_test *tests, size_t n_tests)
+{
+    int rc;
+
+    bt_log_init("test", BT_LOG_WARN);
+    NEED(bt_world_init(&argc, &argv, &g_world) == BT_OK);
+    twins_open();
+    rc = bt_run_tests(tests, n_tests, argc > 1 ? argv[1] : NULL);
+    twins_close();
+    bt_world_fini(g_world);
+    return rc;
 }
 
 #endif

@@ -2,8 +2,6 @@
  * family that this CPU has, in every attention form, on one rank and on several. */
 #include "tests/model/int4_twin.h"
 
-static bt_world *g_world;
-
 static void int4_bits_are_those_of_bf16(bt_form_policy form)
 {
     char families[128], *name, *rest = families;
@@ -15,7 +13,7 @@ static void int4_bits_are_those_of_bf16(bt_form_policy form)
             .kernels = name, .n_threads = 1 + !scalar, .max_rows = 256, .n_pages = 16};
 
         scalar = strcmp(name, "scalar") == 0;
-        expect_twins(g_world, &opt, form);
+        expect_twins(&opt, form);
     }
     EXPECT(scalar);
 }
@@ -36,13 +34,5 @@ static const bt_test TESTS[] = {
 
 int main(int argc, char **argv)
 {
-    int rc;
-
-    bt_log_init("test", BT_LOG_WARN);
-    NEED(bt_world_init(&argc, &argv, &g_world) == BT_OK);
-    twins_open();
-    rc = BT_RUN_TESTS(TESTS, argc > 1 ? argv[1] : NULL);
-    twins_close();
-    bt_world_fini(g_world);
-    return rc;
+    return twins_main(argc, argv, TESTS, sizeof(TESTS) / sizeof(TESTS[0]));
 }

@@ -339,6 +339,18 @@ out:
     return st;
 }
 
+bt_status bt_model_config_serve_mtp(bt_model_config *cfg)
+{
+    bt_status st = BT_OK;
+
+    BT_REQUIRE(cfg->n_mtp_layers > 0, BT_ERR_UNSUPPORTED,
+               "this model's config.json names no layer for multi-token prediction "
+               "(num_nextn_predict_layers): leave --mtp out; --speculate drafts without one");
+    cfg->mtp = true;
+out:
+    return st;
+}
+
 uint32_t bt_model_n_indexers(const bt_model_config *cfg)
 {
     uint32_t n = 0;

@@ -39,9 +39,11 @@ typedef struct {
     uint32_t      first_moe_layer, moe_layer_freq;
     bt_moe_config moe; /* moe.gate.n_experts == 0: all layers are dense */
 
-    uint32_t n_mtp_layers; /* in the file after the last layer; skipped knowingly */
-    bool     fp8;          /* weights are e4m3 with 128x128 scales */
-    bool     int4; /* some, as a rule the experts', have 4 bits with a scale for 32 of a row */
+    uint32_t n_mtp_layers; /* for multi-token prediction: in the file after the last layer */
+    bool     mtp;          /* the first of them is served, as layer n_layers: for whom reads the
+                              config to say (bt_model_config_serve_mtp()); else they are skipped */
+    bool fp8;              /* weights are e4m3 with 128x128 scales */
+    bool int4; /* some, as a rule the experts', have 4 bits with a scale for 32 of a row */
 
     int64_t  bos_token; /* -1: none */
     int64_t  pad_token; /* -1: none */
@@ -55,6 +57,14 @@ typedef struct {
  * IO, FORMAT or UNSUPPORTED with file, field, what was expected and what was found. */
 bt_status bt_model_config_read(const char *dir, bt_model_config *cfg_out);
 
+/* Before anything else is made of it: UNSUPPORTED when the model has no such layer. */
+bt_status bt_model_config_serve_mtp(bt_model_config *cfg);
+
+/* Layers that have weights and pages. */
+static inline uint32_t bt_model_n_served_layers(const bt_model_config *cfg)
+{
+    return cfg->n_layers + cfg->mtp;
+}
 static inline bool bt_model_layer_is_moe(const bt_model_config *cfg, uint32_t layer)
 {
     return cfg->moe.gate.n_experts != 0 && layer >= cfg->first_moe_layer &&
@@ -65,14 +75,14 @@ static inline bool bt_model_layer_has_indexer(const bt_model_config *cfg, uint32
 {
     return cfg->mla.index_topk != 0 && (cfg->index_shared[layer / 64] >> layer % 64 & 1) == 0;
 }
-uint32_t bt_model_n_indexers(const bt_model_config *cfg); /* layers that do */
+uint32_t bt_model_n_indexers(const bt_model_config *cfg); /* layers that do, MTP aside */
 /* What the experts' weights are, as a rule. */
 static inline bt_weight_kind bt_model_expert_kind(const bt_model_config *cfg)
 {
     if (cfg->int4) return BT_WEIGHT_INT4;
     return cfg->fp8 ? BT_WEIGHT_FP8 : BT_WEIGHT_BF16;
 }
-/* MoE layers in all. */
+/* MoE layers, MTP aside. */
 uint32_t bt_model_n_moe_layers(const bt_model_config *cfg);
 
 #ifdef __cplusplus

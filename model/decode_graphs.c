@@ -256,7 +256,7 @@ static bt_status walk_all(walk *w)
     if (w->model->moe != NULL) BT_TRY(bt_moe_begin(w->model->moe, &w->rows));
     BT_TRY(open_stretch(w));
     if (w->captures) BT_TRY(embed(w));
-    if (w->captures) BT_TRY(bt_model_norm_first(w->model, w->fixed.n_rows));
+    if (w->captures) BT_TRY(bt_model_norm_first(w->model, 0, w->fixed.n_rows));
     for (uint32_t layer = 0; layer < w->model->cfg->n_layers; layer++)
         BT_TRY(walk_layer(w, layer));
     if (w->captures) BT_TRY(head(w));

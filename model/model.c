@@ -21,7 +21,7 @@ static bt_status take_workspace(bt_model *model)
     size_t                 dense = 0;
     bt_status              st    = BT_OK;
 
-    for (uint32_t layer = 0; layer < cfg->n_layers; layer++)
+    for (uint32_t layer = 0; layer < bt_model_n_served_layers(cfg); layer++)
         if (!bt_model_layer_is_moe(cfg, layer)) dense = cfg->dense_dim;
     BT_TRY(take(model, rows, cfg->hidden, sizeof(bt_bf16), &model->h));
     BT_TRY(take(model, rows, cfg->hidden, sizeof(bt_bf16), &model->normed));
@@ -29,6 +29,7 @@ static bt_status take_workspace(bt_model *model)
     BT_TRY(take(model, rows, 2 * dense, sizeof(bt_bf16), &model->gate_up));
     BT_TRY(take(model, rows, dense, sizeof(bt_bf16), &model->act));
     BT_TRY(take(model, logit_rows, cfg->hidden, sizeof(bt_bf16), &model->last));
+    if (cfg->mtp) BT_TRY(take(model, rows, 2 * cfg->hidden, sizeof(bt_bf16), &model->joined));
     BT_TRY(take(model, logit_rows, cfg->vocab_size, sizeof(float), &model->logits));
     if (model->dev->ops->graphs != NULL)
         BT_TRY(take(model, 1, 1, sizeof(*model->live), &model->live));
@@ -91,10 +92,11 @@ bt_status bt_model_load(const bt_model_config *cfg, const bt_safetensors *set,
     model->expert_rows = bt_calloc(cfg->moe.gate.n_experts, 2 * sizeof(*model->expert_rows));
     BT_REQUIRE(model->expert_rows != NULL, BT_ERR_NO_MEMORY, "rows of %u experts",
                cfg->moe.gate.n_experts);
-    if (cfg->n_mtp_layers != 0 && opt->group != NULL &&
+    if (cfg->n_mtp_layers != 0 && !cfg->mtp && opt->group != NULL &&
         bt_group_self(opt->group) == 0) /* one line a group */
-        BT_INFO("%u multi-token-prediction layer(s) in the checkpoint are not loaded",
-                cfg->n_mtp_layers);
+        BT_INFO("%u layer%s for multi-token prediction in the checkpoint not loaded: --mtp drafts "
+                "with the first",
+                cfg->n_mtp_layers, cfg->n_mtp_layers == 1 ? " is" : "s are");
     BT_TRY(take_workspace(model));
     BT_TRY(bt_mla_create(opt->dev, &cfg->mla, opt->max_rows, &model->mla));
     if (own != NULL && opt->group != NULL)
@@ -178,6 +180,7 @@ void bt_model_destroy(bt_model *model)
     bt_device_free(model->dev, model->gate_up);
     bt_device_free(model->dev, model->act);
     bt_device_free(model->dev, model->last);
+    bt_device_free(model->dev, model->joined);
     bt_device_free(model->dev, model->logits);
     bt_device_free(model->dev, model->live);
     bt_device_free(model->dev, model->tokens);
@@ -201,7 +204,8 @@ uint64_t bt_model_step_bytes(const bt_model_config *cfg, uint32_t group_size, ui
     uint64_t heads = (uint64_t)cfg->mla.n_heads *
                      (cfg->mla.qk_nope_dim + cfg->mla.qk_rope_dim + cfg->mla.kv_lora_rank);
     uint64_t index = (uint64_t)cfg->mla.index_heads * (cfg->mla.index_dim + 2) + cfg->mla.index_dim;
-    uint64_t row   = 8ull * cfg->hidden + 2ull * heads + index + 3ull * cfg->dense_dim;
+    uint64_t row =
+        (cfg->mtp ? 10ull : 8ull) * cfg->hidden + 2ull * heads + index + 3ull * cfg->dense_dim;
 
     /* Every rank's rows come together in the experts' exchange: a row, and what each of its experts
      * makes of it. */

@@ -7,6 +7,13 @@
  * Nothing reads h after the last layer but the head: a row without logits only fills its pages
  * there.
  *
+ * Multi-token prediction (DeepSeek-V3, arXiv 2412.19437 section 2.2): one layer more guesses, of
+ * the row at position i and the token that has come to follow it, the token after that:
+ *     n = rms_norm(h), as the head gets it
+ *     h = eh_proj [ rms_norm(embed[token i+1]) | rms_norm(n) ];  the layer, at position i
+ *     logits of token i+2 = lm_head rms_norm(h)
+ * The layer has pages of its own.  What it makes is a draft: no token depends on it.
+ *
  * A rank loads the whole of attention, dense layers and head, and only its own experts. */
 #ifndef BT_MODEL_MODEL_H
 #define BT_MODEL_MODEL_H
@@ -106,6 +113,13 @@ uint64_t bt_model_graph_bytes(const bt_device *dev, const bt_model_config *cfg, 
 void bt_model_warm(bt_model *model, bt_kv_pool *pool, const bt_wait *wait);
 /* What this rank can do of a step as a graph, whose group_rows and graph are not known yet. */
 void bt_model_offer_graphs(const bt_model *model, const bt_step *step, bt_graph_offer *offer_out);
+
+/* The layer for multi-token prediction, over the rows of the step before (all of which went through
+ * its last layer), or over the logit rows of the draft before: one row each, in their order.  Of
+ * `step` tokens are those that have come to follow the rows; spans say where they stand;
+ * last_rows are the group's rows with logits, which alone go beyond filling their pages.  Neither
+ * fed nor forced nor chosen.  Runs alone: collective over the group, with zero rows too. */
+bt_status bt_model_draft(bt_model *model, bt_kv_pool *pool, const bt_step *step);
 
 /* Collective over the group, with zero rows too; a step in which no rank has a row runs no layer
  * (the caller knows from group_rows and need not call). */

@@ -20,6 +20,7 @@ struct bt_model {
     bt_bf16  *h, *normed, *out;    /* [max_rows, hidden] */
     bt_bf16  *gate_up, *act;       /* [max_rows, 2 dense_dim], [max_rows, dense_dim] */
     bt_bf16  *last;                /* [max_logit_rows, hidden]: of h, or of normed */
+    bt_bf16  *joined;              /* [max_rows, 2 hidden]: of bt_model_draft(); or NULL */
     float    *logits;              /* [max_logit_rows, vocab_size] */
     uint32_t *live;                /* [1] rows of a padded step that are no padding; or NULL */
     uint32_t *tokens;              /* [max_rows] of a step, where the device chooses; or NULL */
@@ -33,8 +34,8 @@ struct bt_model {
 /* step.c */
 /* The step's tokens to model->tokens, and as many of id 0 as make n of them. */
 bt_status bt_model_send_tokens(bt_model *model, const bt_step *step, uint32_t n);
-/* normed = rms_norm(h), for the first layer. */
-bt_status bt_model_norm_first(bt_model *model, uint32_t rows);
+/* normed = rms_norm(h), for the layer that comes first. */
+bt_status bt_model_norm_first(bt_model *model, uint32_t layer, uint32_t rows);
 /* h += x; normed = rms_norm(h), by the weight of what comes next. */
 bt_status bt_model_add_norm(bt_model *model, uint32_t rows, const bt_bf16 *x, bt_bf16 *h,
                             const bt_bf16 *weight);

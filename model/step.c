@@ -117,12 +117,12 @@ out:
     return st;
 }
 
-bt_status bt_model_norm_first(bt_model *model, uint32_t rows)
+bt_status bt_model_norm_first(bt_model *model, uint32_t layer, uint32_t rows)
 {
     uint32_t hidden = model->cfg->hidden;
 
     return bt_device_rms_norm(model->dev, rows, hidden, model->h, hidden,
-                              model->w.layers[0].input_norm, model->cfg->rms_norm_eps,
+                              model->w.layers[layer].input_norm, model->cfg->rms_norm_eps,
                               model->normed, hidden);
 }
 
@@ -135,7 +135,8 @@ bt_status bt_model_add_norm(bt_model *model, uint32_t rows, const bt_bf16 *x, bt
 
 const bt_bf16 *bt_model_norm_after(const bt_model *model, uint32_t layer)
 {
-    return layer + 1 < model->cfg->n_layers ? model->w.layers[layer + 1].input_norm : model->w.norm;
+    if (layer + 1 < model->cfg->n_layers) return model->w.layers[layer + 1].input_norm;
+    return layer < model->cfg->n_layers ? model->w.norm : model->w.mtp.norm;
 }
 
 static bt_status attend(bt_model *model, bt_kv_pool *pool, const bt_step *step, uint32_t layer)
@@ -174,9 +175,9 @@ static uint32_t list_last_spans(const bt_step *step, bt_span *spans)
 }
 
 /* Of the last layer: all rows fill their pages, those with logits alone go on, in `last`. */
-static bt_status attend_last(bt_model *model, bt_kv_pool *pool, const bt_step *step)
+static bt_status attend_last(bt_model *model, bt_kv_pool *pool, const bt_step *step, uint32_t layer)
 {
-    uint32_t layer = model->cfg->n_layers - 1, hidden = model->cfg->hidden, n = step->n_logit_rows;
+    uint32_t                hidden = model->cfg->hidden, n = step->n_logit_rows;
     const bt_layer_weights *w  = &model->w.layers[layer];
     bt_status               st = BT_OK;
 
@@ -245,12 +246,12 @@ static bt_status run_layer(bt_model *model, bt_kv_pool *pool, const bt_step *ste
                            uint32_t moe_layer, const uint32_t n_rows[BT_N_ROLES])
 {
     layer_rows rows = {.h = model->h, .group = &step->group_rows};
-    bool       last = layer + 1 == model->cfg->n_layers;
+    bool       last = layer + 1 >= model->cfg->n_layers; /* or behind it: bt_model_draft() */
     bt_status  st   = BT_OK;
 
     memcpy(rows.of_role, n_rows, sizeof(rows.of_role));
     if (last && leaves_rows_out(step)) {
-        BT_TRY(attend_last(model, pool, step));
+        BT_TRY(attend_last(model, pool, step, layer));
         rows.h = model->last;
     } else {
         BT_TRY(attend(model, pool, step, layer));
@@ -296,18 +297,32 @@ out:
     return st;
 }
 
-/* Tokens, or logits, on their way to the host.  row_of: where the step's logit rows are. */
+/* Of the steps that are under way. */
+static uint32_t mark_of(uint32_t n) { return n % BT_N_MARKS; }
+
+/* Tokens, or logits, on their way to the host, and marks behind them.  row_of: where the step's
+ * logit rows are. */
 static bt_status send_results(bt_model *model, const bt_step *step, const uint32_t *row_of)
 {
-    bt_draws draws;
-    size_t   bytes = (size_t)step->n_logit_rows * model->cfg->vocab_size * sizeof(float);
+    bt_draws  draws;
+    uint32_t  mark  = mark_of(model->n_launched);
+    size_t    bytes = (size_t)step->n_logit_rows * model->cfg->vocab_size * sizeof(float);
+    bt_status st    = BT_OK;
 
-    if (step->draws == NULL)
-        return bt_device_download(model->dev, step->logits, model->logits, bytes);
-    draws        = *step->draws;
-    draws.logits = model->logits;
-    draws.row_of = row_of;
-    return model->dev->ops->sampling->run(step->sampling, &draws);
+    if (step->draws == NULL) {
+        BT_TRY(bt_device_download(model->dev, step->logits, model->logits, bytes));
+    } else {
+        draws        = *step->draws;
+        draws.logits = model->logits;
+        draws.row_of = row_of;
+        BT_TRY(model->dev->ops->sampling->run(step->sampling, &draws));
+    }
+    if (model->moe != NULL) BT_TRY(bt_moe_note(model->moe, mark));
+    BT_TRY(bt_group_mark(model->group, mark, &step->wait));
+    BT_TRY(bt_device_mark(model->dev, mark));
+    model->n_launched++;
+out:
+    return st;
 }
 
 bt_status bt_model_send_tokens(bt_model *model, const bt_step *step, uint32_t n)
@@ -348,7 +363,7 @@ static bt_status run_layers(bt_model *model, bt_kv_pool *pool, const bt_step *st
     bt_status st        = BT_OK;
 
     BT_TRY(embed(model, step));
-    BT_TRY(bt_model_norm_first(model, step->n_rows));
+    BT_TRY(bt_model_norm_first(model, 0, step->n_rows));
     for (uint32_t layer = 0; layer < model->cfg->n_layers; layer++) {
         BT_TRY(run_layer(model, pool, step, layer, moe_layer, n_rows));
         moe_layer += bt_model_layer_is_moe(model->cfg, layer);
@@ -358,12 +373,9 @@ out:
     return st;
 }
 
-/* Of the steps that are under way. */
-static uint32_t mark_of(uint32_t n) { return n % BT_N_MARKS; }
-
 bt_status bt_model_launch(bt_model *model, bt_kv_pool *pool, const bt_step *asked)
 {
-    uint32_t  n_rows[BT_N_ROLES], mark = mark_of(model->n_launched);
+    uint32_t  n_rows[BT_N_ROLES];
     bt_status st    = BT_OK;
     bt_step   step  = *asked;
     bool      graph = step.graph.n_rows != 0 && !step.graph.captures;
@@ -380,10 +392,6 @@ bt_status bt_model_launch(bt_model *model, bt_kv_pool *pool, const bt_step *aske
     BT_TRY(graph ? bt_decode_graphs_run(model->graphs, pool, &step)
                  : run_layers(model, pool, &step, n_rows));
     BT_TRY(send_results(model, &step, graph ? step.logit_rows : NULL));
-    if (model->moe != NULL) BT_TRY(bt_moe_note(model->moe, mark));
-    BT_TRY(bt_group_mark(model->group, mark, &step.wait));
-    BT_TRY(bt_device_mark(model->dev, mark));
-    model->n_launched++;
 out:
     return st;
 }
@@ -399,6 +407,58 @@ bt_status bt_model_await(bt_model *model, const bt_wait *wait)
         bt_group_settle_mark(model->group, mark, wait)); /* before the host waits for the device */
     BT_TRY(bt_device_await(model->dev, mark));
     if (model->moe != NULL) BT_TRY(bt_moe_check(model->moe, mark));
+out:
+    return st;
+}
+
+/* h = eh_proj [ rms_norm(embed[token]) | rms_norm(normed) ], each row in its role. */
+static bt_status join_tokens(bt_model *model, const bt_step *step,
+                             const uint32_t n_rows[BT_N_ROLES])
+{
+    const bt_mtp_weights *w      = &model->w.mtp;
+    uint32_t              hidden = model->cfg->hidden, at = 0;
+    float                 eps = model->cfg->rms_norm_eps;
+    bt_status             st  = BT_OK;
+
+    BT_TRY(bt_device_gather_rows(model->dev, step->n_rows, hidden, model->w.embedding, step->tokens,
+                                 model->h));
+    BT_TRY(bt_device_rms_norm(model->dev, step->n_rows, hidden, model->h, hidden, w->token_norm,
+                              eps, model->joined, 2 * hidden));
+    BT_TRY(bt_device_rms_norm(model->dev, step->n_rows, hidden, model->normed, hidden,
+                              w->hidden_norm, eps, model->joined + hidden, 2 * hidden));
+    for (int role = 0; role < BT_N_ROLES; role++) {
+        bt_gemm gemm = {.w       = w->join,
+                        .x       = model->joined + (size_t)at * 2 * hidden,
+                        .ld_x    = 2 * hidden,
+                        .y       = model->h + (size_t)at * hidden,
+                        .ld_y    = hidden,
+                        .m       = n_rows[role],
+                        .y_dtype = BT_BF16};
+
+        BT_TRY(bt_device_gemm(model->dev, (bt_role)role, 1, &gemm));
+        at += n_rows[role];
+    }
+out:
+    return st;
+}
+
+bt_status bt_model_draft(bt_model *model, bt_kv_pool *pool, const bt_step *asked)
+{
+    uint32_t  n_rows[BT_N_ROLES], layer = model->cfg->n_layers;
+    bt_step   step = *asked;
+    bt_status st   = BT_OK;
+
+    BT_ASSERT(model->cfg->mtp && model->n_launched == model->n_awaited);
+    BT_ASSERT(step.last_rows.n_rows != NULL && step.fed == NULL && step.graph.n_rows == 0 &&
+              !tells_experts(&step));
+    BT_TRY(check_step(model, &step, n_rows));
+    step.last_rows.partial = true;
+    BT_TRY(join_tokens(model, &step, n_rows));
+    BT_TRY(bt_model_norm_first(model, layer, step.n_rows));
+    BT_TRY(run_layer(model, pool, &step, layer, 0, n_rows));
+    BT_TRY(run_head(model, &step, n_rows[BT_ROLE_PROMPT]));
+    BT_TRY(send_results(model, &step, NULL));
+    BT_TRY(bt_model_await(model, &step.wait));
 out:
     return st;
 }

@@ -227,6 +227,64 @@ out:
     return st;
 }
 
+static const char *head_name(const bt_model_config *cfg)
+{
+    return cfg->tie_embeddings ? "model.embed_tokens.weight" : "lm_head.weight";
+}
+
+/* By samples, since these are the largest tensors. */
+static bool looks_the_same(const bt_tensor *a, const bt_tensor *b)
+{
+    enum { N_SLICES = 16, SLICE_BYTES = 64 };
+
+    if (a->dtype != b->dtype || a->bytes != b->bytes || a->n_dims != b->n_dims ||
+        memcmp(a->shape, b->shape, a->n_dims * sizeof(a->shape[0])) != 0)
+        return false;
+    if (a->bytes <= N_SLICES * SLICE_BYTES) return memcmp(a->data, b->data, a->bytes) == 0;
+    for (size_t i = 0; i < N_SLICES; i++) {
+        size_t at = (a->bytes - SLICE_BYTES) * i / (N_SLICES - 1);
+
+        if (memcmp((const char *)a->data + at, (const char *)b->data + at, SLICE_BYTES) != 0)
+            return false;
+    }
+    return true;
+}
+
+/* Embedding and head stand once more in the layer for multi-token prediction, and are the model's:
+ * one copy is loaded.  `copy` need not be there. */
+static bt_status check_copy(bt_loader *l, const char *of, const char *copy)
+{
+    bt_status        st = BT_OK;
+    const bt_tensor *t = bt_safetensors_find(l->st, copy), *m = bt_safetensors_find(l->st, of);
+
+    if (!l->dry || t == NULL) goto out;
+    BT_REQUIRE(m != NULL && looks_the_same(t, m), BT_ERR_UNSUPPORTED,
+               "%s: tensor %s: expected a copy of %s, found something else",
+               bt_safetensors_file_of(l->st, t), copy, of);
+    l->used[t - bt_safetensors_at(l->st, 0)] = true;
+out:
+    return st;
+}
+
+static bt_status load_mtp(bt_loader *l, bt_mtp_weights *w)
+{
+    const bt_model_config *cfg   = l->cfg;
+    uint32_t               layer = cfg->n_layers, hidden = cfg->hidden;
+    bt_status              st = BT_OK;
+
+#define NAME(what) bt_loader_name(l, "model.layers.%u." what ".weight", layer)
+    BT_TRY(load_layer(l, layer, &l->w->layers[layer]));
+    BT_TRY(bt_loader_vector(l, hidden, NAME("enorm"), &w->token_norm));
+    BT_TRY(bt_loader_vector(l, hidden, NAME("hnorm"), &w->hidden_norm));
+    BT_TRY(bt_loader_matrix(l, hidden, 2 * hidden, NAME("eh_proj"), &w->join));
+    BT_TRY(bt_loader_vector(l, hidden, NAME("shared_head.norm"), &w->norm));
+    BT_TRY(check_copy(l, "model.embed_tokens.weight", NAME("embed_tokens")));
+    BT_TRY(check_copy(l, head_name(cfg), NAME("shared_head.head")));
+#undef NAME
+out:
+    return st;
+}
+
 static bt_status walk(bt_loader *l)
 {
     const bt_model_config *cfg = l->cfg;
@@ -236,9 +294,8 @@ static bt_status walk(bt_loader *l)
     for (uint32_t layer = 0; layer < cfg->n_layers; layer++)
         BT_TRY(load_layer(l, layer, &l->w->layers[layer]));
     BT_TRY(bt_loader_vector(l, cfg->hidden, "model.norm.weight", &l->w->norm));
-    BT_TRY(bt_loader_matrix(l, cfg->vocab_size, cfg->hidden,
-                            cfg->tie_embeddings ? "model.embed_tokens.weight" : "lm_head.weight",
-                            &l->w->lm_head));
+    BT_TRY(bt_loader_matrix(l, cfg->vocab_size, cfg->hidden, head_name(cfg), &l->w->lm_head));
+    if (cfg->mtp) BT_TRY(load_mtp(l, &l->w->mtp));
 out:
     return st;
 }
@@ -277,12 +334,12 @@ static bt_status refuse_unused(const bt_loader *l)
 
         if (l->used[i] || sscanf(t->name, "model.layers.%u.%n", &layer, &at) != 1 || at == 0)
             continue;
-        BT_REQUIRE(layer >= l->cfg->n_layers || may_be_unused(l->cfg, layer, t->name + at),
-                   BT_ERR_UNSUPPORTED,
-                   "%s: tensor %s: expected none of this name by config.json, found one: do they "
-                   "belong together?",
-                   bt_safetensors_file_of(l->st, t),
-                   bt_json_printable(t->name, name, sizeof(name)));
+        BT_REQUIRE(
+            layer >= bt_model_n_served_layers(l->cfg) || may_be_unused(l->cfg, layer, t->name + at),
+            BT_ERR_UNSUPPORTED,
+            "%s: tensor %s: expected none of this name by config.json, found one: do they "
+            "belong together?",
+            bt_safetensors_file_of(l->st, t), bt_json_printable(t->name, name, sizeof(name)));
     }
 out:
     return st;
@@ -329,13 +386,13 @@ bt_status bt_weights_check(const bt_model_config *cfg, const bt_safetensors *set
 {
     uint32_t           n_experts = cfg->moe.gate.n_experts;
     bool              *all       = bt_calloc(n_experts + 1, sizeof(*all));
-    bt_weights         w         = {.layers = bt_calloc(cfg->n_layers, sizeof(*w.layers))};
+    uint32_t           n_layers  = bt_model_n_served_layers(cfg);
+    bt_weights         w         = {.layers = bt_calloc(n_layers, sizeof(*w.layers))};
     bt_weights_options opt       = {.own_experts = all, .normal = true, .absorbed = true};
     bt_loader          l         = {.cfg = cfg, .st = set, .opt = &opt, .w = &w};
     bt_status          st        = BT_OK;
 
-    BT_REQUIRE(all != NULL && w.layers != NULL, BT_ERR_NO_MEMORY, "tensors of %u layers",
-               cfg->n_layers);
+    BT_REQUIRE(all != NULL && w.layers != NULL, BT_ERR_NO_MEMORY, "tensors of %u layers", n_layers);
     memset(all, true, n_experts);
     BT_TRY(walk_dry(&l));
 out:
@@ -348,7 +405,7 @@ bt_status bt_weights_load(const bt_model_config *cfg, const bt_safetensors *set,
                           const bt_weights_options *opt, bt_weights *w_out)
 {
     bt_weights w  = {.dev       = opt->dev,
-                     .n_layers  = cfg->n_layers,
+                     .n_layers  = bt_model_n_served_layers(cfg),
                      .n_heads   = cfg->mla.n_heads,
                      .n_experts = cfg->moe.gate.n_experts,
                      .store     = opt->store,
@@ -356,8 +413,8 @@ bt_status bt_weights_load(const bt_model_config *cfg, const bt_safetensors *set,
     bt_loader  l  = {.cfg = cfg, .st = set, .opt = opt, .w = &w};
     bt_status  st = BT_OK;
 
-    w.layers = bt_calloc(cfg->n_layers, sizeof(*w.layers));
-    BT_REQUIRE(w.layers != NULL, BT_ERR_NO_MEMORY, "weights of %u layers", cfg->n_layers);
+    w.layers = bt_calloc(w.n_layers, sizeof(*w.layers));
+    BT_REQUIRE(w.layers != NULL, BT_ERR_NO_MEMORY, "weights of %u layers", w.n_layers);
     BT_TRY(walk_dry(&l));
     BT_TRY(walk(&l));
     l.again = l.n_busy != 0;
@@ -423,7 +480,7 @@ bt_status bt_weights_move_experts(const bt_model_config *cfg, const bt_safetenso
     for (int pass = 0; pass < 2 + (l.n_busy != 0); pass++) {
         l.dry   = pass == 0;
         l.again = pass == 2;
-        for (uint32_t layer = 0; layer < cfg->n_layers; layer++)
+        for (uint32_t layer = 0; layer < w->n_layers; layer++)
             if (bt_model_layer_is_moe(cfg, layer)) BT_TRY(move_layer(&l, layer));
     }
     if (w->store != NULL) {
@@ -474,6 +531,10 @@ void bt_weights_fini(bt_weights *w)
     bt_device_free(w->dev, w->own_embedding);
     bt_device_free(w->dev, w->norm);
     bt_device_linear_destroy(w->dev, w->lm_head);
+    bt_device_free(w->dev, w->mtp.token_norm);
+    bt_device_free(w->dev, w->mtp.hidden_norm);
+    bt_device_free(w->dev, w->mtp.norm);
+    bt_device_linear_destroy(w->dev, w->mtp.join);
     bt_free(w->layers);
     memset(w, 0, sizeof(*w));
 }

@@ -22,14 +22,22 @@ typedef struct {
     bt_moe_weights moe;            /* of an expert layer, else zero */
 } bt_layer_weights;
 
+/* What the layer for multi-token prediction has beside a layer's weights (model.h). */
 typedef struct {
-    bt_device        *dev; /* borrowed */
-    uint32_t          n_layers, n_heads, n_experts;
+    bt_bf16   *token_norm, *hidden_norm; /* device, [hidden]: enorm, hnorm */
+    bt_linear *join;                     /* [hidden, 2 hidden]: eh_proj */
+    bt_bf16   *norm;                     /* device, [hidden]: of shared_head */
+} bt_mtp_weights;
+
+typedef struct {
+    bt_device        *dev;                          /* borrowed */
+    uint32_t          n_layers, n_heads, n_experts; /* layers: those that are served */
     const bt_bf16    *embedding; /* device, [vocab_size, hidden]; in the store, or own */
     bt_bf16          *own_embedding;
     bt_bf16          *norm;         /* device, [hidden] */
     bt_linear        *lm_head;      /* [vocab_size, hidden] */
     bt_layer_weights *layers;       /* [n_layers] */
+    bt_mtp_weights    mtp;          /* where cfg->mtp says so, beside the last of these */
     size_t            bytes;        /* device memory of all of these, */
     size_t            shared_bytes; /* and how many of them lie in the store or in `packed` */
     bt_store         *store;        /* borrowed: holds matrices and embedding; or NULL */

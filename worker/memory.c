@@ -46,7 +46,11 @@ uint64_t bt_memory_weights(const bt_model_config *cfg, const bt_safetensors *st,
         long             expert = index_after(t->name, ".mlp.experts.");
         uint64_t         elems;
 
-        if (layer >= (long)cfg->n_layers || bt_tensor_is_beside_weights(t)) continue;
+        if (layer >= (long)bt_model_n_served_layers(cfg) || bt_tensor_is_beside_weights(t))
+            continue;
+        if (layer >= 0 && (strstr(t->name, ".embed_tokens.") != NULL ||
+                           strstr(t->name, ".shared_head.head.") != NULL))
+            continue; /* the model's own serve for them */
         if (strncmp(t->name, "model.", 6) != 0 && strncmp(t->name, "lm_head.", 8) != 0)
             continue; /* a multimodal checkpoint's other parts */
         if (expert >= 0 && own != NULL && expert < (long)cfg->moe.gate.n_experts && !own[expert])
@@ -132,8 +136,8 @@ out:
 
 bt_status bt_memory_plan_pages(const bt_model_config *cfg, uint64_t kv_bytes, bt_memory_account *a)
 {
-    bt_status st     = BT_OK;
-    uint32_t  dim    = bt_mla_kv_dim(&cfg->mla);
+    bt_status st  = BT_OK;
+    uint32_t  dim = bt_mla_kv_dim(&cfg->mla), n_layers = bt_model_n_served_layers(cfg);
     uint64_t  all    = a->available / 100 * BT_MEMORY_PERCENT;
     uint64_t  share  = (all > a->shared ? all - a->shared : 0) / a->local_size;
     uint64_t  fixed  = a->shared != 0 ? a->shared : a->local_size * a->weights; /* of all ranks */
@@ -142,14 +146,14 @@ bt_status bt_memory_plan_pages(const bt_model_config *cfg, uint64_t kv_bytes, bt
         (a->shared != 0 ? 0 : a->weights) + a->step + a->graphs + a->staging + a->adopt;
     uint64_t most, n;
 
-    a->page_bytes = bt_kv_page_bytes(cfg->n_layers, dim);
+    a->page_bytes = bt_kv_page_bytes(n_layers, dim);
     a->given      = kv_bytes != 0;
     most          = (uint64_t)BT_CPU_CONTEXTS * bt_kv_pages_for(cfg->max_context);
     if (a->given) {
         BT_REQUIRE(kv_bytes >= a->page_bytes, BT_ERR_INVALID_ARG,
                    "--kv-bytes %" PRIu64 " does not hold one page: a page (%d tokens in %u layers) "
                    "needs %" PRIu64,
-                   kv_bytes, BT_PAGE_TOKENS, cfg->n_layers, a->page_bytes);
+                   kv_bytes, BT_PAGE_TOKENS, n_layers, a->page_bytes);
         BT_REQUIRE(kv_bytes <= beside, BT_ERR_INVALID_ARG,
                    "--kv-bytes %" PRIu64 " is more than this %s has for each of its %u ranks: "
                    "%" PRIu64 ", beside the weights",

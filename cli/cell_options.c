@@ -27,6 +27,7 @@ enum {
     OPT_FORM,
     OPT_SHARE,
     OPT_SPECULATE,
+    OPT_MTP,
     OPT_THREADS,
     OPT_KERNELS,
     OPT_DEVICE,
@@ -73,7 +74,10 @@ static const struct argp_option OPTIONS[] = {
         "absorbed, or cost (the cheaper one; tokens then depend on how prompts were cut)"),
     BT_OPTION_DEFAULT("speculate", OPT_SPECULATE, "N", "0",
                       "Up to N tokens more a step of a request that repeats what it has said or "
-                      "was told; tokens do not change (CPU only)"),
+                      "was told; tokens do not change"),
+    BT_OPTION_DEFAULT("mtp", OPT_MTP, "N", "0",
+                      "Up to N tokens more a step, drafted by the checkpoint's layer for "
+                      "multi-token prediction (DeepSeek-V3, GLM-5); tokens do not change"),
     BT_OPTION("share-generated", OPT_SHARE, NULL,
               "Cache full pages of replies too; tokens then depend on what was cached"),
     BT_OPTION_DEFAULT("threads", OPT_THREADS, "N", "one per core",
@@ -179,6 +183,7 @@ static error_t parse_worker(int key, char *arg, struct argp_state *state, bt_cel
     case OPT_MAX_ROWS: pass_checked(state, opt, "--max-rows", arg); return 0;
     case OPT_FORM: pass_checked(state, opt, "--form", arg); return 0;
     case OPT_SPECULATE: pass_checked(state, opt, "--speculate", arg); return 0;
+    case OPT_MTP: pass_checked(state, opt, "--mtp", arg); return 0;
     case OPT_SHARE: pass_flag(opt, "--share-generated"); return 0;
     case OPT_THREADS: pass_checked(state, opt, "--threads", arg); return 0;
     case OPT_KERNELS: pass_checked(state, opt, "--kernels", arg); return 0;

@@ -282,6 +282,7 @@ static const bt_setting_idle IDLE[] = {
     {"cell",            BT_WITH, NULL, NULL, "since its cell has no coordinator, which could have others"},
     {"share-generated", BT_WITH, NULL, NULL, "since an evaluation uses no cache"                         },
     {"speculate",       BT_WITH, NULL, NULL, "since an evaluation is told its tokens"                    },
+    {"mtp",             BT_WITH, NULL, NULL, "since an evaluation is told its tokens"                    },
     {NULL,              BT_WITH, NULL, NULL, NULL                                                        }
 };
 

@@ -31,6 +31,7 @@ static const rank_flag FLAGS[] = {
     {"--max-rows",              WHOLE, 1, MAX_ROWS,       {0}                                                              },
     {"--lookahead",             WHOLE, 0, 1,              {0}                                                              },
     {"--speculate",             WHOLE, 0, BT_DRAFT_MAX,   {0}                                                              },
+    {"--mtp",                   WHOLE, 0, BT_MTP_MAX,     {0}                                                              },
     {"--threads",               WHOLE, 0, BT_MAX_THREADS, {0}                                                              },
     {"--timeout-s",             WHOLE, 1, MAX_TIMEOUT_S,  {0}                                                              },
     {"--coordinator-timeout-s", WHOLE, 1, MAX_TIMEOUT_S,  {0}                                                              },

@@ -8,7 +8,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum { BT_RANK_FLAG_WHY = 256, BT_RANK_GPUS = 64, BT_DRAFT_MAX = 15 /* of --speculate */ };
+enum { BT_RANK_FLAG_WHY = 256, BT_RANK_GPUS = 64 };
+enum { BT_DRAFT_MAX = 15 /* of --speculate */, BT_MTP_MAX = 5 /* of --mtp */ };
 
 /* The words of --device; a value from CUDA_0 on is the GPU of that number. */
 enum { BT_RANK_DEVICE_AUTO, BT_RANK_DEVICE_CPU, BT_RANK_DEVICE_CUDA, BT_RANK_DEVICE_CUDA_0 };

@@ -117,8 +117,9 @@ void bt_model_offer_graphs(const bt_model *model, const bt_step *step, bt_graph_
 /* The layer for multi-token prediction, over the rows of the step before (all of which went through
  * its last layer), or over the logit rows of the draft before: one row each, in their order.  Of
  * `step` tokens are those that have come to follow the rows; spans say where they stand;
- * last_rows are the group's rows with logits, which alone go beyond filling their pages.  Neither
- * fed nor forced nor chosen.  Runs alone: collective over the group, with zero rows too. */
+ * last_rows are the group's rows with logits, which alone go beyond filling their pages; group_rows
+ * are not needed.  Neither fed nor forced nor chosen.  Runs alone: collective over the group, with
+ * zero rows too. */
 bt_status bt_model_draft(bt_model *model, bt_kv_pool *pool, const bt_step *step);
 
 /* Collective over the group, with zero rows too; a step in which no rank has a row runs no layer

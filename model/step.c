@@ -60,8 +60,9 @@ static bt_status check_step(const bt_model *model, const bt_step *step,
                step->n_rows, n_rows[BT_ROLE_PROMPT], n_rows[BT_ROLE_GENERATED], model->max_rows);
     memcpy(padded, n_rows, sizeof(padded));
     if (step->graph.n_rows != 0) padded[BT_ROLE_GENERATED] = step->graph.n_rows;
-    BT_REQUIRE(step->group_rows.n_ranks == bt_group_size(model->group) &&
-                   memcmp(step->group_rows.n_rows[self], padded, sizeof(padded)) == 0,
+    BT_REQUIRE(step->group_rows.n_rows == NULL || /* of a draft */
+                   (step->group_rows.n_ranks == bt_group_size(model->group) &&
+                    memcmp(step->group_rows.n_rows[self], padded, sizeof(padded)) == 0),
                BT_ERR_INVALID_ARG, "step of %u + %u rows: the group has agreed on something else",
                n_rows[BT_ROLE_PROMPT], n_rows[BT_ROLE_GENERATED]);
     BT_REQUIRE(step->graph.n_rows == 0 ||
@@ -380,7 +381,7 @@ bt_status bt_model_launch(bt_model *model, bt_kv_pool *pool, const bt_step *aske
     bt_step   step  = *asked;
     bool      graph = step.graph.n_rows != 0 && !step.graph.captures;
 
-    BT_ASSERT(model->n_launched - model->n_awaited < BT_N_MARKS);
+    BT_ASSERT(model->n_launched - model->n_awaited < BT_N_MARKS && step.group_rows.n_rows != NULL);
     BT_TRY(check_step(model, &step, n_rows));
     step.last_rows.partial = true;
     if (step.graph.n_rows != 0) {
@@ -451,6 +452,7 @@ bt_status bt_model_draft(bt_model *model, bt_kv_pool *pool, const bt_step *asked
     BT_ASSERT(model->cfg->mtp && model->n_launched == model->n_awaited);
     BT_ASSERT(step.last_rows.n_rows != NULL && step.fed == NULL && step.graph.n_rows == 0 &&
               !tells_experts(&step));
+    step.group_rows.n_rows = NULL;
     BT_TRY(check_step(model, &step, n_rows));
     step.last_rows.partial = true;
     BT_TRY(join_tokens(model, &step, n_rows));

@@ -116,6 +116,7 @@ typedef struct {
     uint64_t  weight_bytes;
     uint32_t  n_spares;
     bool      share_generated, speculates;
+    uint32_t  mtp;
     uint64_t  config_hash;
     /* Of a rank that has been welcomed before; else zeroes. */
     uint64_t        incarnation, prefix_seed;

@@ -83,6 +83,7 @@ static bt_status take_hello(const PB(Hello) *pb, bt_up_hello *h)
     h->n_spares          = pb->n_spares;
     h->share_generated   = pb->share_generated;
     h->speculates        = pb->speculates;
+    h->mtp               = pb->mtp;
     h->config_hash       = pb->config_hash;
     h->incarnation       = pb->incarnation;
     h->prefix_seed       = pb->prefix_seed;

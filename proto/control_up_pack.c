@@ -43,6 +43,7 @@ static void make_hello(const bt_up_hello *h, hello_parts *parts, PB(Hello) *pb)
     pb->default_sampling_json = text(h->default_sampling_json);
     pb->share_generated       = h->share_generated;
     pb->speculates            = h->speculates;
+    pb->mtp                   = h->mtp;
     pb->weight_bytes          = h->weight_bytes;
     pb->n_spares              = h->n_spares;
     pb->cell                  = text(h->cell);

@@ -48,6 +48,7 @@ bt_status bt_hello_same_cell(const bt_up_hello *a, const bt_up_hello *b)
     AGREE_U64(n_prefill, "%u");
     AGREE_U64(n_decode, "%u");
     AGREE_U64(n_spares, "%u");
+    AGREE_U64(mtp, "%u");
     BT_TRY(bt_hello_agree(a, b));
 out:
     return st;

@@ -41,13 +41,14 @@ bt_status bt_batch_init(bt_batch *b, const bt_worker_config *cfg)
     b->group_rows   = bt_calloc(cfg->facts.n_ranks, sizeof(*b->group_rows));
     b->last_rows    = bt_calloc(cfg->facts.n_ranks, sizeof(*b->last_rows));
     b->finish       = bt_calloc(rows, sizeof(*b->finish));
+    b->held         = bt_calloc(rows, sizeof(bt_request *));
     b->out          = bt_calloc(2 * rows, sizeof(*b->out));
     b->out_capacity = 2 * cfg->max_rows;
     BT_REQUIRE(b->pieces != NULL && b->spans != NULL && b->tokens != NULL &&
                    b->logit_rows != NULL && b->first_logit != NULL && b->first_draw != NULL &&
                    b->fed != NULL && b->due != NULL && b->logits != NULL && b->forced != NULL &&
                    b->chosen != NULL && b->group_rows != NULL && b->last_rows != NULL &&
-                   b->finish != NULL && b->out != NULL,
+                   b->finish != NULL && b->held != NULL && b->out != NULL,
                BT_ERR_NO_MEMORY, "a step of %u rows (%zu bytes): try a smaller --max-rows",
                cfg->max_rows, batch_bytes(cfg));
 out:
@@ -71,6 +72,7 @@ void bt_batch_fini(bt_batch *b)
     bt_free(b->group_rows);
     bt_free(b->last_rows);
     bt_free(b->finish);
+    bt_free(b->held);
     bt_free(b->out);
     *b = (bt_batch){0};
 }
@@ -185,9 +187,11 @@ void bt_batch_fill(bt_batch *b, const bt_worker_config *cfg)
         .n_spans      = b->n_pieces,
         .spans        = b->spans,
         .group_rows   = {.n_ranks = cfg->group_size,
-                         .n_rows  = (const uint32_t(*)[BT_N_ROLES])b->group_rows},
+                         .n_rows  = (const uint32_t(*)[BT_N_ROLES])b->group_rows     },
         .last_rows    = {.n_ranks = cfg->group_size,
-                         .n_rows  = (const uint32_t(*)[BT_N_ROLES])b->last_rows },
+                         .n_rows  = cfg->facts.mtp != 0 /* which goes on from all rows */
+                                        ? NULL
+                                        : (const uint32_t(*)[BT_N_ROLES])b->last_rows},
         .n_logit_rows = n_logits,
         .logit_rows   = b->logit_rows,
         .logits       = b->logits,

@@ -23,8 +23,7 @@ out:
     return st;
 }
 
-/* How the token at `position` is chosen. */
-static bt_sample_how how_of(const bt_worker *w, const bt_request *r, uint32_t choice,
+bt_sample_how bt_worker_how(const bt_worker *w, const bt_request *r, uint32_t choice,
                             uint32_t position)
 {
     const bt_sampling     *s     = &r->sampling;
@@ -79,8 +78,8 @@ static bt_sample_how how_of_draw(const bt_worker *w, const bt_batch *b, uint32_t
     const bt_request *r = p->request;
 
     return bt_piece_is_prompt(p)
-               ? how_of(w, r, r->choices[i], r->n_prompt)
-               : how_of(w, r, r->sampling.choice, r->n_prompt + r->n_known + r->n_drawn + i);
+               ? bt_worker_how(w, r, r->choices[i], r->n_prompt)
+               : bt_worker_how(w, r, r->sampling.choice, r->n_prompt + r->n_known + r->n_drawn + i);
 }
 
 /* ---- choices of the host, each made by a thread that is free */
@@ -103,10 +102,27 @@ static void draw_task(void *ctx, uint32_t draw, uint32_t thread)
     bt_token         *t = &d->token;
 
     d->found = bt_sample(s, d->logits, &d->how, &t->id);
-    if (d->found && d->sampling->logprobs)
+    if (d->found && d->sampling != NULL && d->sampling->logprobs)
         t->n_top = bt_logprobs(s, d->logits, t->id, d->sampling->top_logprobs, &t->logprob,
                                t->top_ids, t->top_logprobs);
 }
+
+bt_status bt_worker_take_draws(bt_worker *w, uint32_t n)
+{
+    bt_status st = BT_OK;
+
+    if (n > w->host_draws_capacity) {
+        bt_host_draw *grown = bt_realloc(w->host_draws, n, sizeof(*grown));
+
+        BT_REQUIRE(grown != NULL, BT_ERR_NO_MEMORY, "choices of %u tokens", n);
+        w->host_draws          = grown;
+        w->host_draws_capacity = n;
+    }
+out:
+    return st;
+}
+
+void bt_worker_draw(bt_worker *w, uint32_t n) { run_on_all(w, n, draw_task, w); }
 
 /* All choices of the step into w->host_draws, a piece's from first_draw on. */
 static bt_status draw_here(bt_worker *w, bt_batch *b)
@@ -118,25 +134,28 @@ static bt_status draw_here(bt_worker *w, bt_batch *b)
         b->first_draw[i] = n;
         n += n_draws(b, i);
     }
-    if (n > w->host_draws_capacity) {
-        bt_host_draw *grown = bt_realloc(w->host_draws, n, sizeof(*grown));
-
-        BT_REQUIRE(grown != NULL, BT_ERR_NO_MEMORY, "choices of %u tokens", n);
-        w->host_draws          = grown;
-        w->host_draws_capacity = n;
-    }
+    BT_TRY(bt_worker_take_draws(w, n));
     for (uint32_t i = 0; i < b->n_pieces; i++)
         for (uint32_t k = 0; k < n_draws(b, i); k++)
             w->host_draws[b->first_draw[i] + k] =
                 (bt_host_draw){.logits   = logits_of_draw(b, i, k, w->cfg.facts.model->vocab_size),
                                .how      = how_of_draw(w, b, i, k),
                                .sampling = &b->pieces[i].request->sampling};
-    run_on_all(w, n, draw_task, w);
+    bt_worker_draw(w, n);
 out:
     return st;
 }
 
 /* ---- what a step has chosen */
+
+/* Whether some logit was finite. */
+static bool is_drawn(const bt_worker *w, const bt_batch *b, uint32_t draw)
+{
+    uint32_t id;
+
+    return b->on_device ? bt_drawn_id(&w->draws, b->draws.out, draw, &id)
+                        : w->host_draws[draw].found;
+}
 
 /* False when no logit was finite. */
 static bool take_drawn(const bt_worker *w, const bt_batch *b, const bt_request *r, uint32_t draw,
@@ -259,11 +278,14 @@ static bt_status choose_next(bt_worker *w, bt_batch *b, uint32_t piece)
     BT_TRY(choose_one(w, b, piece, 0));
     while (n_right < n_draft && b->finish[piece] == BT_FINISH_NONE &&
            r->next_token == r->draft[n_right] &&
-           w->host_draws[b->first_draw[piece] + n_right + 1].found) { /* else it fails alone */
+           is_drawn(w, b, b->first_draw[piece] + n_right + 1)) { /* else it fails alone */
         keep_drafted(w, b, piece, n_right++);
         BT_TRY(choose_one(w, b, piece, n_right));
     }
-    if (n_draft > 0) bt_drafter_learn(&r->drafter, n_draft, n_right);
+    if (b->pieces[piece].looked_up)
+        bt_drafter_learn(&r->drafter, n_draft, n_right);
+    else if (n_draft > 0)
+        bt_pace_learn(&r->pace, n_draft, n_right);
     w->n_drafted += n_draft;
     w->n_draft_right += n_right;
 out:
@@ -372,9 +394,10 @@ static bool add_draws(bt_worker *w, bt_batch *b, uint32_t piece)
     b->first_draw[piece] = w->draws.n;
     for (uint32_t i = 0; i < n_draws(b, piece); i++) {
         bt_sample_how how = how_of_draw(w, b, piece, i);
+        uint32_t      row = b->first_logit[piece] + (bt_piece_is_prompt(&b->pieces[piece]) ? 0 : i);
 
-        if (!bt_draw_list_add(&w->draws, &how, r->on_device, b->first_logit[piece],
-                              r->sampling.logprobs, r->sampling.top_logprobs))
+        if (!bt_draw_list_add(&w->draws, &how, r->on_device, row, r->sampling.logprobs,
+                              r->sampling.top_logprobs))
             return false;
     }
     return true;

@@ -119,3 +119,33 @@ void bt_drafter_learn(bt_drafter *d, uint32_t n, uint32_t n_right)
     else if (d->most != 0 && d->most < 2 * n) /* a short one may have had no room */
         d->most = bt_min_u32(2 * n, BT_DRAFT_MAX);
 }
+
+/* ---- drafts of the model's own layer */
+
+#define PACE_FIRST 0.7f   /* before anything is known */
+#define PACE_PRICE 0.25f  /* of a row, in steps */
+#define PACE_KEEPS 0.96875f /* of what was known, when another token is */
+enum { PACE_PASSES = 7 };
+
+uint32_t bt_pace_depth(bt_draft_pace *p, uint32_t n_most)
+{
+    float    right = p->knows ? p->right : PACE_FIRST, all = right;
+    uint32_t n = 0;
+
+    for (; n < n_most && all > PACE_PRICE; n++)
+        all *= right;
+    if (n == 0 && n_most > 0) {
+        if (p->passed++ < PACE_PASSES) return 0;
+        n = 1;
+    }
+    p->passed = 0;
+    return n;
+}
+
+void bt_pace_learn(bt_draft_pace *p, uint32_t n, uint32_t n_right)
+{
+    if (!p->knows) p->right = PACE_FIRST;
+    p->knows = true;
+    for (uint32_t i = 0; i <= n_right && i < n; i++)
+        p->right = PACE_KEEPS * p->right + (1 - PACE_KEEPS) * (i < n_right ? 1.0f : 0.0f);
+}

@@ -57,6 +57,7 @@ bt_status bt_rank_make_hello(const bt_rank *r, bt_up *hello_out)
                        .weight_bytes      = r->memory.weights,
                        .share_generated   = r->opt.share_generated,
                        .speculates        = r->opt.speculate != 0,
+                       .mtp               = r->opt.mtp,
                        .config_hash       = r->config_hash,
                        .incarnation       = r->incarnation,
                        .prefix_seed       = r->prefix_seed};

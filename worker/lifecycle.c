@@ -124,7 +124,7 @@ bt_status bt_worker_pump(bt_worker *w, bt_request *r, bool flush)
     const bt_worker_links *links = &w->cfg.links;
     bt_page_message        m;
     bt_page_payload        payload;
-    bt_handoff_out_view    view = {.n_layers    = w->cfg.facts.model->n_layers,
+    bt_handoff_out_view    view = {.n_layers    = bt_kv_pool_n_layers(w->cfg.pool),
                                    .n_prompt    = r->n_prompt,
                                    .kv_dim      = bt_kv_pool_kv_dim(w->cfg.pool),
                                    .low         = r->n_computed,

@@ -227,6 +227,14 @@ static bt_status link_await(void *ctx)
     return bt_model_await(l->model, &wait);
 }
 
+static bt_status link_draft(void *ctx, bt_step *step)
+{
+    bt_links *l = ctx;
+
+    step->wait = wait_for(l, "experts of a draft");
+    return bt_model_draft(l->model, l->pool, step);
+}
+
 static const uint64_t *link_expert_rows(void *ctx)
 {
     bt_links *l = ctx;
@@ -268,7 +276,8 @@ bt_worker_links bt_links_table(bt_links *l)
                              .traffic      = link_traffic,
                              .offer_graphs = link_offer_graphs,
                              .launch       = link_launch,
-                             .await        = link_await};
+                             .await        = link_await,
+                             .draft        = link_draft};
 }
 
 static void on_deliver(void *ctx, uint32_t from, const bt_page_message *m, const bt_page_payload *p)

@@ -32,10 +32,6 @@ bt_status bt_rank_open_device(bt_rank *r)
         if (r->facts.rank == 0) BT_INFO("ranks compute on the CPU: %s", why);
         BT_TRY(bt_device_cpu_create(&cpu, &r->dev));
     }
-    BT_REQUIRE(r->opt.speculate == 0 || r->dev->host_memory, BT_ERR_UNSUPPORTED,
-               "--speculate %u is for ranks on CPUs, rank %u computes on a GPU, which launches a "
-               "step before the tokens of the one before are known",
-               r->opt.speculate, r->facts.rank);
     r->kernels = r->dev->host_memory ? bt_device_cpu_table(r->dev) : bt_cpu_kernels_find("auto");
     r->threads = r->dev->host_memory ? bt_device_cpu_pool(r->dev) : NULL;
 out:

@@ -38,6 +38,7 @@ enum {
     KEY_LEFT_OUT,
     KEY_SHARE,
     KEY_SPECULATE,
+    KEY_MTP,
     KEY_VERBOSE
 };
 
@@ -117,6 +118,7 @@ static bt_status take(bt_worker_options *opt, int key, const char *text)
     case KEY_MAX_ROWS: return read_count("--max-rows", text, &opt->max_rows);
     case KEY_LOOKAHEAD: return read_count("--lookahead", text, &opt->lookahead);
     case KEY_SPECULATE: return read_count("--speculate", text, &opt->speculate);
+    case KEY_MTP: return read_count("--mtp", text, &opt->mtp);
     case KEY_FORM:
         BT_TRY(read_flag("--form", text, &value));
         opt->form = (bt_form_policy)value;
@@ -225,9 +227,13 @@ static const struct argp_option OPTIONS[] = {
               "Standby ranks, the last N of the job, each of which can take the place of a lost "
               "one (needs --on-death=replace)"),
     BT_OPTION_DEFAULT("speculate", KEY_SPECULATE, "N", "0",
-                      "On a CPU, compute up to N more tokens of a request in a step where what it "
+                      "Compute up to N more tokens of a request in a step where what it "
                       "has said or was told suggests them; those that prove right count, so tokens "
                       "do not change"),
+    BT_OPTION_DEFAULT("mtp", KEY_MTP, "N", "0",
+                      "The same with up to N tokens that the checkpoint's layer for multi-token "
+                      "prediction drafts: DeepSeek-V3 and GLM-5 have one; it has weights and pages "
+                      "like the other layers"),
     BT_OPTION("share-generated", KEY_SHARE, NULL,
               "Cache full pages of generated tokens too, so that a later prompt that contains a "
               "reply finds them; its tokens then depend on what was cached"),

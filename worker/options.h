@@ -38,6 +38,7 @@ typedef struct {
     uint32_t            max_rows;            /* rows of this rank in a step */
     uint32_t            lookahead;           /* steps planned ahead, 0 or 1 */
     uint32_t            speculate;           /* most tokens of a draft; 0: none */
+    uint32_t            mtp;                 /* drafted by the model's own layer; 0: none */
     bt_form_policy      form;
     bool                share_generated;
     uint32_t            n_threads; /* 0: one per core allowed to this process */

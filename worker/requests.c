@@ -124,9 +124,10 @@ static bt_status read_drafter(const bt_rank_facts *f, const bt_down_reserve *m, 
     bt_status st = BT_OK;
 
     /* Penalties depend on the tokens before, which in a draft are not known to be right. */
-    if (m->eval || f->speculate == 0 || bt_sampling_counts_tokens(&m->sampling)) goto out;
-    r->drafts = true;
-    if (m->prompt == NULL) goto out;
+    if (m->eval || bt_sampling_counts_tokens(&m->sampling)) goto out;
+    r->drafts   = f->mtp != 0 || f->speculate != 0;
+    r->looks_up = f->speculate != 0;
+    if (!r->looks_up || m->prompt == NULL) goto out;
     BT_TRY(check_ids(f, "prompt", m->n_prompt, m->prompt));
     BT_TRY(bt_drafter_add(&r->drafter, m->n_prompt, m->prompt));
 out:
@@ -137,7 +138,7 @@ bt_status bt_request_note(bt_request *r, uint32_t id)
 {
     bt_status st = BT_OK;
 
-    if (r->drafts) BT_TRY(bt_drafter_add(&r->drafter, 1, &id));
+    if (r->looks_up) BT_TRY(bt_drafter_add(&r->drafter, 1, &id));
     if (bt_sampling_counts_tokens(&r->sampling)) BT_TRY(bt_history_add(&r->history, id, false));
 out:
     return st;
@@ -315,7 +316,7 @@ bt_status bt_request_from_prefill(const bt_rank_facts *f, bt_down_prefill *m,
     BT_TRY(read_map(f, r, m->form_map, m->n_form_map_bytes));
     BT_TRY(read_choices(r, m->n_choices, &m->choices));
     BT_TRY(bt_handoff_out_init(
-        &r->out, f->model->n_layers, m->held, m->n_pages, m->pages,
+        &r->out, bt_model_n_served_layers(f->model), m->held, m->n_pages, m->pages,
         &(bt_handoff_tail){r->n_choices, r->firsts, r->map.pages, bt_form_map_bytes(&r->map), 0}));
     r->id        = m->request;
     r->epoch     = m->epoch;
@@ -348,7 +349,8 @@ bt_status bt_request_add_choice(const bt_request *first, uint32_t choice, uint32
     BT_TRY(bt_sampling_copy(&first->sampling, &r->sampling));
     r->sampling.choice = choice;
     BT_TRY(bt_history_copy(&first->history, &r->history));
-    r->drafts = first->drafts;
+    r->drafts   = first->drafts;
+    r->looks_up = first->looks_up;
     BT_TRY(bt_drafter_copy(&first->drafter, &r->drafter));
     if (n_replay > 0) {
         r->replay = bt_calloc(n_replay, sizeof(*r->replay));

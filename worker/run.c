@@ -122,6 +122,13 @@ static bool may_stay(const bt_worker *w, const bt_batch *b)
 
 /* ---- the end */
 
+/* Its rows are over. */
+static void let_go(bt_batch *b)
+{
+    for (uint32_t i = 0; i < b->n_pieces; i++)
+        b->held[i]->n_launched--;
+}
+
 /* Pieces of requests that have ended meanwhile are none any more. */
 static void count_in(bt_worker *w, bt_batch *b)
 {
@@ -137,15 +144,27 @@ static void count_in(bt_worker *w, bt_batch *b)
         bt_piece   *p = &b->pieces[i];
         bt_request *r = p->request;
 
-        r->n_launched--;
+        b->held[i] = r;
         r->n_drawn -= b->due[i] && !bt_piece_is_prompt(p);
         if (r->state == BT_REQUEST_DRAINING) p->request = NULL;
     }
 }
 
+/* The model's drafts of what comes next, behind the step's tokens.  Its requests go on also where
+ * that fails. */
+static bt_status draft(bt_worker *w, bt_batch *b)
+{
+    uint64_t  from_ns = now_ns(w);
+    bt_status st      = w->cfg.facts.mtp == 0 ? BT_OK : bt_worker_run_mtp(w, b);
+
+    w->model_ns += now_ns(w) - from_ns;
+    w->ended_ns += now_ns(w) - from_ns; /* sample_ns is without */
+    return st;
+}
+
 static bt_status end_step(bt_worker *w, bt_batch *b)
 {
-    bt_status st      = BT_OK;
+    bt_status st = BT_OK, drafted = BT_OK;
     uint64_t  from_ns = now_ns(w);
 
     st = w->cfg.links.await(w->cfg.links.ctx);
@@ -155,11 +174,15 @@ static bt_status end_step(bt_worker *w, bt_batch *b)
         goto out;
     }
     count_in(w, b);
-    BT_TRY(bt_worker_choose_all(w, b));
-    BT_TRY(bt_worker_send_tokens(w, b));
+    st = bt_worker_choose_all(w, b);
+    if (st == BT_OK) st = bt_worker_send_tokens(w, b);
+    if (st == BT_OK) drafted = draft(w, b);
+    let_go(b);
+    BT_TRY(st);
     for (uint32_t i = 0; i < b->n_pieces; i++)
         BT_TRY(conclude(w, b, i));
     BT_TRY(bt_worker_reap(w));
+    BT_TRY(drafted);
     if (w->under_way == NULL) BT_TRY(bt_worker_send_load(w));
     BT_TRY(bt_worker_background_status(w));
     w->sample_ns += now_ns(w) - w->ended_ns;

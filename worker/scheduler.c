@@ -40,7 +40,7 @@ static uint32_t add_some(const bt_scheduler *s, const bt_requests *t, bool long_
         if (in) continue;
         if (piece > *budget && n > 0) break;
         piece       = bt_form_map_run(&r->map, r->n_computed, bt_min_u32(piece, *budget));
-        pieces[n++] = (bt_piece){r, prompt_role(r), r->n_computed, piece, 0};
+        pieces[n++] = (bt_piece){r, prompt_role(r), r->n_computed, piece, 0, false};
         *budget -= piece;
         n_most--;
     }
@@ -77,7 +77,7 @@ static uint32_t add_generated(bt_scheduler *s, const bt_requests *t, uint32_t bu
         uint32_t    rows = bt_min_u32(wanted(s, r), budget);
 
         if (rows == 0) continue;
-        pieces[n++] = (bt_piece){r, BT_ROLE_GENERATED, r->step_end, rows, 0};
+        pieces[n++] = (bt_piece){r, BT_ROLE_GENERATED, r->step_end, rows, 0, false};
         budget -= rows;
         if (budget == 0) s->turn = i + 1;
     }
@@ -96,6 +96,20 @@ static uint32_t draft_room(const bt_piece *p)
     return bt_min_u32(room, r->sampling.max_tokens - r->n_known - 1);
 }
 
+/* Of at most `room` tokens, into the piece's request. */
+static void choose_draft(const bt_scheduler *s, bt_piece *p, uint32_t room)
+{
+    bt_request *r = p->request;
+    uint32_t    looked_up[BT_DRAFT_MAX], n = 0;
+
+    p->n_draft = r->n_mtp > 0 && r->mtp_at == p->start + p->n_rows ? bt_min_u32(r->n_mtp, room) : 0;
+    if (r->looks_up) n = bt_drafter_draft(&r->drafter, bt_min_u32(room, s->speculate), looked_up);
+    p->looked_up = n > p->n_draft && (p->n_draft == 0 || looked_up[0] == r->draft[0]);
+    if (!p->looked_up) return;
+    p->n_draft = n;
+    memcpy(r->draft, looked_up, n * sizeof(*looked_up));
+}
+
 static void add_drafts(bt_scheduler *s, bt_piece *pieces, uint32_t n)
 {
     uint32_t most = bt_min_u32(s->draft_rows, s->max_rows), n_rows = 0, first = s->draft_turn++;
@@ -104,10 +118,10 @@ static void add_drafts(bt_scheduler *s, bt_piece *pieces, uint32_t n)
         n_rows += pieces[i].n_rows;
     for (uint32_t i = 0; i < n && n_rows < most; i++) {
         bt_piece *p    = &pieces[(first + i) % n];
-        uint32_t  room = bt_min_u32(draft_room(p), bt_min_u32(s->speculate, most - n_rows));
+        uint32_t  room = bt_min_u32(draft_room(p), most - n_rows);
 
         if (room == 0) continue;
-        p->n_draft = bt_drafter_draft(&p->request->drafter, room, p->request->draft);
+        choose_draft(s, p, room);
         p->n_rows += p->n_draft;
         n_rows += p->n_draft;
     }
@@ -147,7 +161,7 @@ uint32_t bt_schedule(bt_scheduler *s, const bt_requests *t, bt_piece *pieces_out
 
     n = add_prompts(s, t, s->max_rows - generated, pieces_out);
     n += add_generated(s, t, generated, pieces_out + n);
-    if (s->speculate > 0) add_drafts(s, pieces_out, n);
+    if (s->speculate > 0 || s->mtp > 0) add_drafts(s, pieces_out, n);
     sort_roles(pieces_out, n);
     rows_out[BT_ROLE_PROMPT] = rows_out[BT_ROLE_GENERATED] = 0;
     for (uint32_t i = 0; i < n; i++)

@@ -10,7 +10,9 @@
  * waits.
  *
  * Where the rank speculates, a request that brings its last known token brings a draft's rows as
- * well, into the pages that it has: as long as the step stays small, where a row costs little. */
+ * well, into the pages that it has: as long as the step stays small, where a row costs little.  The
+ * draft is that of the model's own layer (mtp.c), or, where that has none or one that begins alike,
+ * a longer one that is looked up. */
 #ifndef BT_WORKER_SCHEDULER_H
 #define BT_WORKER_SCHEDULER_H
 
@@ -20,7 +22,8 @@ typedef struct {
     bt_request *request; /* borrowed */
     bt_role     role;
     uint32_t    start, n_rows; /* absolute position of the first row */
-    uint32_t    n_draft;       /* of these rows, the last ones: their tokens are a draft's */
+    uint32_t    n_draft;       /* of these rows, the last ones: their tokens are a draft's, */
+    bool        looked_up;     /* from the request's drafter */
 } bt_piece;
 
 /* Whether the piece is of its request's prompt; no piece has rows of both sides. */
@@ -28,7 +31,8 @@ static inline bool bt_piece_is_prompt(const bt_piece *p) { return p->start < p->
 
 typedef struct {
     uint32_t max_rows, chunk; /* 1 <= chunk <= max_rows */
-    uint32_t speculate;       /* most tokens of a request's draft; 0: none */
+    uint32_t speculate;       /* most tokens of a draft that is looked up; 0: none */
+    uint32_t mtp;             /* likewise, of the model's own layer */
     uint32_t draft_rows;      /* a step with drafts has at most so many rows */
     uint32_t draft_turn;      /* whose draft comes first where these are too few */
     uint32_t turn;            /* which decoding request comes first when not all fit */

@@ -41,6 +41,7 @@ static bt_status read_model(bt_rank *r)
                "--weights-cache %s: expected a directory", cache);
     BT_TRY(bt_model_config_read(r->opt.model, &r->cfg));
     BT_TRY(bt_safetensors_open(r->opt.model, &r->st));
+    if (r->opt.mtp != 0) BT_TRY(bt_model_config_serve_mtp(&r->cfg));
     r->fingerprint = bt_model_fingerprint(&r->cfg, r->st);
     r->config_hash = bt_config_hash(r->opt.model);
 out:
@@ -224,10 +225,14 @@ static void choose_forms(const bt_rank *r, bool *normal_out, bool *absorbed_out)
     }
 }
 
+/* Of the step's tokens, and of drafts behind it. */
+static uint32_t n_draw_lists(const bt_rank *r) { return r->opt.mtp != 0 ? 2 : 1; }
+
 /* Pinned memory that this rank will have. */
 static uint64_t count_pinned(const bt_rank *r)
 {
-    uint64_t bytes = r->dev->pinned_bytes + bt_draw_list_pinned_bytes(r->dev, r->opt.max_rows);
+    uint64_t bytes =
+        r->dev->pinned_bytes + n_draw_lists(r) * bt_draw_list_pinned_bytes(r->dev, r->opt.max_rows);
 
     if (r->has_placement && r->group_size > 1 && r->nccl == NULL)
         bytes += bt_moe_exchange_bytes(r->dev, &r->placement, &r->cfg.moe, r->group_self,
@@ -255,7 +260,7 @@ static bt_status draw_account(bt_rank *r)
     m->step     = bt_model_step_bytes(&r->cfg, group, r->opt.max_rows) +
               bt_mla_large_bytes(r->dev, &r->cfg.mla, r->opt.max_rows) +
               bt_moe_tile_bytes(r->dev, &r->cfg.moe, group, r->opt.max_rows) +
-              bt_draw_list_bytes(r->dev, r->cfg.vocab_size, r->opt.max_rows);
+              n_draw_lists(r) * bt_draw_list_bytes(r->dev, r->cfg.vocab_size, r->opt.max_rows);
     if (r->threads != NULL)
         m->step += bt_cpu_pool_n_threads(r->threads) * bt_sampler_bytes(r->cfg.vocab_size);
     if (absorbed) m->graphs = bt_model_graph_bytes(r->dev, &r->cfg, r->opt.max_rows);
@@ -270,6 +275,7 @@ static bt_status draw_account(bt_rank *r)
     r->facts.n_pages         = m->n_pages;
     r->facts.share_generated = r->opt.share_generated;
     r->facts.speculate       = r->opt.speculate;
+    r->facts.mtp             = r->opt.mtp;
     r->facts.keeps_maps      = r->opt.share_generated || r->opt.form == BT_FORM_BY_COST;
     bt_memory_print(m);
 out:
@@ -357,7 +363,7 @@ out:
 static bt_status create_worker(bt_rank *r)
 {
     bt_status         st   = BT_OK;
-    bt_kv_pool_config pool = {.n_layers = r->cfg.n_layers,
+    bt_kv_pool_config pool = {.n_layers = bt_model_n_served_layers(&r->cfg),
                               .n_pages  = r->memory.n_pages,
                               .kv_dim   = bt_mla_kv_dim(&r->cfg.mla)};
     bt_wait wait = {.timeout_ns = r->opt.timeout_ns, .what = "capture of graphs", .layer = -1};

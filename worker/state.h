@@ -29,24 +29,38 @@ typedef struct {
     uint16_t *forced, *chosen;          /* [n_moe_layers][rows of the step][top_k] */
     uint32_t (*group_rows)[BT_N_ROLES]; /* [group_size] */
     uint32_t (*last_rows)[BT_N_ROLES];  /* [group_size] */
-    bool       any_eval, any_forced, any_fed;
-    bool       on_device; /* the device chooses the tokens of this step */
-    bt_draws   draws;     /* then: what it runs, and where its choices come */
-    bt_finish *finish;    /* [max_rows] of each piece's new token */
-    bt_token  *out;       /* tokens of the step: [out_capacity], which grows */
-    uint32_t   n_out, out_capacity;
-    bt_step    step;
-    uint64_t   from_ns; /* of its launch */
+    uint32_t     n_drafts; /* tokens that the group drafts behind the step, at most, of a request */
+    bool         any_eval, any_forced, any_fed;
+    bool         on_device; /* the device chooses the tokens of this step */
+    bt_draws     draws;     /* then: what it runs, and where its choices come */
+    bt_finish   *finish;    /* [max_rows] of each piece's new token */
+    bt_request **held; /* [max_rows] each piece's request, as long as the step has rows of it */
+    bt_token    *out;  /* tokens of the step: [out_capacity], which grows */
+    uint32_t     n_out, out_capacity;
+    bt_step      step;
+    uint64_t     from_ns; /* of its launch */
 } bt_batch;
 
 /* A token that the host chooses. */
 typedef struct {
-    const float       *logits; /* host [vocab_size] */
-    const bt_sampling *sampling;
+    const float       *logits;   /* host [vocab_size] */
+    const bt_sampling *sampling; /* NULL: its logprob is not wanted */
     bt_sample_how      how;
     bool               found; /* and then, of the token, its id and logprobs */
     bt_token           token;
 } bt_host_draw;
+
+/* Drafts by the model's own layer, behind a step whose tokens are known (mtp.c). */
+typedef struct {
+    uint32_t     n;      /* pieces of the step that draft, and so rows, */
+    uint32_t    *pieces; /* owned, as are the others [max_rows]: which, ascending, */
+    uint32_t    *depth;  /* and tokens that each of these drafts */
+    uint32_t    *tokens, *logit_rows;
+    bt_span     *spans;
+    float       *logits; /* [max_rows][vocab_size] */
+    bt_draw_list draws;  /* where the device chooses, */
+    bt_draws     view;   /* and this is what it runs */
+} bt_mtp;
 
 struct bt_worker {
     bt_worker_config cfg;
@@ -60,6 +74,7 @@ struct bt_worker {
     bt_host_draw    *host_draws; /* owned: [host_draws_capacity], which grows; of a step */
     uint32_t         n_samplers, host_draws_capacity;
     bt_draw_list     draws;
+    bt_mtp           mtp; /* empty where there are none */
 
     bt_seats seats[2]; /* owned, once they have changed */
     bool     parked, asked, shutdown;
@@ -101,6 +116,13 @@ static inline bool bt_worker_needs_history(const bt_request *r)
     return r->state == BT_REQUEST_DECODE && r->on_device == 0 &&
            bt_sampling_counts_tokens(&r->sampling);
 }
+/* How the request's token at `position` is chosen. */
+bt_sample_how bt_worker_how(const bt_worker *w, const bt_request *r, uint32_t choice,
+                            uint32_t position);
+/* Choices of the host, of rows that do not depend on each other: room for n of them, which are
+ * w->host_draws; and these. */
+bt_status bt_worker_take_draws(bt_worker *w, uint32_t n);
+void      bt_worker_draw(bt_worker *w, uint32_t n);
 /* After the step: chooses every token that is due.  A piece whose request fails loses it. */
 bt_status bt_worker_choose_all(bt_worker *w, bt_batch *b);
 bt_status bt_worker_send_tokens(bt_worker *w, const bt_batch *b);
@@ -115,6 +137,16 @@ bt_status bt_worker_catch_up(bt_worker *w);
 bool bt_worker_must_catch_up(const bt_worker *w);
 /* It comes to nothing; its rows will be computed again. */
 bt_status bt_worker_abandon(bt_worker *w);
+
+/* mtp.c */
+bt_status bt_mtp_init(bt_mtp *m, const bt_worker_config *cfg);
+void      bt_mtp_fini(bt_mtp *m);
+/* Which pieces of the step draft behind it: their rows by role, and how many tokens at most, for
+ * the plan. */
+void bt_worker_plan_mtp(bt_worker *w, const bt_batch *b, bt_plan *plan_out);
+/* What each of them says next, after the tokens that the step has brought.  Collective: behind
+ * every step that the group runs. */
+bt_status bt_worker_run_mtp(bt_worker *w, bt_batch *b);
 
 /* beat.c */
 /* Counts a value into the first bucket whose limit, unit * 2^i, is not below it. */

@@ -2,10 +2,12 @@
 #include <string.h>
 
 #include "core/alloc.h"
+#include "core/minmax.h"
 #include "worker/state.h"
 
-/* Up to here a step is bound by reading weights (docs/measurements/speculate.md). */
-enum { DRAFT_ROWS = 16 };
+/* Up to here a step is bound by reading weights (docs/measurements/speculate.md); of a GPU, by what
+ * its memory and its products can do. */
+enum { DRAFT_ROWS = 16, DRAFT_ROWS_GPU = 128 };
 
 static bt_status open_samplers(bt_worker *w)
 {
@@ -36,17 +38,21 @@ bt_status bt_worker_create(const bt_worker_config *cfg, bt_worker **worker_out)
                cfg->links.payload_max(cfg->links.ctx), row_bytes);
     w = bt_calloc(1, sizeof(*w));
     BT_REQUIRE(w != NULL, BT_ERR_NO_MEMORY, "worker");
-    w->cfg       = *cfg;
-    w->scheduler = (bt_scheduler){.max_rows   = cfg->max_rows,
-                                  .chunk      = cfg->chunk,
-                                  .speculate  = cfg->facts.speculate,
-                                  .draft_rows = DRAFT_ROWS};
-    w->parked    = true; /* every rank starts parked at wake number 0 */
+    w->cfg = *cfg;
+    w->scheduler =
+        (bt_scheduler){.max_rows   = cfg->max_rows,
+                       .chunk      = cfg->chunk,
+                       .speculate  = cfg->facts.speculate,
+                       .mtp        = cfg->facts.mtp,
+                       .draft_rows = cfg->dev->host_memory ? DRAFT_ROWS : DRAFT_ROWS_GPU};
+    w->parked = true; /* every rank starts parked at wake number 0 */
     BT_TRY(open_samplers(w));
     BT_TRY(bt_draw_list_init(&w->draws, cfg->dev, cfg->facts.model->vocab_size, cfg->max_rows));
-    /* If the device chooses tokens, they can feed the next step without the host. */
-    w->lookahead = cfg->lookahead && w->draws.sampling != NULL;
-    BT_ASSERT(cfg->facts.speculate == 0 || w->draws.sampling == NULL);
+    if (cfg->facts.mtp != 0) BT_TRY(bt_mtp_init(&w->mtp, cfg));
+    /* If the device chooses tokens, they can feed the next step without the host; but not where a
+     * step begins behind those that were right. */
+    w->lookahead = cfg->lookahead && w->draws.sampling != NULL && cfg->facts.speculate == 0 &&
+                   cfg->facts.mtp == 0;
     for (int i = 0; i < (w->lookahead ? 2 : 1); i++)
         BT_TRY(bt_batch_init(&w->batches[i], cfg));
     w->batch        = &w->batches[0];
@@ -78,6 +84,7 @@ void bt_worker_destroy(bt_worker *w)
     bt_free(w->samplers);
     bt_free(w->host_draws);
     bt_draw_list_fini(&w->draws);
+    bt_mtp_fini(&w->mtp);
     bt_free(w);
 }
 
@@ -113,7 +120,10 @@ static bt_status plan(bt_worker *w, bt_plan *plan_out)
     BT_TRY(bt_worker_plan_draws(w, b));
     *plan_out = (bt_plan){.epoch = w->cfg.epoch, .wake = w->wake_seen, .shutdown = w->shutdown};
     memcpy(plan_out->n_rows, b->n_rows, sizeof(plan_out->n_rows));
-    bt_model_last_rows(&b->step, plan_out->last_rows);
+    if (w->cfg.facts.mtp != 0)
+        bt_worker_plan_mtp(w, b, plan_out);
+    else
+        bt_model_last_rows(&b->step, plan_out->last_rows);
     w->cfg.links.offer_graphs(w->cfg.links.ctx, &b->step, &plan_out->graphs);
     w->gather_from_ns = w->cfg.links.now_ns(w->cfg.links.ctx);
     w->model_ns += w->gather_from_ns - from_ns;
@@ -154,6 +164,7 @@ typedef struct {
     bool           leave, same_wake;
     uint64_t       n_rows;
     uint32_t       most_rows; /* of a rank */
+    uint32_t       n_drafts;
     bt_graph_offer graphs;
 } agreement;
 
@@ -174,12 +185,16 @@ static bt_status agree(bt_worker *w, const bt_plan *plans, agreement *agreed_out
                        "rank %u of the group plans %u rows of a role in the last layer; expected "
                        "at most the %u of the step",
                        i, last[role], n[role]);
+        BT_REQUIRE(plans[i].n_drafts <= w->cfg.facts.mtp, BT_ERR_PROTOCOL,
+                   "rank %u of the group plans drafts of %u tokens; expected at most %u", i,
+                   plans[i].n_drafts, w->cfg.facts.mtp);
         memcpy(w->batch->group_rows[i], n, sizeof(plans[i].n_rows));
         memcpy(w->batch->last_rows[i], last, sizeof(plans[i].last_rows));
         agreed.leave     = agreed.leave || plans[i].shutdown != 0;
         agreed.same_wake = agreed.same_wake && plans[i].wake == plans[0].wake;
         agreed.n_rows += rows;
         agreed.most_rows = rows > agreed.most_rows ? (uint32_t)rows : agreed.most_rows;
+        agreed.n_drafts  = bt_max_u32(agreed.n_drafts, plans[i].n_drafts);
         if (i == 0)
             agreed.graphs = plans[i].graphs;
         else
@@ -209,6 +224,7 @@ bt_status bt_worker_finish(bt_worker *w, const bt_plan *plans, bool *leave_out)
     BT_TRY(agree(w, plans, &agreed));
     if (!agreed.leave && agreed.n_rows > 0) {
         choose_graph(w, &agreed);
+        w->batch->n_drafts = agreed.n_drafts;
         BT_TRY(bt_worker_run(w));
     } else {
         BT_TRY(bt_worker_catch_up(w));

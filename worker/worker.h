@@ -28,7 +28,8 @@ typedef struct {
     uint64_t       wake; /* the highest wake number that it has seen */
     uint32_t       epoch;
     uint32_t       n_rows[BT_N_ROLES];
-    uint32_t       last_rows[BT_N_ROLES]; /* bt_model_last_rows() */
+    uint32_t       last_rows[BT_N_ROLES]; /* bt_model_last_rows(); with --mtp those that draft */
+    uint32_t       n_drafts;              /* then: tokens that each of them drafts, at most */
     uint32_t       shutdown;              /* 1: this rank has been told to leave */
     bt_graph_offer graphs;
 } bt_plan;
@@ -59,6 +60,8 @@ typedef struct {
      * bt_model_await(); the link adds how to wait. */
     bt_status (*launch)(void *ctx, bt_step *step);
     bt_status (*await)(void *ctx);
+    /* bt_model_draft(), likewise. */
+    bt_status (*draft)(void *ctx, bt_step *step);
     /* bt_model_expert_rows(). */
     const uint64_t *(*expert_rows)(void *ctx);
 } bt_worker_links;

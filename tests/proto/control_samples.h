@@ -52,6 +52,7 @@ static inline bt_up sample_hello(uint32_t rank, uint32_t n_ranks)
                               .default_sampling_json = bt_strdup("{}"),
                               .weight_bytes          = 1ull << 40,
                               .speculates            = true,
+                              .mtp                   = 3,
                               .config_hash           = 0xabcdef0123456789u,
                               .n_spares              = n_ranks / 2};
     return m;

@@ -1,0 +1,264 @@
+/* worker/mtp.c - drafts by the model's own layer for multi-token prediction (model/model.h).
+ *
+ * Behind each step, when its tokens are known, all of its rows fill the layer's pages; and of the
+ * requests that go on, the last right row drafts the token after the next one, by the logits of the
+ * layer and by that token's own number (sampler.h): where the layer is right about the
+ * probabilities, it draws what the model will draw.  Each further draft is of the row before, one
+ * position on.
+ *
+ * Which pieces draft is part of the step's plan, since experts are exchanged; one that ends with
+ * the step drafts in vain. */
+#include <string.h>
+
+#include "core/alloc.h"
+#include "core/minmax.h"
+#include "worker/state.h"
+
+bt_status bt_mtp_init(bt_mtp *m, const bt_worker_config *cfg)
+{
+    bt_status st   = BT_OK;
+    size_t    rows = cfg->max_rows;
+
+    *m            = (bt_mtp){0};
+    m->pieces     = bt_calloc(rows, sizeof(*m->pieces));
+    m->depth      = bt_calloc(rows, sizeof(*m->depth));
+    m->tokens     = bt_calloc(rows, sizeof(*m->tokens));
+    m->logit_rows = bt_calloc(rows, sizeof(*m->logit_rows));
+    m->spans      = bt_calloc(rows, sizeof(*m->spans));
+    m->logits     = bt_calloc(rows * cfg->facts.model->vocab_size, sizeof(*m->logits));
+    BT_REQUIRE(m->pieces != NULL && m->depth != NULL && m->tokens != NULL &&
+                   m->logit_rows != NULL && m->spans != NULL && m->logits != NULL,
+               BT_ERR_NO_MEMORY, "drafts of %u rows: try a smaller --max-rows", cfg->max_rows);
+    BT_TRY(bt_draw_list_init(&m->draws, cfg->dev, cfg->facts.model->vocab_size, cfg->max_rows));
+out:
+    if (st != BT_OK) bt_mtp_fini(m);
+    return st;
+}
+
+void bt_mtp_fini(bt_mtp *m)
+{
+    bt_free(m->pieces);
+    bt_free(m->depth);
+    bt_free(m->tokens);
+    bt_free(m->logit_rows);
+    bt_free(m->spans);
+    bt_free(m->logits);
+    bt_draw_list_fini(&m->draws);
+    *m = (bt_mtp){0};
+}
+
+/* ---- the plan */
+
+/* Tokens that the piece's request might use of a draft: those that it may still say, and has pages
+ * for, wherever the step ends of what it drafts already. */
+static uint32_t draft_room(const bt_worker *w, const bt_batch *b, uint32_t piece)
+{
+    const bt_piece   *p   = &b->pieces[piece];
+    const bt_request *r   = p->request;
+    uint32_t          end = p->start + p->n_rows, last, left;
+
+    if (!r->drafts || !b->due[piece]) return 0;
+    if (bt_piece_is_prompt(p) &&
+        (!bt_rank_has_both(&w->cfg.facts) || r->n_choices != 1 || r->n_replay != 0))
+        return 0;
+    last = bt_min_u32(r->n_pages * BT_PAGE_TOKENS, w->cfg.facts.model->max_context);
+    left = r->sampling.max_tokens - bt_min_u32(r->n_known + 2, r->sampling.max_tokens);
+    /* all that draft do so as often as the one that has most to draft */
+    if (end + w->cfg.facts.mtp - 1 > last) return 0;
+    return bt_min_u32(left, w->cfg.facts.mtp);
+}
+
+/* Rows that the next step brings of requests that decode, drafts aside. */
+static uint32_t n_going_on(const bt_batch *b)
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < b->n_pieces; i++)
+        n += b->due[i];
+    return n;
+}
+
+void bt_worker_plan_mtp(bt_worker *w, const bt_batch *b, bt_plan *plan_out)
+{
+    bt_mtp             *m    = &w->mtp;
+    const bt_scheduler *s    = &w->scheduler;
+    uint32_t            most = bt_min_u32(s->draft_rows, s->max_rows), n_rows = n_going_on(b);
+    uint32_t            first = b->n_pieces == 0 ? 0 : (uint32_t)(w->n_steps % b->n_pieces);
+
+    memset(m->depth, 0, b->n_pieces * sizeof(*m->depth));
+    for (uint32_t k = 0; k < b->n_pieces && n_rows < most; k++) { /* each is first in turn */
+        uint32_t i = (first + k) % b->n_pieces, room = draft_room(w, b, i);
+
+        if (room == 0) continue;
+        m->depth[i] = bt_pace_depth(&b->pieces[i].request->pace, bt_min_u32(room, most - n_rows));
+        n_rows += m->depth[i];
+    }
+    m->n = 0;
+    for (uint32_t i = 0; i < b->n_pieces; i++) {
+        if (m->depth[i] == 0) continue;
+        m->depth[m->n]    = m->depth[i];
+        m->pieces[m->n++] = i;
+        plan_out->last_rows[b->pieces[i].role]++;
+        plan_out->n_drafts = bt_max_u32(plan_out->n_drafts, m->depth[m->n - 1]);
+    }
+}
+
+/* ---- the rows */
+
+/* The token behind a row of the piece, as far as it is known; behind others it does not matter. */
+static uint32_t token_after(const bt_batch *b, uint32_t piece, uint32_t row)
+{
+    const bt_piece   *p  = &b->pieces[piece];
+    const bt_request *r  = b->held[piece];
+    uint32_t          at = p->start + row + 1;
+
+    if (at < r->n_prompt) return r->prompt[at];
+    if (p->start < r->n_prompt && b->due[piece]) return r->firsts[0].id;
+    if (p->start >= r->n_prompt && at == r->n_computed && b->due[piece]) return r->next_token;
+    at -= r->n_prompt;
+    if (r->eval) return at < r->n_eval ? r->eval_tokens[at] : 0;
+    if (row + 1 < p->n_rows) return b->tokens[b->spans[piece].first_row + row + 1];
+    return at < r->n_replay ? r->replay[at] : 0;
+}
+
+/* Few rows draft, whatever their role: the absorbed form is the cheaper one.  Where a rank lacks
+ * it, it only fills pages, or has the other one for all. */
+static bt_attn_form form_of(const bt_worker *w, const bt_span *span)
+{
+    bool has = w->cfg.form != BT_FORM_ALL_NORMAL && bt_rank_decodes(&w->cfg.facts);
+
+    return has ? BT_FORM_ABSORBED : span->form;
+}
+
+/* All rows of the step; those that draft are the last right ones. */
+static void fill_first(bt_worker *w, const bt_batch *b, bt_step *step)
+{
+    bt_mtp *m = &w->mtp;
+
+    step->n_rows  = b->step.n_rows;
+    step->n_spans = b->step.n_spans;
+    for (uint32_t i = 0; i < b->n_pieces; i++) {
+        m->spans[i]      = b->spans[i];
+        m->spans[i].form = form_of(w, &b->spans[i]);
+        for (uint32_t row = 0; row < b->spans[i].n_rows; row++)
+            m->tokens[b->spans[i].first_row + row] = token_after(b, i, row);
+    }
+    for (uint32_t k = 0; k < m->n; k++) {
+        uint32_t i = m->pieces[k];
+
+        m->logit_rows[k] = b->spans[i].first_row + b->held[i]->n_computed - 1 - b->pieces[i].start;
+    }
+}
+
+/* The rows that have drafted, with what they have drafted, one position on. */
+static void fill_next(bt_worker *w, const bt_batch *b, uint32_t round, bt_step *step)
+{
+    bt_mtp *m = &w->mtp;
+
+    step->n_rows = step->n_spans = m->n;
+    for (uint32_t k = 0; k < m->n; k++) {
+        bt_span           span = b->spans[m->pieces[k]];
+        const bt_request *r    = b->held[m->pieces[k]];
+
+        span.first_row   = k;
+        span.n_rows      = 1;
+        span.start       = r->n_computed - 1 + round;
+        span.form        = form_of(w, &span);
+        m->spans[k]      = span;
+        m->tokens[k]     = r->n_mtp == round ? r->draft[round - 1] : 0;
+        m->logit_rows[k] = k;
+    }
+}
+
+/* ---- the choices */
+
+static bt_sample_how how_of(const bt_worker *w, const bt_batch *b, uint32_t k, uint32_t round)
+{
+    uint32_t          piece = w->mtp.pieces[k];
+    const bt_request *r     = b->held[piece];
+
+    return bt_worker_how(w, r,
+                         bt_piece_is_prompt(&b->pieces[piece]) ? r->choices[0] : r->sampling.choice,
+                         r->n_computed + 1 + round);
+}
+
+/* On the device with the step, unless it has no room for them. */
+static void plan_draws(bt_worker *w, const bt_batch *b, uint32_t round, bt_step *step)
+{
+    bt_mtp *m = &w->mtp;
+
+    step->logits   = m->logits;
+    step->sampling = m->draws.sampling;
+    if (m->draws.sampling == NULL) return;
+    bt_draw_list_clear(&m->draws);
+    for (uint32_t k = 0; k < m->n; k++) {
+        bt_sample_how how = how_of(w, b, k, round);
+
+        if (!bt_draw_list_add(&m->draws, &how, 0, k, false, 0)) return;
+    }
+    m->view     = bt_draw_list_view(&m->draws);
+    step->draws = &m->view;
+}
+
+static bt_status draw_here(bt_worker *w, const bt_batch *b, uint32_t round)
+{
+    bt_mtp   *m  = &w->mtp;
+    bt_status st = BT_OK;
+
+    BT_TRY(bt_worker_take_draws(w, m->n));
+    for (uint32_t k = 0; k < m->n; k++)
+        w->host_draws[k] =
+            (bt_host_draw){.logits = m->logits + (size_t)k * w->cfg.facts.model->vocab_size,
+                           .how    = how_of(w, b, k, round)};
+    bt_worker_draw(w, m->n);
+out:
+    return st;
+}
+
+/* What the round has drafted becomes the requests': as far as nothing before it failed. */
+static bt_status take_drafts(bt_worker *w, const bt_batch *b, uint32_t round, const bt_step *step)
+{
+    bt_mtp   *m  = &w->mtp;
+    bt_status st = BT_OK;
+
+    if (step->draws == NULL) BT_TRY(draw_here(w, b, round));
+    for (uint32_t k = 0; k < m->n; k++) {
+        bt_request *r     = b->held[m->pieces[k]];
+        bool        found = step->draws == NULL ? w->host_draws[k].found
+                                                : bt_drawn_id(&m->draws, m->view.out, k, &r->draft[round]);
+
+        if (step->draws == NULL) r->draft[round] = w->host_draws[k].token.id;
+        r->n_mtp += found && r->n_mtp == round && round < m->depth[k];
+    }
+out:
+    return st;
+}
+
+bt_status bt_worker_run_mtp(bt_worker *w, bt_batch *b)
+{
+    bt_mtp   *m    = &w->mtp;
+    bt_status st   = BT_OK;
+    bt_step   step = {
+          .tokens = m->tokens, .spans = m->spans, .logit_rows = m->logit_rows, .n_logit_rows = m->n};
+
+    step.last_rows = (bt_step_rows){.n_ranks = w->cfg.group_size,
+                                    .n_rows  = (const uint32_t(*)[BT_N_ROLES])b->last_rows};
+    for (uint32_t k = 0; k < m->n; k++) {
+        bt_request *r = b->held[m->pieces[k]];
+
+        r->n_mtp  = 0;
+        r->mtp_at = r->n_computed + 1;
+    }
+    for (uint32_t round = 0; round == 0 || round < b->n_drafts; round++) {
+        step.draws = NULL;
+        if (round == 0)
+            fill_first(w, b, &step);
+        else
+            fill_next(w, b, round, &step);
+        plan_draws(w, b, round, &step);
+        BT_TRY(w->cfg.links.draft(w->cfg.links.ctx, &step));
+        BT_TRY(take_drafts(w, b, round, &step));
+    }
+out:
+    return st;
+}

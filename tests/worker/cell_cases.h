@@ -26,7 +26,8 @@ static inline sim_options cell_of(uint32_t i, uint32_t seed)
 
     opt.seed        = seed;
     opt.lookahead   = seed % 2 == 1;
-    opt.speculate   = seed % 4 == 2 ? 5 : 0; /* not with lookahead */
+    opt.speculate   = seed % 4 == 2 ? 5 : 0; /* which lookahead goes without */
+    opt.mtp         = seed % 3 == 1 ? 1 + seed % BT_MTP_MAX : 0;
     opt.n_peaks     = opt.speculate != 0 ? 2 : 0;
     opt.n_pages     = 64;
     opt.n_slots     = 1 + seed % 3;

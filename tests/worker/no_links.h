@@ -91,7 +91,8 @@ static inline bt_worker_links no_links(void *ctx)
                              .traffic      = no_traffic,
                              .offer_graphs = no_graphs,
                              .launch       = no_launch,
-                             .await        = no_wait};
+                             .await        = no_wait,
+                             .draft        = no_launch};
 }
 
 #endif

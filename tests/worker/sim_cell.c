@@ -37,7 +37,9 @@ static void set_model(bt_model_config *m)
 static void create_rank(sim_cell *c, uint32_t rank)
 {
     sim_rank         *r    = &c->ranks[rank];
-    bt_kv_pool_config pool = {.n_layers = SIM_LAYERS, .n_pages = c->opt.n_pages, .kv_dim = SIM_DIM};
+    bt_kv_pool_config pool = {.n_layers = bt_model_n_served_layers(&c->model),
+                              .n_pages  = c->opt.n_pages,
+                              .kv_dim   = SIM_DIM};
     bt_worker_config  cfg  = {.dev        = c->dev,
                               .kernels    = bt_cpu_kernels_find("scalar"),
                               .links      = sim_links(r),
@@ -58,7 +60,8 @@ static void create_rank(sim_cell *c, uint32_t rank)
                                      .model           = &c->model,
                                      .n_pages         = c->opt.n_pages,
                                      .share_generated = c->opt.share,
-                                     .speculate       = c->opt.lookahead ? 0 : c->opt.speculate,
+                                     .speculate       = c->opt.speculate,
+                                     .mtp             = c->opt.mtp,
                                      .keeps_maps      = sim_keeps_maps(c)};
     cfg.form       = c->opt.by_cost ? BT_FORM_BY_COST : BT_FORM_BY_ROLE;
     cfg.group_size = c->group_size[r->group];
@@ -82,6 +85,7 @@ sim_cell *sim_create(const sim_options *opt)
     c->group_first[1] = opt->n_prefill;
     c->epoch = c->group_epoch[0] = c->group_epoch[1] = 1;
     set_model(&c->model);
+    c->model.mtp = opt->mtp != 0;
     if (bt_device_cpu_create(&cpu, &c->dev) != BT_OK) abort();
     if (bt_sampler_init(&c->sampler, bt_cpu_kernels_find("scalar")->rows, SIM_VOCAB) != BT_OK)
         abort();
@@ -104,6 +108,7 @@ void sim_destroy(sim_cell *c)
             bt_down_free(&r->inbox[r->inbox_at++]);
         for (uint32_t k = 0; k < SIM_MAX_LATE; k++)
             free(r->late[k].edits);
+        free(r->draft.edits);
         bt_worker_destroy(r->worker);
         bt_kv_pool_destroy(r->pool);
     }
@@ -140,10 +145,11 @@ static void break_step(sim_cell *c, uint32_t group, const bt_plan *plans)
 
         if (r->dead) continue;
         r->waiting = false;
-        r->cut_at  = sim_roll(c, 2) == 0 ? 0 : 1 + sim_roll(c, SIM_LAYERS);
+        r->cut_at  = sim_roll(c, 2) == 0 ? 0 : 1 + sim_roll(c, bt_model_n_served_layers(&c->model));
         st         = bt_worker_finish(r->worker, plans, &r->left);
         if (st != BT_ERR_CANCELLED || r->cut_at == 0) sim_check(c, st);
-        r->cut_at = 0;
+        r->cut_at        = 0;
+        r->n_draft_calls = 0; /* some have made more than others */
     }
     if (c->forsaken) {
         sim_lose_coordinator(c, false);
@@ -151,6 +157,22 @@ static void break_step(sim_cell *c, uint32_t group, const bt_plan *plans)
     }
     sim_kill(c, c->doomed - 1, false);
     c->doomed = 0;
+}
+
+/* They are exchanges: all of the group make as many. */
+static void check_drafts(sim_cell *c, uint32_t group)
+{
+    const sim_rank *first = NULL;
+
+    for (uint32_t i = 0; i < c->group_size[group]; i++) {
+        const sim_rank *r = &c->ranks[c->group_first[group] + i];
+
+        if (r->dead) continue;
+        if (first == NULL) first = r;
+        if (r->n_draft_calls == first->n_draft_calls) continue;
+        fprintf(stderr, "ranks %u and %u draft otherwise\n", first->rank, r->rank);
+        c->broken = true;
+    }
 }
 
 static void finish_group(sim_cell *c, uint32_t group)
@@ -176,6 +198,7 @@ static void finish_group(sim_cell *c, uint32_t group)
         r->waiting = false;
         sim_check(c, bt_worker_finish(r->worker, plans, &r->left));
     }
+    check_drafts(c, group);
 }
 
 static void take_message(sim_cell *c, sim_rank *r)
@@ -294,5 +317,6 @@ bool sim_pool_is_sound(const sim_cell *c, uint32_t rank)
 }
 uint64_t sim_steps(const sim_cell *c) { return c->n_steps; }
 uint64_t sim_steps_ahead(const sim_cell *c) { return c->n_ahead; }
+uint64_t sim_stale_rows(const sim_cell *c) { return c->n_stale; }
 uint64_t sim_draws_uncounted(const sim_cell *c) { return c->n_uncounted; }
 void     sim_pass_time(sim_cell *c, uint64_t ns) { c->now += ns; }

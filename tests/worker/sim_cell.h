@@ -76,7 +76,8 @@ typedef struct {
     sim_fault fault; /* of the request that comes first */
     bool      by_cost, share;
     bool      lookahead;
-    uint32_t  speculate; /* tokens of a draft */
+    uint32_t  speculate; /* tokens of a draft that is looked up */
+    uint32_t  mtp;       /* and of one by the model's own layer; without lookahead */
     uint32_t  n_peaks;   /* not 0: the highest logit is one of the first n tokens' */
 } sim_options;
 
@@ -116,6 +117,8 @@ uint64_t sim_steps(const sim_cell *c);
 uint64_t sim_steps_ahead(const sim_cell *c);
 /* Draws after the first token whose edits came with the step: no history of the device had them. */
 uint64_t sim_draws_uncounted(const sim_cell *c);
+/* Rows that a draft read and that were not those of their tokens, the last of each page aside. */
+uint64_t sim_stale_rows(const sim_cell *c);
 void     sim_pass_time(sim_cell *c, uint64_t ns);
 
 /* The tokens that the request must have, from the definition of the model alone. */

@@ -143,5 +143,6 @@ bt_worker_links sim_links(sim_rank *r)
     links.poll        = sim_poll;
     links.launch      = sim_launch;
     links.await       = sim_await;
+    links.draft       = sim_draft;
     return links;
 }

@@ -1,6 +1,6 @@
 /* tests/worker/sim_state.h - what the files of the simulated cell share: sim_model.c (what is
- * computed), sim_steps.c (when), sim_links.c (a rank's hand-off), sim_coordinator.c (who orders),
- * sim_loss.c (who dies), sim_cell.c (whose turn it is). */
+ * computed), sim_steps.c (when), sim_mtp.c (drafts behind a step), sim_links.c (a rank's hand-off),
+ * sim_coordinator.c (who orders), sim_loss.c (who dies), sim_cell.c (whose turn it is). */
 #ifndef BT_TESTS_WORKER_SIM_STATE_H
 #define BT_TESTS_WORKER_SIM_STATE_H
 
@@ -51,6 +51,10 @@ struct sim_rank {
     bt_plan       plan;
     sim_late_step late[SIM_MAX_LATE]; /* under way, in order */
     uint32_t      n_late;
+    sim_late_step over, draft;   /* the step that is over, and a draft behind it */
+    uint32_t      n_late_drafts; /* of these */
+    uint64_t      n_draft_calls;
+    uint32_t      known[SIM_CONTEXT];    /* the first draft's rows: their positions */
     uint32_t      last_ids[SIM_CONTEXT]; /* chosen by the step that ran last */
 };
 
@@ -60,7 +64,7 @@ struct sim_cell {
     bt_device      *dev;
     bt_device_ops   ops; /* its own, or also a device's that chooses tokens */
     bt_sampler      sampler;
-    uint64_t        n_ahead, n_uncounted;
+    uint64_t        n_ahead, n_uncounted, n_stale;
     uint32_t        n_ranks, group_size[2], group_first[2];
     uint64_t        wake[2];
     uint32_t        epoch, group_epoch[2];
@@ -97,8 +101,19 @@ uint32_t sim_how_of(bool generated, bool absorbed);
 /* Links of a worker: steps of the model that is a hash. */
 bt_status sim_launch(void *ctx, bt_step *step);
 bt_status sim_await(void *ctx);
+/* What the step holds, with the pages of its rows as they are now. */
+void sim_keep_step(const sim_rank *r, sim_late_step *l, const bt_step *step);
+/* A page that a step reads and writes is nobody else's. */
+void sim_expect_pages_kept(const sim_rank *r, const sim_late_step *l);
+/* The draws of row `row`, whose tokens are for `position`. */
+void sim_draw_for(sim_rank *r, sim_late_step *l, uint32_t row, const bt_span *span,
+                  uint32_t position, const float *logits);
 /* What a device has that chooses tokens: the steps do it. */
 extern const bt_sampling_ops sim_sampling;
+
+/* ---- sim_mtp.c */
+/* A link of a worker. */
+bt_status sim_draft(void *ctx, bt_step *step);
 
 /* ---- sim_links.c */
 /* All links of a rank's worker. */

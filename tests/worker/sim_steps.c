@@ -62,9 +62,8 @@ static bool has_edit(const sim_late_step *l, uint32_t draw)
     return false;
 }
 
-/* span, position: of the token that is drawn. */
-static void draw_for(sim_rank *r, sim_late_step *l, uint32_t row, const bt_span *span,
-                     uint32_t position, const float *logits)
+void sim_draw_for(sim_rank *r, sim_late_step *l, uint32_t row, const bt_span *span,
+                  uint32_t position, const float *logits)
 {
     for (uint32_t i = 0; i < l->draws.n_draws; i++) {
         const bt_draw *d       = &l->draw[i];
@@ -88,8 +87,7 @@ static void draw_for(sim_rank *r, sim_late_step *l, uint32_t row, const bt_span 
     }
 }
 
-/* A page that a step under way reads and writes is nobody else's. */
-static void expect_pages_kept(const sim_rank *r, const sim_late_step *l)
+void sim_expect_pages_kept(const sim_rank *r, const sim_late_step *l)
 {
     for (uint32_t s = 0; s < l->step.n_spans; s++)
         for (uint32_t k = 0; k < bt_kv_pages_for(l->spans[s].start + l->spans[s].n_rows); k++) {
@@ -106,7 +104,7 @@ static bt_status run_step(sim_rank *r, sim_late_step *l)
     sim_cell      *c    = r->cell;
     const bt_step *step = &l->step;
 
-    expect_pages_kept(r, l);
+    sim_expect_pages_kept(r, l);
     for (uint32_t i = 0; step->fed != NULL && i < step->n_rows; i++)
         if (l->fed[i] != BT_NOT_DRAWN) l->tokens[i] = r->last_ids[l->fed[i]];
     for (uint32_t layer = 0; layer < SIM_LAYERS; layer++) {
@@ -144,7 +142,7 @@ static bt_status run_step(sim_rank *r, sim_late_step *l)
             continue;
         }
         sim_fill_logits(h, row);
-        draw_for(r, l, k, span, span->start + step->logit_rows[k] - span->first_row + 1, row);
+        sim_draw_for(r, l, k, span, span->start + step->logit_rows[k] - span->first_row + 1, row);
     }
     for (uint32_t i = 0; step->chosen != NULL && i < SIM_MOE_LAYERS * step->n_rows; i++) {
         const uint16_t *forced   = step->forced == NULL ? NULL : step->forced + i * SIM_TOP_K;
@@ -166,8 +164,8 @@ static void run_late(sim_rank *r, uint32_t n)
     }
 }
 
-/* What the step's lists hold is free after launch(). */
-static void keep_step(const sim_rank *r, sim_late_step *l, const bt_step *step)
+/* What its lists hold is free after launch(). */
+void sim_keep_step(const sim_rank *r, sim_late_step *l, const bt_step *step)
 {
     l->step = *step;
     l->done = false;
@@ -200,11 +198,22 @@ bt_status sim_launch(void *ctx, bt_step *step)
 
     if (r->n_late == SIM_MAX_LATE) abort();
     c->n_ahead += r->n_late > 0;
-    keep_step(r, &r->late[r->n_late++], step);
+    sim_keep_step(r, &r->late[r->n_late++], step);
     if (is_late(r, step) && sim_roll(c, 4) != 0) return BT_OK;
     run_late(r, r->n_late);
     if (r->late[r->n_late - 1].st == BT_OK) return BT_OK;
     return r->late[--r->n_late].st;
+}
+
+/* Its pages are held until what drafts behind it is over too. */
+static void keep_over(sim_rank *r, const sim_late_step *l)
+{
+    bt_logit_edit *edits = r->over.edits;
+
+    r->over            = *l;
+    r->over.edits      = edits;
+    r->over.step.spans = r->over.spans;
+    r->n_late_drafts   = 0;
 }
 
 bt_status sim_await(void *ctx)
@@ -217,7 +226,8 @@ bt_status sim_await(void *ctx)
 
     if (r->n_late == 0) abort();
     run_late(r, 1);
-    st  = l->st;
+    st = l->st;
+    keep_over(r, l);
     out = l->step.draws == NULL ? NULL : l->draws.out;
     for (uint32_t i = 0; out != NULL && i < l->draws.n_draws; i++) {
         out->ids[i]     = (int32_t)l->ids[i];

@@ -59,7 +59,7 @@ static void cell_launches_steps_ahead(void)
         sim_start(c, q);
         EXPECT(sim_run(c));
         expect_right(q);
-        EXPECT_EQ(sim_steps_ahead(c), opt.lookahead ? 57 : 0);
+        EXPECT_EQ(sim_steps_ahead(c), opt.lookahead && opt.mtp == 0 ? 57 : 0);
         expect_all_free(c, opt.n_pages);
         sim_destroy(c);
     }
@@ -95,9 +95,9 @@ static void cell_keeps_what_is_right_of_drafts(void)
             opt.n_peaks = 2;
             opt.share   = seed % 3 == 0;
             opt.payload_max += sizeof(((sim_request *)0)->map);
-            opt.speculate = 0;
-            without       = steps_of_one(&opt);
-            opt.speculate = 1 + seed % 11;
+            opt.speculate = opt.mtp = 0;
+            without                 = steps_of_one(&opt);
+            opt.speculate           = 1 + seed % 11;
             EXPECT(steps_of_one(&opt) < without);
             opt.n_peaks = 3;
             c           = sim_create(&opt);
@@ -111,6 +111,46 @@ static void cell_keeps_what_is_right_of_drafts(void)
             EXPECT(sim_run(c));
             for (uint32_t k = 0; k < 20; k++)
                 expect_right(q[k]);
+            expect_clean_end(c, opt.n_pages);
+        }
+    }
+}
+
+/* A layer of the model that drafts: the same tokens in fewer steps, from pages that hold the
+ * layer's rows as they should be, wherever they were computed. */
+static void cell_keeps_what_is_right_of_the_layer_s_drafts(void)
+{
+    for (uint32_t i = 0; i < N_CELLS; i++) {
+        for (uint32_t seed = 0; seed < 2 * SEEDS; seed++) {
+            sim_options  opt = cell_of(i, seed);
+            sim_cell    *c;
+            sim_request *q[20];
+            uint64_t     without;
+
+            opt.n_peaks = 0;
+            opt.share   = seed % 5 == 0;
+            opt.payload_max += sizeof(((sim_request *)0)->map);
+            opt.speculate = opt.mtp = 0;
+            without                 = steps_of_one(&opt);
+            opt.mtp                 = 1 + seed % BT_MTP_MAX;
+            if (opt.max_rows > 3)
+                EXPECT(steps_of_one(&opt) < without * (opt.mtp == 1 ? 8 : 6) / 10);
+            else
+                EXPECT(steps_of_one(&opt) < without);
+            opt.speculate = seed % 3 == 0 ? 4 : 0;
+            opt.n_peaks   = seed % 4 == 0 ? 3 : 0;
+            c             = sim_create(&opt);
+            add_mix(c, q, 8);
+            for (uint32_t k = 8; k < 20; k++) {
+                q[k]             = sim_add(c, 50 + k, 60);
+                q[k]->stop_token = 2;
+            }
+            for (uint32_t k = 0; k < 20; k++)
+                sim_start(c, q[k]);
+            EXPECT(sim_run(c));
+            for (uint32_t k = 0; k < 20; k++)
+                expect_right(q[k]);
+            EXPECT_EQ(sim_stale_rows(c), 0);
             expect_clean_end(c, opt.n_pages);
         }
     }
@@ -545,6 +585,7 @@ int main(int argc, char **argv)
         BT_TEST(cell_with_one_request_steps_with_its_idle_ranks),
         BT_TEST(cell_launches_steps_ahead),
         BT_TEST(cell_keeps_what_is_right_of_drafts),
+        BT_TEST(cell_keeps_what_is_right_of_the_layer_s_drafts),
         BT_TEST(cell_has_more_penalties_than_the_device_has_histories),
         BT_TEST(cell_ends_requests_whose_rows_are_under_way),
         BT_TEST(cell_wakes_for_every_wave),

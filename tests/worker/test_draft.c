@@ -132,6 +132,34 @@ static void draft_survives_a_lack_of_memory(void)
     bt_drafter_fini(&d);
 }
 
+/* A draft is as long as its last token is right more often than a quarter of the time; where none
+ * pays, one is tried now and then. */
+static void pace_follows_what_was_right(void)
+{
+    bt_draft_pace p       = {0};
+    uint32_t      n_tried = 0;
+
+    EXPECT_EQ(bt_pace_depth(&p, 0), 0);
+    EXPECT_EQ(bt_pace_depth(&p, 1), 1);
+    EXPECT_EQ(bt_pace_depth(&p, 5), 3); /* 0.7^3 is 0.34 */
+    for (int i = 0; i < 200; i++)
+        bt_pace_learn(&p, 2, 2);
+    EXPECT_EQ(bt_pace_depth(&p, 5), 5);
+    for (int i = 0; i < 200; i++) /* half of them */
+        bt_pace_learn(&p, 1, (uint32_t)i % 2);
+    EXPECT_EQ(bt_pace_depth(&p, 5), 1 + (p.right * p.right > 0.25f));
+    EXPECT(p.right > 0.45f && p.right < 0.55f);
+    for (int i = 0; i < 200; i++)
+        bt_pace_learn(&p, 5, 0); /* the tokens behind the wrong one say nothing */
+    EXPECT(p.right < 0.01f);
+    for (int i = 0; i < 80; i++)
+        n_tried += bt_pace_depth(&p, 5);
+    EXPECT_EQ(n_tried, 10);
+    for (int i = 0; i < 20; i++)
+        bt_pace_learn(&p, 1, 1);
+    EXPECT(bt_pace_depth(&p, 5) > 0);
+}
+
 int main(int argc, char **argv)
 {
     static const bt_test TESTS[] = {
@@ -140,6 +168,7 @@ int main(int argc, char **argv)
         BT_TEST(draft_follows_what_was_right),
         BT_TEST(draft_is_found_at_every_size),
         BT_TEST(draft_survives_a_lack_of_memory),
+        BT_TEST(pace_follows_what_was_right),
     };
 
     return BT_RUN_TESTS(TESTS, argc > 1 ? argv[1] : NULL);

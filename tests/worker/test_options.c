@@ -36,10 +36,13 @@ static void options_defaults_follow_the_chunk(void)
     EXPECT_EQ(opt.timeout_ns, 10000000000ull);
     EXPECT_EQ(opt.kv_bytes, 0);
     EXPECT_EQ(opt.speculate, 0);
+    EXPECT_EQ(opt.mtp, 0);
     EXPECT_EQ(parse(BASE "--both 2", &opt), BT_OK);
     EXPECT_EQ(opt.chunk, 512);
     EXPECT_EQ(parse(BASE "--both 2 --chunk 7 --speculate 15", &opt), BT_OK);
     EXPECT_EQ(opt.speculate, 15);
+    EXPECT_EQ(parse(BASE "--both 2 --chunk 7 --mtp 5", &opt), BT_OK);
+    EXPECT_EQ(opt.mtp, 5);
     EXPECT_EQ(opt.n_both, 2);
     EXPECT_EQ(opt.max_rows, 256);
     EXPECT_EQ(parse(BASE "--both 1 --chunk 2600 --form cost --kv-bytes 2G --timeout-s 3", &opt),
@@ -116,6 +119,7 @@ static void options_errors_say_what_to_do(void)
         {BASE "--both 1 --decode 1",                      "excludes"                          },
         {BASE "--both 0",                                 "--both must be"                    },
         {BASE "--both 1 --speculate 16",                  "--speculate must be"               },
+        {BASE "--both 1 --mtp 6",                         "--mtp must be"                     },
         {BASE "--both 1 --chunk 0",                       "--chunk must be"                   },
         {BASE "--both 1 --chunk 9 --max-rows 8",          "does not fit"                      },
         {BASE "--both 1 --kv-bytes 2X",                   "--kv-bytes must be"                },

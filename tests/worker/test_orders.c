@@ -86,19 +86,22 @@ static void requests_with_penalties_make_no_drafts(void)
     bt_rank_facts facts;
 
     bench_set_up(&b, 1, 1, 1);
-    facts           = bench_config(&b, 1, 1, 1).facts;
-    facts.speculate = 4;
-    for (int penalty = 0; penalty < 4; penalty++) {
+    facts = bench_config(&b, 1, 1, 1).facts;
+    for (int penalty = 0; penalty < 8; penalty++) {
         bt_down      m = bench_reserve(1, 70, 5);
         bt_sampling *s = &m.u.reserve.sampling;
         bt_request  *r = NULL;
 
+        facts.speculate    = penalty < 4 ? 4 : 0;
+        facts.mtp          = penalty < 4 ? 0 : 1;
         m.u.reserve.prompt = bt_calloc(70, sizeof(uint32_t));
-        if (penalty == 1) s->frequency_penalty = 0.1f;
-        if (penalty == 2) s->presence_penalty = -0.1f;
-        if (penalty == 3) s->repetition_penalty = 1.1f;
+        if (penalty % 4 == 1) s->frequency_penalty = 0.1f;
+        if (penalty % 4 == 2) s->presence_penalty = -0.1f;
+        if (penalty % 4 == 3) s->repetition_penalty = 1.1f;
         EXPECT_EQ(bt_request_from_reserve(&facts, &m.u.reserve, &r), BT_OK);
-        if (r != NULL) EXPECT_EQ(r->drafts, penalty == 0);
+        if (r != NULL) EXPECT_EQ(r->drafts, penalty % 4 == 0);
+        if (r != NULL) EXPECT_EQ(r->looks_up, penalty == 0);
+        if (r != NULL) EXPECT_EQ(r->drafter.n, penalty == 0 ? 70 : 0);
         bt_request_destroy(r);
         bt_down_free(&m);
     }

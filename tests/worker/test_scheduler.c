@@ -224,9 +224,9 @@ static void scheduler_plans_behind_what_is_under_way(void)
 /* Any mix: never more than the budget, and everybody gets there. */
 static void give_text(bt_request *r, const char *text)
 {
-    r->drafts              = true;
-    r->sampling.max_tokens = 100;
-    r->n_pages             = 2;
+    r->drafts = r->looks_up = true;
+    r->sampling.max_tokens  = 100;
+    r->n_pages              = 2;
     for (; *text != '\0'; text++)
         NEED(bt_drafter_add(&r->drafter, 1, &(uint32_t){(uint32_t)*text}) == BT_OK);
 }
@@ -281,6 +281,53 @@ static void scheduler_adds_rows_of_drafts(void)
     bt_drafter_fini(&g_requests[1].drafter);
 }
 
+/* The model's own layer drafts for the position behind the last known token.  What is looked up
+ * comes in its place where it is longer and begins alike. */
+static void scheduler_prefers_the_layer_s_drafts(void)
+{
+    bt_scheduler s = {.max_rows = 100, .chunk = 4, .mtp = 3, .draft_rows = 9};
+    bt_request  *r;
+
+    clear();
+    r                      = add(BT_REQUEST_DECODE, 3, 12);
+    r->drafts              = true;
+    r->sampling.max_tokens = 100;
+    r->n_pages             = 2;
+    r->n_mtp               = 2;
+    r->mtp_at              = 13;
+    r->draft[0]            = 'd';
+    r->draft[1]            = 'z';
+    EXPECT_EQ(bt_schedule(&s, &g_table, g_pieces, g_rows), 1);
+    expect_piece(0, 1, BT_ROLE_GENERATED, 12, 3);
+    EXPECT_EQ(g_pieces[0].n_draft, 2);
+    EXPECT(!g_pieces[0].looked_up);
+    r->sampling.max_tokens = r->n_known + 2; /* of which the last needs no row */
+    EXPECT_EQ(bt_schedule(&s, &g_table, g_pieces, g_rows), 1);
+    EXPECT_EQ(g_pieces[0].n_draft, 1);
+    r->sampling.max_tokens = 100;
+    r->mtp_at              = 12; /* of a step before the last */
+    EXPECT_EQ(bt_schedule(&s, &g_table, g_pieces, g_rows), 1);
+    EXPECT_EQ(g_pieces[0].n_draft, 0);
+
+    r->mtp_at   = 13;
+    s.speculate = 5;
+    give_text(r, "abcdefghijabc");
+    EXPECT_EQ(bt_schedule(&s, &g_table, g_pieces, g_rows), 1);
+    EXPECT_EQ(g_pieces[0].n_draft, 5);
+    EXPECT(g_pieces[0].looked_up);
+    EXPECT_EQ(r->draft[1], (uint32_t)'e');
+    r->draft[0] = 'x';
+    EXPECT_EQ(bt_schedule(&s, &g_table, g_pieces, g_rows), 1);
+    EXPECT_EQ(g_pieces[0].n_draft, 2);
+    EXPECT_EQ(r->draft[0], (uint32_t)'x');
+    EXPECT(!g_pieces[0].looked_up);
+    r->draft[0] = 'd';
+    s.speculate = 2; /* not longer */
+    EXPECT_EQ(bt_schedule(&s, &g_table, g_pieces, g_rows), 1);
+    EXPECT(!g_pieces[0].looked_up);
+    bt_drafter_fini(&r->drafter);
+}
+
 static void scheduler_serves_everybody_within_the_budget(void)
 {
     bt_scheduler s     = {.max_rows = 7, .chunk = 3};
@@ -332,6 +379,7 @@ int main(int argc, char **argv)
         BT_TEST(scheduler_forces_several_known_tokens_a_step),
         BT_TEST(scheduler_plans_behind_what_is_under_way),
         BT_TEST(scheduler_adds_rows_of_drafts),
+        BT_TEST(scheduler_prefers_the_layer_s_drafts),
         BT_TEST(scheduler_serves_everybody_within_the_budget),
     };
 

@@ -58,9 +58,6 @@ static uint32_t draft_room(const bt_worker *w, const bt_batch *b, uint32_t piece
     uint32_t          end = p->start + p->n_rows, last, left;
 
     if (!r->drafts || !b->due[piece]) return 0;
-    if (bt_piece_is_prompt(p) &&
-        (!bt_rank_has_both(&w->cfg.facts) || r->n_choices != 1 || r->n_replay != 0))
-        return 0;
     last = bt_min_u32(r->n_pages * BT_PAGE_TOKENS, w->cfg.facts.model->max_context);
     left = r->sampling.max_tokens - bt_min_u32(r->n_known + 2, r->sampling.max_tokens);
     /* all that draft do so as often as the one that has most to draft */
@@ -174,11 +171,11 @@ static void fill_next(bt_worker *w, const bt_batch *b, uint32_t round, bt_step *
 
 static bt_sample_how how_of(const bt_worker *w, const bt_batch *b, uint32_t k, uint32_t round)
 {
-    uint32_t          piece = w->mtp.pieces[k];
-    const bt_request *r     = b->held[piece];
+    uint32_t          piece  = w->mtp.pieces[k];
+    const bt_request *r      = b->held[piece]; /* the piece's own, unless that has failed */
+    bool              prompt = b->pieces[piece].start < r->n_prompt;
 
-    return bt_worker_how(w, r,
-                         bt_piece_is_prompt(&b->pieces[piece]) ? r->choices[0] : r->sampling.choice,
+    return bt_worker_how(w, r, prompt ? r->choices[0] : r->sampling.choice,
                          r->n_computed + 1 + round);
 }
 

@@ -147,7 +147,9 @@ static void break_step(sim_cell *c, uint32_t group, const bt_plan *plans)
         r->waiting = false;
         r->cut_at  = sim_roll(c, 2) == 0 ? 0 : 1 + sim_roll(c, bt_model_n_served_layers(&c->model));
         st         = bt_worker_finish(r->worker, plans, &r->left);
-        if (st != BT_ERR_CANCELLED || r->cut_at == 0) sim_check(c, st);
+        if (r->is_cut && st != BT_ERR_CANCELLED) c->broken = true;
+        if (!r->is_cut) sim_check(c, st);
+        r->is_cut        = false;
         r->cut_at        = 0;
         r->n_draft_calls = 0; /* some have made more than others */
     }

@@ -112,7 +112,8 @@ bt_status sim_draft(void *ctx, bt_step *step)
             fill_row(row_of(r, &step->spans[s], at, SIM_LAYERS),
                      step->tokens[step->spans[s].first_row + i], at);
         }
-    if (r->cut_at == SIM_LAYERS + 1) return BT_ERR_CANCELLED;
+    r->is_cut = r->cut_at == SIM_LAYERS + 1;
+    if (r->is_cut) return BT_ERR_CANCELLED;
     for (uint32_t k = 0, s = 0; k < step->n_logit_rows; k++) {
         const bt_span *span;
         uint32_t       at;

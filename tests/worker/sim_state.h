@@ -48,6 +48,7 @@ struct sim_rank {
     bool          dead;
     uint32_t      epoch;  /* of its group, as it has heard */
     uint32_t      cut_at; /* not 0: its next step comes to nothing in that layer (from 1) */
+    bool          is_cut; /* it has */
     bt_plan       plan;
     sim_late_step late[SIM_MAX_LATE]; /* under way, in order */
     uint32_t      n_late;

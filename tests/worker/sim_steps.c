@@ -122,7 +122,8 @@ static bt_status run_step(sim_rank *r, sim_late_step *l)
                                (size_t)(at % BT_PAGE_TOKENS) * SIM_DIM);
             }
         }
-        if (r->cut_at == layer + 1) return BT_ERR_CANCELLED;
+        r->is_cut = r->cut_at == layer + 1;
+        if (r->is_cut) return BT_ERR_CANCELLED;
         if (!is_late(r, step)) step->layer_done(step->ctx, layer);
     }
     for (uint32_t k = 0, s = 0; k < step->n_logit_rows; k++) {

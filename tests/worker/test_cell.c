@@ -318,6 +318,7 @@ static void cell_retracts_the_youngest_and_resumes_it(void)
                 expect_right(q[k]);
                 n_retracted += q[k]->n_retracted;
             }
+            EXPECT_EQ(sim_stale_rows(c), 0);
             expect_clean_end(c, opt.n_pages);
         }
     }

@@ -201,6 +201,42 @@ static void logits_that_are_no_numbers_fail_the_request_alone(void)
     bench_tear_down(&b);
 }
 
+static uint32_t g_n_drafts; /* calls of the link below */
+
+static bt_status draft_while_pages_are_held(void *ctx, bt_step *step)
+{
+    const bench *b = ctx;
+
+    g_n_drafts++;
+    EXPECT_EQ(step->n_rows, 10);
+    EXPECT_EQ(step->n_logit_rows, 1);
+    EXPECT_EQ(step->spans[0].pages[0], 0);
+    EXPECT(bt_kv_pool_n_free(b->pool) < BENCH_PAGES);
+    return BT_OK;
+}
+
+/* Its rows are part of a plan, so they draft all the same. */
+static void request_that_fails_keeps_its_pages_until_its_step_has_drafted(void)
+{
+    bench            b;
+    bt_worker_config cfg;
+
+    bench_set_up(&b, 0, 0, 0);
+    bt_worker_destroy(b.worker);
+    cfg             = bench_config(&b, 0, 0, 0);
+    cfg.facts.mtp   = 1;
+    cfg.links.draft = draft_while_pages_are_held;
+    EXPECT_EQ(bt_worker_create(&cfg, &b.worker), BT_OK);
+    b.logit = 0.0f / 0.0f;
+    EXPECT_EQ(run_prompt(&b, bench_reserve(1, 10, 5)), BT_OK);
+    EXPECT_EQ(g_n_drafts, 1);
+    EXPECT_EQ(b.n_up, 2);
+    EXPECT_EQ(b.up[1].kind, BT_UP_RELEASED);
+    bt_up_free(&b.up[--b.n_up]);
+    bench_expect_failed(&b, 13, "not a finite number");
+    bench_tear_down(&b);
+}
+
 /* Four choices of a prompt, and logprobs of everything. */
 static void run_choices(bench *b, bt_cpu_pool *threads)
 {
@@ -589,6 +625,7 @@ int main(int argc, char **argv)
         BT_TEST(plans_of_all_ranks_decide),
         BT_TEST(ranks_agree_on_the_graph_of_a_step),
         BT_TEST(logits_that_are_no_numbers_fail_the_request_alone),
+        BT_TEST(request_that_fails_keeps_its_pages_until_its_step_has_drafted),
         BT_TEST(nothing_ends_a_request_before_its_least_tokens),
         BT_TEST(every_end_is_one),
         BT_TEST(choices_do_not_depend_on_threads),

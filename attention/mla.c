@@ -419,11 +419,14 @@ bt_status bt_mla_attend(bt_mla *mla, const bt_mla_weights *w, bt_kv_pool *pool, 
 bool bt_mla_fits_fixed(const bt_mla *mla, const bt_attn_fixed *fixed, uint32_t n_spans,
                        const bt_span *spans)
 {
-    const bt_attn_fixed_ops *ops = mla->attn->ops->fixed;
+    const bt_attn_fixed_ops *ops    = mla->attn->ops->fixed;
+    uint32_t                 n_rows = 0;
 
-    for (uint32_t i = 0; i < n_spans; i++)
+    for (uint32_t i = 0; i < n_spans; i++) {
         if (chooses(mla, &spans[i])) return false;
-    return ops != NULL && fixed->n_rows <= mla->max_rows && n_spans <= fixed->n_rows &&
+        n_rows += spans[i].n_rows;
+    }
+    return ops != NULL && fixed->n_rows <= mla->max_rows && n_rows <= fixed->n_rows &&
            ops->fits(mla->attn, fixed, n_spans, spans);
 }
 

@@ -151,13 +151,13 @@ bt_status bt_mla_attend(bt_mla *mla, const bt_mla_weights *w, bt_kv_pool *pool, 
                         const bt_bf16 *x, bt_bf16 *out, uint32_t n_spans, const bt_span *spans,
                         const uint32_t *step_rows);
 
-/* A step of generated tokens in the absorbed form, one a request, whose launches depend on nothing
- * but this: rows and the lists that they need lie at places of their own. */
+/* A step of generated tokens in the absorbed form, whose launches depend on nothing but this: rows
+ * and the lists that they need lie at places of their own. */
 typedef struct {
     uint32_t n_rows;  /* those that are no span's are padding */
     uint32_t n_parts; /* of BT_ATTN_SPLIT_TOKENS positions, at most, of any context */
 } bt_attn_fixed;
-/* Whether the back end has such steps, and these spans (of one row each) fit it. */
+/* Whether the back end has such steps, and these spans fit it. */
 bool bt_mla_fits_fixed(const bt_mla *mla, const bt_attn_fixed *fixed, uint32_t n_spans,
                        const bt_span *spans);
 /* The lists of a step, before its first layer. */

@@ -272,22 +272,22 @@ static uint32_t parts_of(const bt_step *step)
     uint32_t parts = 1;
 
     for (uint32_t i = 0; i < step->n_spans; i++) {
-        uint32_t p = step->spans[i].start / BT_ATTN_SPLIT_TOKENS + 1;
+        uint32_t end = step->spans[i].start + step->spans[i].n_rows;
+        uint32_t p   = (end - 1) / BT_ATTN_SPLIT_TOKENS + 1;
 
         parts = p > parts ? p : parts;
     }
     return parts;
 }
 
-/* Generated rows, one a request, in the absorbed form, whose tokens the device chooses. */
+/* Generated rows in the absorbed form, whose tokens the device chooses. */
 static bool takes(const bt_decode_graphs *g, const bt_step *step)
 {
     bt_attn_fixed fixed = {.n_rows = 1u << (g->n_sizes - 1), .n_parts = 1};
 
     if (step->draws == NULL || step->forced != NULL || step->chosen != NULL) return false;
     for (uint32_t i = 0; i < step->n_spans; i++)
-        if (step->spans[i].role != BT_ROLE_GENERATED || step->spans[i].n_rows != 1 ||
-            step->spans[i].form != BT_FORM_ABSORBED)
+        if (step->spans[i].role != BT_ROLE_GENERATED || step->spans[i].form != BT_FORM_ABSORBED)
             return false;
     return bt_mla_fits_fixed(g->model->mla, &fixed, step->n_spans, step->spans);
 }

@@ -151,7 +151,7 @@ out:
     return st;
 }
 
-/* ---- a step at fixed places: a span a row, those of padding rows are empty */
+/* ---- a step at fixed places: each row is a span here, those of padding rows are empty */
 
 bt_attn_batch bt_attn_cuda_fixed(const bt_attn_fixed *fixed)
 {
@@ -168,7 +168,7 @@ static bool fits(const bt_attn *attn, const bt_attn_fixed *fixed, uint32_t n_spa
     size_t              n_ids = 0;
 
     for (uint32_t i = 0; i < n_spans; i++)
-        n_ids += bt_kv_pages_for(spans[i].start + 1);
+        n_ids += bt_kv_pages_for(spans[i].start + spans[i].n_rows);
     return n_ids <= a->max_ids && fixed->n_rows <= a->max_spans &&
            fixed->n_rows <= a->absorbed_rows &&
            (fixed->n_parts == 1 || (size_t)fixed->n_rows * fixed->n_parts <= a->part_rows);
@@ -179,16 +179,20 @@ static bt_status send(bt_attn *attn, const bt_attn_fixed *fixed, uint32_t n_span
 {
     bt_status     st    = BT_OK;
     bt_attn_cuda *a     = (bt_attn_cuda *)attn;
-    uint32_t      n_ids = 0;
+    uint32_t      n_ids = 0, row = 0;
 
-    for (uint32_t i = 0; i < fixed->n_rows; i++) {
-        a->spans[i] = (bt_cuda_span){.first_row = i, .page_at = n_ids};
-        if (i >= n_spans) continue;
-        a->spans[i].n_rows = 1;
-        a->spans[i].start  = spans[i].start;
-        for (uint32_t page = 0; page < bt_kv_pages_for(spans[i].start + 1); page++)
-            a->ids[n_ids++] = spans[i].pages[page];
+    for (uint32_t i = 0; i < n_spans; i++) {
+        const bt_span *s     = &spans[i];
+        uint32_t       pages = bt_kv_pages_for(s->start + s->n_rows);
+
+        for (uint32_t k = 0; k < s->n_rows; k++, row++)
+            a->spans[row] = (bt_cuda_span){
+                .first_row = row, .n_rows = 1, .start = s->start + k, .page_at = n_ids};
+        for (uint32_t page = 0; page < pages; page++)
+            a->ids[n_ids++] = s->pages[page];
     }
+    for (; row < fixed->n_rows; row++)
+        a->spans[row] = (bt_cuda_span){.first_row = row, .page_at = n_ids};
     BT_TRY(bt_device_upload(a->dev, a->ids_dev, a->ids, n_ids * sizeof(*a->ids)));
     BT_TRY(bt_device_upload(a->dev, a->spans_dev, a->spans, fixed->n_rows * sizeof(*a->spans)));
 out:

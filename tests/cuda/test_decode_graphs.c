@@ -392,10 +392,87 @@ static void what_cannot_be_captured_runs_call_by_call(void)
     }
 }
 
+enum { MANY = 13, ROWS = MANY + 1 }; /* rows of the first request, and of the step */
+
+/* A step in which one request brings MANY rows, as with a draft, and another one. */
+static void launch_many(history *h, way how, uint32_t at)
+{
+    uint32_t      rows[MAX_RANKS][BT_N_ROLES] = {{0}}, tokens[ROWS], logit_rows[ROWS];
+    bt_span       spans[2];
+    bt_sample_how sample = {.temperature = 0.8f, .seed = 5};
+    bt_draws      view;
+    bt_step       step = {
+              .n_rows  = ROWS,
+              .tokens  = tokens,
+              .n_spans = 2,
+              .spans   = spans,
+              .group_rows = {.n_ranks = g_engine.n_ranks, .n_rows = (const uint32_t(*)[BT_N_ROLES])rows},
+              .n_logit_rows = ROWS,
+              .logit_rows   = logit_rows,
+              .sampling     = h->draws.sampling,
+              .draws        = &view,
+              .wait         = WAIT
+    };
+
+    bt_draw_list_clear(&h->draws);
+    for (uint32_t i = 0; i < 2; i++)
+        spans[i] = (bt_span){.pages     = h->pages[i],
+                             .first_row = i * MANY,
+                             .n_rows    = i == 0 ? MANY : 1,
+                             .start     = i == 0 ? at * MANY : at,
+                             .role      = BT_ROLE_GENERATED,
+                             .form      = BT_FORM_ABSORBED};
+    for (uint32_t row = 0; row < ROWS; row++) {
+        tokens[row]     = (at * ROWS + row * row) % g_goldens.cfg.vocab_size;
+        logit_rows[row] = row;
+        sample.position = at * ROWS + row;
+        NEED(bt_draw_list_add(&h->draws, &sample, 0, row, true, 2));
+    }
+    view = bt_draw_list_view(&h->draws);
+    if (how == GRAPHS) step.graph = agree(&step, ROWS);
+    for (uint32_t q = 0; q < g_engine.n_ranks; q++)
+        rows[q][BT_ROLE_GENERATED] = step.graph.n_rows != 0 ? step.graph.n_rows : ROWS;
+    h->n_graphs = g_fake_gpu.n_graphs;
+    EXPECT_EQ(bt_model_launch(g_engine.model, g_engine.pool, &step), BT_OK);
+    EXPECT_EQ(bt_model_await(g_engine.model, &WAIT), BT_OK);
+    h->n_graphs = g_fake_gpu.n_graphs - h->n_graphs;
+}
+
+/* Into a second page. */
+static void graphs_take_several_rows_of_a_request(void)
+{
+    static float   logprobs[2][STEPS][ROWS];
+    static int32_t ids[2][STEPS][ROWS];
+    history        h;
+
+    NEED(STEPS * MANY > BT_PAGE_TOKENS);
+    open_engine();
+    for (int how = CALLS; how <= GRAPHS; how++) {
+        begin(&h, 1 + (unsigned long)how);
+        h.pages[0][1] = h.pages[2][0]; /* which has no rows here */
+        for (uint32_t at = 0; at < STEPS; at++) {
+            const bt_draw_results *out;
+
+            launch_many(&h, (way)how, at);
+            EXPECT(was_graph(&h) == (how == GRAPHS && at > 0));
+            out = bt_draw_list_view(&h.draws).out;
+            memcpy(ids[how][at], out->ids, sizeof(ids[how][at]));
+            memcpy(logprobs[how][at], out->logprob, sizeof(logprobs[how][at]));
+        }
+        drop(&h);
+    }
+    EXPECT(memcmp(ids[CALLS], ids[GRAPHS], sizeof(ids[CALLS])) == 0);
+    EXPECT(memcmp(logprobs[CALLS], logprobs[GRAPHS], sizeof(logprobs[CALLS])) == 0);
+    EXPECT(ids[CALLS][1][0] != ids[CALLS][2][0] || ids[CALLS][1][1] != ids[CALLS][2][1]);
+    engine_close(&g_engine);
+    EXPECT_EQ(g_fake_gpu.live, 0);
+}
+
 int main(int argc, char **argv)
 {
     static const bt_test TESTS[] = {
         BT_TEST(graphs_have_the_bits_of_calls),
+        BT_TEST(graphs_take_several_rows_of_a_request),
         BT_TEST(a_graph_that_one_rank_has_no_memory_for_is_nobodys),
         BT_TEST(a_step_that_one_rank_cannot_run_as_a_graph_is_nobodys),
         BT_TEST(ranks_launch_the_graph_of_the_longest_context),

@@ -21,7 +21,6 @@ def cases():
     yield "no such GPU", 1, "devices=2", ["--device", "cuda:2"], ["rank 0 finds no GPU", "GPU 2 is not there: this machine has 2"]
     yield "a full GPU", 1, "mib=72", ["--device", "cuda"], ["rank=0", "each of the 1 ranks on this GPU may use 60 MiB", "would fit", "--max-rows"]
     yield "no room at all", 1, "mib=16", ["--device", "cuda"], ["rank=0", "no --max-rows would fit", "more GPUs"]
-    yield "no guesses", 1, "", ["--device", "cuda", "--speculate", "4"], ["--speculate 4 is for ranks on CPUs, rank 0 computes on a GPU"]
     yield "two GPUs", 2, "devices=2", ["--device", "auto", *PAST], ["rank 0 computes on GPU 0, with 0 more", "rank 1 computes on GPU 1, with 0 more", TOO_SMALL]
     yield "no GPU is needed", 1, "driver=0", ["--device", "auto", *PAST], ["ranks compute on the CPU: this machine has no NVIDIA driver", TOO_SMALL]
     yield "none is wanted", 1, "", ["--device", "cpu", *PAST], [TOO_SMALL]

@@ -37,6 +37,8 @@ def cases(folder):
     yield "truncated weights", 1, ["--both", "1", "--model", truncated, "--coordinator", NOBODY], ["model.safetensors"]
     yield "pool below a page", 1, [*both, "--kv-bytes", "1K"], ["--kv-bytes 1024 does not hold one page", "294912"]
     yield "pool beyond the machine", 1, [*both, "--kv-bytes", "999T"], ["--kv-bytes 1098412116148224 is more than this machine has", "for each of its 1 ranks: "]
+    yield "no layer that drafts", 1, ["--both", "1", "--model", os.path.join(source, "tests/models/v2-lite"), "--coordinator", NOBODY, "--mtp", "1"], \
+        ["names no layer for multi-token prediction (num_nextn_predict_layers)", "leave --mtp out"]
     yield "no place for packed weights", 1, [*both, "--weights-cache", "/nonexistent"], ["--weights-cache /nonexistent: No such file or directory"]
     yield "a file for packed weights", 1, [*both, "--weights-cache", os.path.join(demo, "config.json")], ["config.json: expected a directory"]
     yield "unknown kernels", 0, [*both, "--kernels", "quick"], ['neon or scalar, not "quick"']

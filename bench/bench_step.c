@@ -1,16 +1,17 @@
 /* bench/bench_step.c - steps of a whole model in one process, against this machine's own roofs.
  *
- *     baton synth --like v2-lite --layers 4 DIR
+ *     baton synth --like v2-lite --layers 4 --mtp 1 DIR
  *     bench_step DIR [threads [rounds [case]]]
  *
  * Cases: prompts in chunks, and decode steps of a batch at a context, also with drafts
  * (worker/draft.h: several rows of a request); random tokens, so that rows choose their experts
- * apart.  For each: milliseconds by the wall's clock and in CPU time a thread, the least bytes
- * (weights that the step needs, each once, by the experts that were chosen, or all of them for a
- * prompt; latents in context) and operations of the work, and the share of the roof, max(bytes /
- * read bandwidth, operations / multiply rate) / time, both ways; the roofs are measured before each
- * case, on the same threads.  Cases take turns, and medians count.  The time and the peak memory of
- * loading are printed first. */
+ * apart.  Of a model with a layer for multi-token prediction also steps behind which that drafts
+ * (worker/mtp.c).  For each: milliseconds by the wall's clock and in CPU time a thread, the least
+ * bytes (weights that the step needs, each once, by the experts that were chosen, or all of them
+ * for a prompt; latents in context) and operations of the work, and the share of the roof,
+ * max(bytes / read bandwidth, operations / multiply rate) / time, both ways; the roofs are measured
+ * before each case, on the same threads.  Cases take turns, and medians count.  The time and the
+ * peak memory of loading are printed first. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -41,25 +42,31 @@ typedef struct {
     const char *name;
     uint32_t    n_tokens, chunk; /* a prompt; or */
     uint32_t    batch, context;  /* decode, */
-    uint32_t    n_draft;         /* each request with rows of a draft */
+    uint32_t    n_draft;         /* each request with rows of a draft, */
+    uint32_t    n_mtp; /* and behind the step it drafts so many; a prompt: its rows' pages fill */
 } bench_case;
 
 static const bench_case CASES[] = {
-    {"prefill 512, chunk 512",        512,  512,  0,  0,       0 },
-    {"prefill 2048, chunk 512",       2048, 512,  0,  0,       0 },
-    {"prefill 2048, chunk 2048",      2048, 2048, 0,  0,       0 },
-    {"decode batch 1, context 16",    0,    0,    1,  16,      0 },
-    {"decode batch 1, context 1024",  0,    0,    1,  CONTEXT, 0 },
-    {"decode batch 1, context 8191",  0,    0,    1,  8191,    0 },
-    {"decode batch 8, context 1024",  0,    0,    8,  CONTEXT, 0 },
-    {"decode batch 32, context 1024", 0,    0,    32, CONTEXT, 0 },
-    {"the first with a draft of 1",   0,    0,    1,  16,      1 },
-    {"the first with a draft of 2",   0,    0,    1,  16,      2 },
-    {"the first with a draft of 4",   0,    0,    1,  16,      4 },
-    {"the first with a draft of 8",   0,    0,    1,  16,      8 },
-    {"the first with a draft of 15",  0,    0,    1,  16,      15},
-    {"four with drafts of 3",         0,    0,    4,  CONTEXT, 3 },
-    {"four without",                  0,    0,    4,  CONTEXT, 0 },
+    {"prefill 512, chunk 512",        512,  512,  0,  0,       0,  0},
+    {"prefill 2048, chunk 512",       2048, 512,  0,  0,       0,  0},
+    {"prefill 2048, chunk 2048",      2048, 2048, 0,  0,       0,  0},
+    {"decode batch 1, context 16",    0,    0,    1,  16,      0,  0},
+    {"decode batch 1, context 1024",  0,    0,    1,  CONTEXT, 0,  0},
+    {"decode batch 1, context 8191",  0,    0,    1,  8191,    0,  0},
+    {"decode batch 8, context 1024",  0,    0,    8,  CONTEXT, 0,  0},
+    {"decode batch 32, context 1024", 0,    0,    32, CONTEXT, 0,  0},
+    {"the first with a draft of 1",   0,    0,    1,  16,      1,  0},
+    {"the first with a draft of 2",   0,    0,    1,  16,      2,  0},
+    {"the first with a draft of 4",   0,    0,    1,  16,      4,  0},
+    {"the first with a draft of 8",   0,    0,    1,  16,      8,  0},
+    {"the first with a draft of 15",  0,    0,    1,  16,      15, 0},
+    {"four with drafts of 3",         0,    0,    4,  CONTEXT, 3,  0},
+    {"four without",                  0,    0,    4,  CONTEXT, 0,  0},
+    {"prefill 2048 with --mtp",       2048, 2048, 0,  0,       0,  1},
+    {"the first with --mtp 1",        0,    0,    1,  16,      1,  1},
+    {"the first with --mtp 2",        0,    0,    1,  16,      2,  2},
+    {"the first with --mtp 3",        0,    0,    1,  16,      3,  3},
+    {"eight with --mtp 1",            0,    0,    8,  CONTEXT, 1,  1},
 };
 enum { N_CASES = sizeof(CASES) / sizeof(CASES[0]) };
 
@@ -254,7 +261,7 @@ static void count_layer(bench *b, uint32_t layer, double unique, const layer_wor
 
 /* A piece of a prompt that begins at `start`; in the last layer the row with logits alone goes on.
  */
-static void count_piece(bench *b, uint32_t n_rows, uint32_t start, bool ends)
+static void count_piece(bench *b, uint32_t n_rows, uint32_t start, bool ends, bool mtp)
 {
     double     rows = n_rows, context = start + rows, all = b->cfg.moe.gate.n_experts;
     layer_work w = {
@@ -269,7 +276,10 @@ static void count_piece(bench *b, uint32_t n_rows, uint32_t start, bool ends)
     if (ends) count_pairs(b, context - 1, 1, 1, &last);
     for (uint32_t layer = 0; layer + 1 < b->cfg.n_layers; layer++)
         count_layer(b, layer, all, &w);
-    count_layer(b, b->cfg.n_layers - 1, b->cfg.moe.gate.top_k, &last);
+    if (mtp) /* which needs what the last layer makes of each row */
+        count_layer(b, b->cfg.n_layers - 1, all, &w);
+    else
+        count_layer(b, b->cfg.n_layers - 1, b->cfg.moe.gate.top_k, &last);
 }
 
 static void count_decode(bench *b, const bench_case *c, uint32_t n_rows)
@@ -284,6 +294,20 @@ static void count_decode(bench *b, const bench_case *c, uint32_t n_rows)
                     &w);
 }
 
+/* The layer that drafts: n_rows fill its pages, the last of each request goes on. */
+static void count_mtp(bench *b, const bench_case *c, uint32_t n_rows, uint32_t start)
+{
+    double     h = b->cfg.hidden, rows = n_rows, batch = c->batch;
+    double     end = start + rows / fmax(batch, 1);
+    layer_work w   = {.filled = rows, .rows = batch, .expanded = batch, .context = batch * end};
+
+    count_pairs(b, end - 1, 1, batch, &w);
+    count_layer(b, b->cfg.n_layers, fmin(batch * b->cfg.moe.gate.top_k, b->cfg.moe.gate.n_experts),
+                &w);
+    b->bytes += sizeof(bt_bf16) * 2 * h * h;
+    b->ops += 2 * rows * 2 * h * h;
+}
+
 static void count_head(bench *b, uint32_t n_rows)
 {
     b->bytes += 2.0 * b->cfg.vocab_size * b->cfg.hidden;
@@ -292,8 +316,10 @@ static void count_head(bench *b, uint32_t n_rows)
 
 /* ---- steps ---- */
 
+typedef enum { ALONE, WITH_MTP, MTP } step_kind; /* MTP: what drafts behind one WITH_MTP */
+
 static void run_step(bench *b, uint32_t n_rows, uint32_t n_spans, const bt_span *spans,
-                     uint32_t n_logits, const uint32_t *logit_rows)
+                     uint32_t n_logits, const uint32_t *logit_rows, step_kind kind)
 {
     bool           prompt              = spans[0].role == BT_ROLE_PROMPT;
     const uint32_t rows[1][BT_N_ROLES] = {
@@ -312,13 +338,15 @@ static void run_step(bench *b, uint32_t n_rows, uint32_t n_spans, const bt_span 
         .n_logit_rows = n_logits,
         .logit_rows   = logit_rows,
         .logits       = b->logits,
-        .chosen       = prompt ? NULL : b->chosen,
+        .chosen       = prompt || kind == MTP ? NULL : b->chosen,
         .wait         = {.timeout_ns = 30 * BT_NS_PER_S, .what = "bench"}
     };
 
     for (uint32_t i = 0; i < n_rows; i++)
         b->tokens[i] = (uint32_t)rand() % b->cfg.vocab_size;
-    need(bt_model_step(b->model, b->pool, &step) == BT_OK, "a step failed");
+    if (kind == WITH_MTP) step.last_rows.n_rows = NULL;
+    need((kind == MTP ? bt_model_draft : bt_model_step)(b->model, b->pool, &step) == BT_OK,
+         "a step failed");
 }
 
 static void run_prompt(bench *b, const bench_case *c)
@@ -330,15 +358,40 @@ static void run_prompt(bench *b, const bench_case *c)
 
         span.role = BT_ROLE_PROMPT;
         span.form = BT_FORM_NORMAL;
-        run_step(b, c->chunk, 1, &span, last, &row);
-        count_piece(b, c->chunk, start, last);
+        run_step(b, c->chunk, 1, &span, last, &row, c->n_mtp != 0 ? WITH_MTP : ALONE);
+        count_piece(b, c->chunk, start, last, c->n_mtp != 0);
+        if (c->n_mtp != 0) {
+            run_step(b, c->chunk, 1, &span, 0, NULL, MTP);
+            count_mtp(b, c, c->chunk, start);
+        }
         if (last) count_head(b, 1);
+    }
+}
+
+/* Behind a step with a row of its own and those of a draft, all of them right: the last row of
+ * each request drafts, and then what it has drafted. */
+static void run_mtp(bench *b, const bench_case *c, bt_span *spans, uint32_t n_rows)
+{
+    uint32_t rows[MAX_BATCH];
+
+    for (uint32_t round = 0; round < c->n_mtp; round++) {
+        uint32_t start = c->context + (round == 0 ? 0 : c->n_draft + round);
+
+        for (uint32_t i = 0; i < c->batch; i++) {
+            spans[i].first_row = round == 0 ? spans[i].first_row : i;
+            spans[i].n_rows    = round == 0 ? spans[i].n_rows : 1;
+            spans[i].start     = start;
+            rows[i]            = spans[i].first_row + spans[i].n_rows - 1;
+        }
+        run_step(b, round == 0 ? n_rows : c->batch, c->batch, spans, c->batch, rows, MTP);
+        count_mtp(b, c, round == 0 ? n_rows : c->batch, start);
+        count_head(b, c->batch);
     }
 }
 
 static void run_batch(bench *b, const bench_case *c)
 {
-    bt_span  spans[MAX_BATCH];
+    bt_span  spans[MAX_BATCH], behind[MAX_BATCH];
     uint32_t rows[MAX_LOGITS], each = bt_kv_pages_for(CONTEXT + 1), n_rows = 0;
 
     for (uint32_t i = 0; i < c->batch; i++) {
@@ -352,9 +405,11 @@ static void run_batch(bench *b, const bench_case *c)
             rows[n_rows] = n_rows;
     }
     for (int i = 0; i < STEPS; i++) {
-        run_step(b, n_rows, c->batch, spans, n_rows, rows);
+        run_step(b, n_rows, c->batch, spans, n_rows, rows, c->n_mtp != 0 ? WITH_MTP : ALONE);
         count_decode(b, c, n_rows);
         count_head(b, n_rows);
+        memcpy(behind, spans, sizeof(behind));
+        run_mtp(b, c, behind, n_rows);
     }
 }
 
@@ -425,6 +480,8 @@ static void load(bench *b, const char *dir, bt_world *world)
          "no model");
     need(b->cfg.moe.gate.n_experts != 0, "expected a model with experts");
     b->n_moe = bt_model_n_moe_layers(&b->cfg);
+    if (b->cfg.n_mtp_layers != 0)
+        need(bt_model_config_serve_mtp(&b->cfg) == BT_OK, "no layer that drafts");
     need(bt_group_create(world, 1, SELF, 0, 1, &b->group) == BT_OK &&
              bt_placement_init(&b->placement, b->cfg.moe.gate.n_experts, b->cfg.moe.gate.n_groups,
                                1, NULL) == BT_OK,
@@ -447,7 +504,8 @@ static void load(bench *b, const char *dir, bt_world *world)
 
 static void take_memory(bench *b)
 {
-    bt_kv_pool_config pool = {.n_layers = b->cfg.n_layers, .kv_dim = bt_mla_kv_dim(&b->cfg.mla)};
+    bt_kv_pool_config pool = {.n_layers = bt_model_n_served_layers(&b->cfg),
+                              .kv_dim   = bt_mla_kv_dim(&b->cfg.mla)};
 
     b->n_pages = pool.n_pages = MAX_BATCH * bt_kv_pages_for(CONTEXT + 1);
     b->pages                  = bt_calloc(b->n_pages, sizeof(*b->pages));
@@ -459,6 +517,15 @@ static void take_memory(bench *b)
              bt_kv_pool_acquire(b->pool, b->n_pages, b->pages) == BT_OK,
          "no memory");
     memset(b->memory, 1, READ_BYTES);
+}
+
+/* only: N_CASES: all that the model can. */
+static bool is_asked_for(const bench *b, uint32_t i, uint32_t only)
+{
+    if (only < N_CASES && only != i) return false;
+    need(only >= N_CASES || CASES[i].n_mtp == 0 || b->cfg.mtp,
+         "this model has no layer for multi-token prediction");
+    return CASES[i].n_mtp == 0 || b->cfg.mtp;
 }
 
 int main(int argc, char **argv)
@@ -484,9 +551,9 @@ int main(int argc, char **argv)
     take_memory(&b);
     for (uint32_t round = 0; round < n_rounds + 1; round++) /* the first one warms up */
         for (uint32_t i = 0; i < N_CASES; i++)
-            if (only >= N_CASES || only == i)
+            if (is_asked_for(&b, i, only))
                 samples[i][round == 0 ? 0 : round - 1] = take(&b, &CASES[i]);
     for (uint32_t i = 0; i < N_CASES; i++)
-        if (only >= N_CASES || only == i) print_case(&CASES[i], samples[i], n_rounds);
+        if (is_asked_for(&b, i, only)) print_case(&CASES[i], samples[i], n_rounds);
     return EXIT_SUCCESS;
 }

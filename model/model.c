@@ -94,9 +94,8 @@ bt_status bt_model_load(const bt_model_config *cfg, const bt_safetensors *set,
                cfg->moe.gate.n_experts);
     if (cfg->n_mtp_layers != 0 && !cfg->mtp && opt->group != NULL &&
         bt_group_self(opt->group) == 0) /* one line a group */
-        BT_INFO("%u layer%s for multi-token prediction in the checkpoint not loaded: --mtp drafts "
-                "with the first",
-                cfg->n_mtp_layers, cfg->n_mtp_layers == 1 ? " is" : "s are");
+        BT_INFO("the checkpoint has a layer for multi-token prediction, which is not loaded: --mtp "
+                "1 would draft tokens with it");
     BT_TRY(take_workspace(model));
     BT_TRY(bt_mla_create(opt->dev, &cfg->mla, opt->max_rows, &model->mla));
     if (own != NULL && opt->group != NULL)

@@ -145,6 +145,7 @@ void bt_cell_count(const bt_cell *cell, bt_cell_counts *sum)
         const bt_cell_rank *k = &cell->ranks[i];
 
         sum->draft_tokens += k->beat.draft_tokens;
+        sum->drafts += k->beat.drafts;
         sum->draft_right_tokens += k->beat.draft_right_tokens;
         if (k->group == 0) sum->prefix_asked_tokens += k->beat.prefix_asked_tokens;
         if (k->group == 0) sum->prefix_hit_tokens += k->beat.prefix_hit_tokens;

@@ -38,7 +38,7 @@ typedef struct {
 typedef struct {
     uint64_t prefix_asked_tokens, prefix_hit_tokens; /* of those that prefill: a hit on a decode
                                                       * rank saves only the transfer */
-    uint64_t draft_tokens, draft_right_tokens;
+    uint64_t draft_tokens, draft_right_tokens, drafts;
     uint32_t n_groups; /* 1: ranks have both roles */
     uint32_t n_experts;
     uint64_t expert_rows[2][BT_EXPERT_LOAD_MAX]; /* by group */

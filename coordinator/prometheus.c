@@ -155,6 +155,7 @@ VALUE(v_prompt_rows, r->beat.prompt_rows)
 VALUE(v_generated_rows, r->beat.generated_rows)
 VALUE(v_asked, r->beat.prefix_asked_tokens)
 VALUE(v_hit, r->beat.prefix_hit_tokens)
+VALUE(v_drafts, r->beat.drafts)
 VALUE(v_draft, r->beat.draft_tokens)
 VALUE(v_right, r->beat.draft_right_tokens)
 
@@ -191,8 +192,10 @@ static const rank_metric RANK_METRICS[] = {
      "Prompt tokens looked up in the prefix cache."                                                                                                  },
     {"baton_rank_prefix_hit_tokens_total",   "",                    "counter", v_hit,
      "Prompt tokens found in the prefix cache."                                                                                                      },
+    {"baton_rank_drafts_total",              "",                    "counter", v_drafts,
+     "Drafts of which tokens were computed (--mtp, --speculate)."                                                                                    },
     {"baton_rank_draft_tokens_total",        "",                    "counter", v_draft,
-     "Tokens of drafts that were computed (--speculate)."                                                                                            },
+     "Tokens of drafts that were computed."                                                                                                          },
     {"baton_rank_draft_right_tokens_total",  "",                    "counter", v_right,
      "Of them, those that were right."                                                                                                               },
 };
@@ -284,6 +287,7 @@ static void ranks(page *p, const bt_snapshot *s)
         (double)s->counts.prefix_asked_tokens);
     one(p, "vllm:prefix_cache_hits_total", "counter", "Tokens found in prefix caches.",
         (double)s->counts.prefix_hit_tokens);
+    one(p, "vllm:spec_decode_num_drafts_total", "counter", "Drafts.", (double)s->counts.drafts);
     one(p, "vllm:spec_decode_num_draft_tokens_total", "counter", "Tokens of drafts, computed.",
         (double)s->counts.draft_tokens);
     one(p, "vllm:spec_decode_num_accepted_tokens_total", "counter",

@@ -128,7 +128,8 @@ enum { BT_BEAT_BATCH_BUCKETS = 13, BT_BEAT_TIME_BUCKETS = 16, BT_BEAT_TIME_NS = 
 typedef struct {
     uint64_t progress, steps, handoff_bytes, handoff_pages;
     uint64_t gather_ns, model_ns, sample_ns, waited_ns, prompt_rows, generated_rows;
-    uint64_t prefix_asked_tokens, prefix_hit_tokens, draft_tokens, draft_right_tokens, at_ns;
+    uint64_t prefix_asked_tokens, prefix_hit_tokens, draft_tokens, draft_right_tokens, drafts,
+        at_ns;
     uint64_t batch_rows[BT_BEAT_BATCH_BUCKETS], step_times[BT_BEAT_TIME_BUCKETS];
     uint64_t handoff_ns, handoff_times[BT_BEAT_TIME_BUCKETS];
     uint32_t n_requests, pages_free, pages_total, pages_cached, slots_quarantined;

@@ -220,6 +220,7 @@ static bt_status take_beat(const PB(Beat) *pb, bt_up_beat *b)
                       .prefix_asked_tokens = pb->prefix_asked_tokens,
                       .prefix_hit_tokens   = pb->prefix_hit_tokens,
                       .draft_tokens        = pb->draft_tokens,
+                      .drafts              = pb->drafts,
                       .draft_right_tokens  = pb->draft_right_tokens,
                       .at_ns               = pb->at_ns};
     for (size_t i = 0; i < pb->n_batch_rows; i++)

@@ -134,6 +134,7 @@ static void make_beat(const bt_up_beat *b, PB(Beat) *pb)
     pb->prefix_asked_tokens = b->prefix_asked_tokens;
     pb->prefix_hit_tokens   = b->prefix_hit_tokens;
     pb->draft_tokens        = b->draft_tokens;
+    pb->drafts              = b->drafts;
     pb->draft_right_tokens  = b->draft_right_tokens;
     pb->at_ns               = b->at_ns;
 }

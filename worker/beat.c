@@ -112,6 +112,7 @@ bt_status bt_worker_beat(bt_worker *w)
                               .prefix_asked_tokens = w->prefix_asked_tokens,
                               .prefix_hit_tokens   = w->prefix_hit_tokens,
                               .draft_tokens        = w->n_drafted,
+                              .drafts              = w->n_drafts,
                               .draft_right_tokens  = w->n_draft_right,
                               .gather_ns           = w->gather_ns,
                               .model_ns            = w->model_ns,

@@ -286,6 +286,7 @@ static bt_status choose_next(bt_worker *w, bt_batch *b, uint32_t piece)
         bt_drafter_learn(&r->drafter, n_draft, n_right);
     else if (n_draft > 0)
         bt_pace_learn(&r->pace, n_draft, n_right);
+    w->n_drafts += n_draft > 0;
     w->n_drafted += n_draft;
     w->n_draft_right += n_right;
 out:

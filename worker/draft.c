@@ -122,8 +122,8 @@ void bt_drafter_learn(bt_drafter *d, uint32_t n, uint32_t n_right)
 
 /* ---- drafts of the model's own layer */
 
-#define PACE_FIRST 0.7f   /* before anything is known */
-#define PACE_PRICE 0.25f  /* of a row, in steps */
+#define PACE_FIRST 0.7f     /* before anything is known */
+#define PACE_PRICE 0.25f    /* of a row, in steps */
 #define PACE_KEEPS 0.96875f /* of what was known, when another token is */
 enum { PACE_PASSES = 7 };
 

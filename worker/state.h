@@ -90,12 +90,13 @@ struct bt_worker {
     uint64_t  ended_ns;            /* when the last step was over */
     uint64_t  n_ahead;             /* steps launched while the one before was under way */
     uint64_t  progress, n_steps, handoff_bytes, handoff_pages;
-    uint64_t  n_drafted, n_draft_right; /* tokens of drafts, and those of them that were drawn */
-    uint64_t  prefix_asked_tokens, prefix_hit_tokens; /* looked up in the cache, and found */
-    uint64_t  n_rows_done[BT_N_ROLES];                /* of this rank's requests */
-    uint64_t  gather_from_ns, gather_ns, model_ns, sample_ns; /* phases, for the beat */
-    uint64_t  batch_rows[BT_BEAT_BATCH_BUCKETS], step_times[BT_BEAT_TIME_BUCKETS];
-    uint64_t  handoff_ns, handoff_times[BT_BEAT_TIME_BUCKETS];
+    uint64_t  n_drafts, n_drafted,
+        n_draft_right; /* with tokens, and those of them that were drawn */
+    uint64_t prefix_asked_tokens, prefix_hit_tokens;         /* looked up in the cache, and found */
+    uint64_t n_rows_done[BT_N_ROLES];                        /* of this rank's requests */
+    uint64_t gather_from_ns, gather_ns, model_ns, sample_ns; /* phases, for the beat */
+    uint64_t batch_rows[BT_BEAT_BATCH_BUCKETS], step_times[BT_BEAT_TIME_BUCKETS];
+    uint64_t handoff_ns, handoff_times[BT_BEAT_TIME_BUCKETS];
 };
 
 /* batch.c: the rows of the pieces, written out for the model; and the memory for that. */

@@ -154,7 +154,7 @@ class Http(Served):
                             handoff_bytes=4096, handoff_pages=2, gather_ns=10**9, model_ns=2 * 10**9, sample_ns=5 * 10**8,
                             prompt_rows=30, generated_rows=12, batch_rows=[1, 2, 3] + [0] * 9 + [4],
                             step_times=[5] + [0] * 14 + [1], handoff_ns=3 * 10**9, handoff_times=[0, 2] + [0] * 14, prefix_asked_tokens=128, prefix_hit_tokens=64,
-                            draft_tokens=20, draft_right_tokens=15)
+                            draft_tokens=20, draft_right_tokens=15, drafts=9)
         self.cell.ranks[1].send(beat=beat)
         rank = ',rank="1",role="prefill"'
         wait_for(lambda: self.metric("baton_rank_requests", rank) == 3, "the beat")
@@ -167,10 +167,11 @@ class Http(Served):
                                     ("baton_rank_phase_seconds_total", ',phase="gather"', 1),
                                     ("baton_batch_rows_bucket", ',le="4"', 6), ("baton_batch_rows_bucket", ',le="+Inf"', 10),
                                     ("baton_batch_rows_sum", "", 42), ("baton_step_seconds_bucket", ',le="0.000125"', 5),
-                                    ("baton_rank_draft_tokens_total", "", 20), ("baton_rank_draft_right_tokens_total", "", 15),
+                                    ("baton_rank_draft_tokens_total", "", 20), ("baton_rank_drafts_total", "", 9), ("baton_rank_draft_right_tokens_total", "", 15),
                                     ("baton_step_seconds_count", "", 6)):
             self.assertEqual(self.metric(name, rank + labels), value, name + labels)
         self.assertEqual(self.metric("vllm:prefix_cache_hits_total"), 64)
+        self.assertEqual(self.metric("vllm:spec_decode_num_drafts_total"), 9)
         self.assertEqual(self.metric("vllm:spec_decode_num_draft_tokens_total"), 20)
         self.assertEqual(self.metric("vllm:spec_decode_num_accepted_tokens_total"), 15)
         self.assertEqual(self.metric("baton_rank_requests", ',rank="2",role="decode"'), 0)

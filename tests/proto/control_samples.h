@@ -103,6 +103,7 @@ static inline bt_up sample_up(bt_up_kind kind)
             .prefix_asked_tokens = 13,
             .prefix_hit_tokens   = 14,
             .draft_tokens        = 22,
+            .drafts              = 24,
             .draft_right_tokens  = 23,
             .at_ns               = 20,
             .batch_rows          = {15, 16},

@@ -123,18 +123,17 @@ void bt_drafter_learn(bt_drafter *d, uint32_t n, uint32_t n_right)
 /* ---- drafts of the model's own layer */
 
 #define PACE_FIRST 0.7f     /* before anything is known */
-#define PACE_PRICE 0.25f    /* of a row, in steps */
 #define PACE_KEEPS 0.96875f /* of what was known, when another token is */
 enum { PACE_PASSES = 7 };
 
-uint32_t bt_pace_depth(bt_draft_pace *p, uint32_t n_most)
+uint32_t bt_pace_depth(bt_draft_pace *p, uint32_t n_most, float price)
 {
     float    right = p->knows ? p->right : PACE_FIRST, all = right;
     uint32_t n = 0;
 
-    for (; n < n_most && all > PACE_PRICE; n++)
+    for (; n < n_most && all > price; n++)
         all *= right;
-    if (n == 0 && n_most > 0) {
+    if (n == 0 && n_most > 0 && price < 1) {
         if (p->passed++ < PACE_PASSES) return 0;
         n = 1;
     }

@@ -10,9 +10,9 @@
  * A draft that was wrong shortens the next one; one that was wrong from its first token on makes
  * the request pass over more and more of its chances.
  *
- * Drafts of the model's own layer (mtp.c) are as long as pays: a row of a draft costs about a
- * quarter of a step (docs/measurements/speculate.md), so it has to be right more often than that.
- * How often the next token of a draft is right is taken from the request's last ones.
+ * Drafts of the model's own layer (mtp.c) are as long as pays: a row of a draft has its price, so
+ * it has to be right more often than that.  How often the next token of a draft is right is taken
+ * from the request's last ones.
  *
  * Threads: the step thread.  Memory: about 16 bytes a token, by doubling. */
 #ifndef BT_WORKER_DRAFT_H
@@ -52,9 +52,9 @@ typedef struct {
     uint32_t passed; /* chances in a row at which no draft seemed to pay */
 } bt_draft_pace;
 
-/* How many tokens of a draft pay, of at most n_most: from time to time one, also where none does.
- */
-uint32_t bt_pace_depth(bt_draft_pace *p, uint32_t n_most);
+/* How many tokens of a draft pay, of at most n_most, where a row costs what `price` tokens are
+ * worth: from time to time one, also where none does, unless none ever could. */
+uint32_t bt_pace_depth(bt_draft_pace *p, uint32_t n_most, float price);
 /* Of the n >= 1 tokens of a draft the first n_right were drawn. */
 void bt_pace_learn(bt_draft_pace *p, uint32_t n, uint32_t n_right);
 

@@ -12,8 +12,9 @@ typedef struct {
     uint64_t weights;    /* of this rank once loaded, as bf16 */
     uint64_t shared;     /* of all local ranks together, where they share them; 0: they do not */
     uint64_t expert;     /* of one routed expert, all its layers */
-    uint64_t adopt;      /* what this rank takes over when one of its group is lost, at most */
-    uint64_t step;       /* activations, logits and exchange buffers of a step, estimated */
+    uint64_t dense; /* of what each step reads, whatever its rows: no routed expert, no embedding */
+    uint64_t adopt; /* what this rank takes over when one of its group is lost, at most */
+    uint64_t step;  /* activations, logits and exchange buffers of a step, estimated */
     uint64_t graphs;     /* of decode steps on a GPU, estimated */
     uint64_t staging;    /* of the hand-off, where it lies in this memory */
     uint64_t pinned;     /* beside a GPU's memory: of the host's, by the device, for what steps

@@ -8,11 +8,16 @@
  *
  * Which pieces draft is part of the step's plan, since experts are exchanged; one that ends with
  * the step drafts in vain. */
+#include <math.h>
 #include <string.h>
 
 #include "core/alloc.h"
 #include "core/minmax.h"
 #include "worker/state.h"
+
+/* Products of a row, by a byte of weights each, in the time of reading one: as a Zen 5 core does
+ * them (docs/measurements/step_cpu.md), and an H100 by its data sheet. */
+enum { OPS_A_BYTE = 14, OPS_A_BYTE_GPU = 290 };
 
 bt_status bt_mtp_init(bt_mtp *m, const bt_worker_config *cfg)
 {
@@ -75,19 +80,47 @@ static uint32_t n_going_on(const bt_batch *b)
     return n;
 }
 
+/* What a step of n rows of the group costs this rank, in bytes that it reads in the same time.  Of
+ * the experts, of which each row chooses top_k, those are read that some row has chosen; the ranks
+ * have equal parts of them, and of the rows. */
+static double step_cost(const bt_worker *w, double n)
+{
+    const bt_gate_config *gate  = &w->cfg.facts.model->moe.gate;
+    const bt_step_reads  *reads = &w->cfg.reads;
+    double                ranks = w->cfg.group_size, all = gate->n_experts;
+    double                read = all == 0 ? 0 : all * (1 - pow(1 - gate->top_k / all, n)) / ranks;
+    double                products = n * (reads->dense + gate->top_k * reads->expert) / ranks;
+
+    return reads->dense + read * reads->expert +
+           products / (w->cfg.dev->host_memory ? OPS_A_BYTE : OPS_A_BYTE_GPU);
+}
+
+/* What a row more costs, where each request that goes on brings one: the part that it adds to the
+ * step, in tokens of that step. */
+static float row_price(const bt_worker *w, const bt_batch *b)
+{
+    double n    = n_going_on(b) * (double)w->cfg.group_size;
+    double rows = n + b->n_rows[BT_ROLE_PROMPT] * (double)w->cfg.group_size;
+    double cost = step_cost(w, rows);
+
+    return cost <= 0 ? 0 : (float)(n * (step_cost(w, rows + 1) - cost) / cost);
+}
+
 void bt_worker_plan_mtp(bt_worker *w, const bt_batch *b, bt_plan *plan_out)
 {
     bt_mtp             *m    = &w->mtp;
     const bt_scheduler *s    = &w->scheduler;
-    uint32_t            most = bt_min_u32(s->draft_rows, s->max_rows), n_rows = n_going_on(b);
+    uint32_t            most = bt_min_u32(s->mtp_rows, s->max_rows), n_rows = n_going_on(b);
     uint32_t            first = b->n_pieces == 0 ? 0 : (uint32_t)(w->n_steps % b->n_pieces);
+    float               price = row_price(w, b);
 
     memset(m->depth, 0, b->n_pieces * sizeof(*m->depth));
     for (uint32_t k = 0; k < b->n_pieces && n_rows < most; k++) { /* each is first in turn */
         uint32_t i = (first + k) % b->n_pieces, room = draft_room(w, b, i);
 
         if (room == 0) continue;
-        m->depth[i] = bt_pace_depth(&b->pieces[i].request->pace, bt_min_u32(room, most - n_rows));
+        m->depth[i] =
+            bt_pace_depth(&b->pieces[i].request->pace, bt_min_u32(room, most - n_rows), price);
         n_rows += m->depth[i];
     }
     m->n = 0;

@@ -96,14 +96,23 @@ static uint32_t draft_room(const bt_piece *p)
     return bt_min_u32(room, r->sampling.max_tokens - r->n_known - 1);
 }
 
-/* Of at most `room` tokens, into the piece's request. */
-static void choose_draft(const bt_scheduler *s, bt_piece *p, uint32_t room)
+static uint32_t rows_left(const bt_scheduler *s, uint32_t most, uint32_t n_rows)
 {
-    bt_request *r = p->request;
-    uint32_t    looked_up[BT_DRAFT_MAX], n = 0;
+    most = bt_min_u32(most, s->max_rows);
+    return most > n_rows ? most - n_rows : 0;
+}
 
-    p->n_draft = r->n_mtp > 0 && r->mtp_at == p->start + p->n_rows ? bt_min_u32(r->n_mtp, room) : 0;
-    if (r->looks_up) n = bt_drafter_draft(&r->drafter, bt_min_u32(room, s->speculate), looked_up);
+/* Into the piece's request, behind the n_rows of the step so far. */
+static void choose_draft(const bt_scheduler *s, bt_piece *p, uint32_t n_rows)
+{
+    bt_request *r    = p->request;
+    uint32_t    room = draft_room(p), looked_up[BT_DRAFT_MAX], n = 0;
+
+    if (r->n_mtp > 0 && r->mtp_at == p->start + p->n_rows)
+        p->n_draft = bt_min_u32(r->n_mtp, bt_min_u32(room, rows_left(s, s->mtp_rows, n_rows)));
+    room = bt_min_u32(room, rows_left(s, s->draft_rows, n_rows));
+    if (r->looks_up && room > 0)
+        n = bt_drafter_draft(&r->drafter, bt_min_u32(room, s->speculate), looked_up);
     p->looked_up = n > p->n_draft && (p->n_draft == 0 || looked_up[0] == r->draft[0]);
     if (!p->looked_up) return;
     p->n_draft = n;
@@ -112,16 +121,14 @@ static void choose_draft(const bt_scheduler *s, bt_piece *p, uint32_t room)
 
 static void add_drafts(bt_scheduler *s, bt_piece *pieces, uint32_t n)
 {
-    uint32_t most = bt_min_u32(s->draft_rows, s->max_rows), n_rows = 0, first = s->draft_turn++;
+    uint32_t n_rows = 0, first = s->draft_turn++;
 
     for (uint32_t i = 0; i < n; i++)
         n_rows += pieces[i].n_rows;
-    for (uint32_t i = 0; i < n && n_rows < most; i++) {
-        bt_piece *p    = &pieces[(first + i) % n];
-        uint32_t  room = bt_min_u32(draft_room(p), most - n_rows);
+    for (uint32_t i = 0; i < n; i++) {
+        bt_piece *p = &pieces[(first + i) % n];
 
-        if (room == 0) continue;
-        choose_draft(s, p, room);
+        choose_draft(s, p, n_rows);
         p->n_rows += p->n_draft;
         n_rows += p->n_draft;
     }

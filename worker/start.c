@@ -104,6 +104,8 @@ static bt_status count_weights(bt_rank *r, uint32_t group, uint64_t *own_out, ui
     if (n != 0) BT_TRY(mark_rank(r, r->facts.rank, own));
     for (uint32_t rank = 0; n != 0 && rank < r->facts.n_ranks; rank++)
         if (bt_world_same_machine(r->world, r->facts.rank, rank)) BT_TRY(mark_rank(r, rank, all));
+    r->memory.dense = none - (uint64_t)r->cfg.vocab_size * r->cfg.hidden *
+                                 sizeof(bt_bf16); /* rows of which are */
     *own_out = bt_memory_weights(&r->cfg, r->st, own);
     *all_out = bt_memory_weights(&r->cfg, r->st, all);
     count_adopted(r, group, none, *all_out);
@@ -378,19 +380,22 @@ static bt_status create_worker(bt_rank *r)
     r->links.world   = r->world;
     r->links.pool    = r->pool;
     r->links.group   = r->group;
-    cfg              = (bt_worker_config){.facts      = r->facts,
-                                          .form       = r->opt.form,
-                                          .dev        = r->dev,
-                                          .pool       = r->pool,
-                                          .kernels    = r->kernels,
-                                          .threads    = r->threads,
-                                          .links      = bt_links_table(&r->links),
-                                          .group_size = r->group_size,
-                                          .epoch      = BT_FIRST_EPOCH,
-                                          .chunk      = r->opt.chunk,
-                                          .max_rows   = r->opt.max_rows,
-                                          .lookahead  = r->opt.lookahead != 0,
-                                          .timeout_ns = r->opt.timeout_ns};
+    cfg              = (bt_worker_config){
+                     .facts      = r->facts,
+                     .form       = r->opt.form,
+                     .dev        = r->dev,
+                     .pool       = r->pool,
+                     .kernels    = r->kernels,
+                     .threads    = r->threads,
+                     .links      = bt_links_table(&r->links),
+                     .group_size = r->group_size,
+                     .epoch      = BT_FIRST_EPOCH,
+                     .chunk      = r->opt.chunk,
+                     .max_rows   = r->opt.max_rows,
+                     .lookahead  = r->opt.lookahead != 0,
+                     .reads      = {(double)r->memory.dense, (double)r->memory.expert},
+                     .timeout_ns = r->opt.timeout_ns
+    };
     BT_TRY(bt_worker_create(&cfg, &r->worker));
     r->links.worker = r->worker;
 out:

@@ -66,6 +66,12 @@ typedef struct {
     const uint64_t *(*expert_rows)(void *ctx);
 } bt_worker_links;
 
+/* Bytes of weights that a step reads: whatever its rows; and of one expert, in all layers.  All
+ * zero: not known, so that rows of drafts seem to cost nothing. */
+typedef struct {
+    double dense, expert;
+} bt_step_reads;
+
 typedef struct {
     bt_rank_facts         facts;
     bt_form_policy        form;
@@ -78,6 +84,7 @@ typedef struct {
     uint32_t              epoch;      /* of the group */
     uint32_t              chunk, max_rows;
     bool                  lookahead; /* where the device chooses tokens; else it is none */
+    bt_step_reads         reads;
     uint64_t              timeout_ns;
 } bt_worker_config;
 

@@ -132,32 +132,35 @@ static void draft_survives_a_lack_of_memory(void)
     bt_drafter_fini(&d);
 }
 
-/* A draft is as long as its last token is right more often than a quarter of the time; where none
- * pays, one is tried now and then. */
+/* A draft is as long as its last token is right more often than its row's price; where none pays,
+ * one is tried now and then. */
 static void pace_follows_what_was_right(void)
 {
     bt_draft_pace p       = {0};
     uint32_t      n_tried = 0;
 
-    EXPECT_EQ(bt_pace_depth(&p, 0), 0);
-    EXPECT_EQ(bt_pace_depth(&p, 1), 1);
-    EXPECT_EQ(bt_pace_depth(&p, 5), 3); /* 0.7^3 is 0.34 */
+    EXPECT_EQ(bt_pace_depth(&p, 0, 0.25f), 0);
+    EXPECT_EQ(bt_pace_depth(&p, 1, 0.25f), 1);
+    EXPECT_EQ(bt_pace_depth(&p, 5, 0.25f), 3); /* 0.7^3 is 0.34 */
     for (int i = 0; i < 200; i++)
         bt_pace_learn(&p, 2, 2);
-    EXPECT_EQ(bt_pace_depth(&p, 5), 5);
+    EXPECT_EQ(bt_pace_depth(&p, 5, 0.25f), 5);
     for (int i = 0; i < 200; i++) /* half of them */
         bt_pace_learn(&p, 1, (uint32_t)i % 2);
-    EXPECT_EQ(bt_pace_depth(&p, 5), 1 + (p.right * p.right > 0.25f));
+    EXPECT_EQ(bt_pace_depth(&p, 5, 0.25f), 1 + (p.right * p.right > 0.25f));
     EXPECT(p.right > 0.45f && p.right < 0.55f);
     for (int i = 0; i < 200; i++)
         bt_pace_learn(&p, 5, 0); /* the tokens behind the wrong one say nothing */
     EXPECT(p.right < 0.01f);
     for (int i = 0; i < 80; i++)
-        n_tried += bt_pace_depth(&p, 5);
+        n_tried += bt_pace_depth(&p, 5, 0.25f);
     EXPECT_EQ(n_tried, 10);
+    for (int i = 0; i < 80; i++)
+        EXPECT_EQ(bt_pace_depth(&p, 5, 1.0f), 0); /* nothing could be right so often */
+    EXPECT_EQ(bt_pace_depth(&p, 5, 0), 5);
     for (int i = 0; i < 20; i++)
         bt_pace_learn(&p, 1, 1);
-    EXPECT(bt_pace_depth(&p, 5) > 0);
+    EXPECT(bt_pace_depth(&p, 5, 0.25f) > 0);
 }
 
 int main(int argc, char **argv)

@@ -8,6 +8,7 @@
 #include "moe/placement.h"
 
 /* clang-format off */
+/* None has the layer for multi-token prediction that the published one may have. */
 static const bt_synth_shape SHAPES[] = {
     {.like = "v2-lite", /* DeepSeek-V2-Lite */
      .architecture = "DeepseekV2ForCausalLM", .model_type = "deepseek_v2",
@@ -23,7 +24,7 @@ static const bt_synth_shape SHAPES[] = {
      .dense_dim = 12288, .expert_dim = 1536, .n_experts = 160, .n_shared = 2, .top_k = 6, .n_groups = 8, .topk_groups = 3,
      .scale = 16, .eps = 1e-6, .theta = 10000, .yarn_factor = 40, .yarn_context = 4096, .beta_fast = 32, .beta_slow = 1, .mscale = 0.707,
      .bos = 100000, .eos = {100001, -1, -1}},
-    {.like = "v3", /* DeepSeek-V3, R1, V3.1; in bf16, without the MTP layer */
+    {.like = "v3", /* DeepSeek-V3, R1, V3.1; in bf16 */
      .architecture = "DeepseekV3ForCausalLM", .model_type = "deepseek_v3", .sigmoid = true,
      .hidden = 7168, .n_layers = 61, .n_dense_layers = 3, .vocab_size = 129280, .context = 163840,
      .n_heads = 128, .q_lora_rank = 1536, .kv_lora_rank = 512, .qk_nope_dim = 128, .qk_rope_dim = 64, .v_dim = 128,
@@ -51,21 +52,21 @@ static const bt_synth_shape SHAPES[] = {
      .dense_dim = 11264, .expert_dim = 1408, .n_experts = 64, .n_shared = 2, .top_k = 6, .n_groups = 1, .topk_groups = 1,
      .norm_topk = true, .scale = 2.446, .eps = 1e-5, .theta = 50000,
      .bos = 163584, .eos = {163585, -1, -1}},
-    {.like = "glm-flash", /* GLM-4.7-Flash, without the MTP layer */
+    {.like = "glm-flash", /* GLM-4.7-Flash */
      .architecture = "Glm4MoeLiteForCausalLM", .model_type = "glm4_moe_lite", .sigmoid = true,
      .hidden = 2048, .n_layers = 47, .n_dense_layers = 1, .vocab_size = 154880, .context = 202752,
      .n_heads = 20, .q_lora_rank = 768, .kv_lora_rank = 512, .qk_nope_dim = 192, .qk_rope_dim = 64, .v_dim = 256,
      .dense_dim = 10240, .expert_dim = 1536, .n_experts = 64, .n_shared = 1, .top_k = 4, .n_groups = 1, .topk_groups = 1,
      .norm_topk = true, .scale = 1.8, .eps = 1e-5, .theta = 1000000,
      .bos = -1, .eos = {154820, 154827, 154829}},
-    {.like = "v3.2", /* DeepSeek-V3.2; in bf16, without the MTP layer */
+    {.like = "v3.2", /* DeepSeek-V3.2; in bf16 */
      .architecture = "DeepseekV32ForCausalLM", .model_type = "deepseek_v32", .sigmoid = true,
      .hidden = 7168, .n_layers = 61, .n_dense_layers = 3, .vocab_size = 129280, .context = 163840,
      .n_heads = 128, .q_lora_rank = 1536, .kv_lora_rank = 512, .qk_nope_dim = 128, .qk_rope_dim = 64, .v_dim = 128,
      .dense_dim = 18432, .expert_dim = 2048, .n_experts = 256, .n_shared = 1, .top_k = 8, .n_groups = 8, .topk_groups = 4,
      .norm_topk = true, .scale = 2.5, .eps = 1e-6, .theta = 10000, .yarn_factor = 40, .yarn_context = 4096, .beta_fast = 32, .beta_slow = 1, .mscale = 1,
      .index_topk = 2048, .index_heads = 64, .index_dim = 128, .bos = 0, .eos = {1, -1, -1}},
-    {.like = "glm-5", /* GLM-5, 5.1; without the MTP layer */
+    {.like = "glm-5", /* GLM-5, 5.1 */
      .architecture = "GlmMoeDsaForCausalLM", .model_type = "glm_moe_dsa", .sigmoid = true,
      .hidden = 6144, .n_layers = 78, .n_dense_layers = 3, .vocab_size = 154880, .context = 202752,
      .n_heads = 64, .q_lora_rank = 2048, .kv_lora_rank = 512, .qk_nope_dim = 192, .qk_rope_dim = 64, .v_dim = 256,
@@ -97,6 +98,7 @@ const bt_synth_size bt_synth_sizes[] = {
     SIZE("index-topk",    index_topk,     1, 1 << 17, "Positions that a token attends to; of v3.2 and glm-5"),
     SIZE("index-heads",   index_heads,    1, 1 << 10, "Heads of the indexer that chooses them"),
     SIZE("index-dim",     index_dim,      1, 4096,    "Width of such a head"),
+    SIZE("mtp",           n_mtp,          0, 1,       "Layers for multi-token prediction, after the model's own (default 0)"),
 };
 /* clang-format on */
 const size_t bt_synth_n_sizes = sizeof(bt_synth_sizes) / sizeof(bt_synth_sizes[0]);
@@ -191,7 +193,7 @@ static json_t *rules(const bt_synth_shape *s)
         topk_method(s), "scoring_func", s->sigmoid ? "sigmoid" : "softmax", "norm_topk_prob",
         s->norm_topk, "routed_scaling_factor", s->scale, "rms_norm_eps", s->eps, "rope_theta",
         s->theta, "rope_scaling", yarn(s), "bos_token_id", token(s->bos), "eos_token_id", eos(s),
-        "num_nextn_predict_layers", 0, "hidden_act", "silu", "tie_word_embeddings", 0,
+        "num_nextn_predict_layers", s->n_mtp, "hidden_act", "silu", "tie_word_embeddings", 0,
         "attention_bias", 0, "attention_dropout", 0.0, "use_cache", 1, "initializer_range", 0.02);
 }
 

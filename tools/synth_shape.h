@@ -27,6 +27,7 @@ typedef struct {
     double   yarn_factor, beta_fast, beta_slow, mscale; /* factor 0: no YaRN */
     uint32_t yarn_context;                              /* before it was extended */
     uint32_t index_topk, index_heads, index_dim;        /* sparse attention; 0: none */
+    uint32_t n_mtp;                                     /* layers for multi-token prediction */
     int32_t  bos, eos[3];                               /* -1: none */
     bool     fp8;  /* matrices but gate, embedding and head in e4m3, as V3 has them */
     bool     int4; /* those of the experts in 4 bits, as Kimi-K2-Thinking has them */

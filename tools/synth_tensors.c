@@ -13,6 +13,8 @@
 /* Weights of 4 bits from -8 to 7, of bell()'s. */
 static const float INT4_UNIT = 8 / 3.5f;
 
+static const char EMBEDDING[] = "model.embed_tokens.weight", HEAD[] = "lm_head.weight";
+
 /* ---- which tensors there are */
 
 typedef struct {
@@ -52,6 +54,7 @@ static void add(listing *l, bt_st_dtype dtype, uint64_t rows, uint64_t cols, flo
     t->shape[1]  = rows == 0 ? 1 : cols;
     t->mean      = mean;
     t->deviation = deviation;
+    t->copy_of   = NULL;
     if (dtype != BT_ST_I64 && strstr(t->name, "_scale") == NULL)
         list->n_params += t->shape[0] * t->shape[1] * (dtype == BT_ST_I32 ? BT_INT4_IN_WORD : 1);
 }
@@ -152,28 +155,55 @@ static void experts(listing *l, const char *layer)
     mlp(l, prefix, (uint64_t)s->expert_dim * s->n_shared, false);
 }
 
+static void decoder_layer(listing *l, uint32_t i)
+{
+    const bt_synth_shape *s = l->s;
+    char                  layer[32], prefix[48];
+
+    snprintf(layer, sizeof(layer), "model.layers.%u.", i);
+    norm(l, layer, "input_layernorm", s->hidden);
+    snprintf(prefix, sizeof(prefix), "%sself_attn.", layer);
+    attention(l, prefix);
+    norm(l, layer, "post_attention_layernorm", s->hidden);
+    snprintf(prefix, sizeof(prefix), "%smlp.", layer);
+    if (i < s->n_dense_layers)
+        mlp(l, prefix, s->dense_dim, false);
+    else
+        experts(l, layer);
+}
+
+/* [vocab, hidden], with the numbers of the tensor `of`. */
+static void copy(listing *l, const char *prefix, const char *name, float deviation, const char *of)
+{
+    size_t n = l->list->n;
+
+    add(l, BT_ST_BF16, l->s->vocab_size, l->s->hidden, 0, deviation, "%s%s.weight", prefix, name);
+    if (l->list->n != n) l->list->tensors[n].copy_of = of;
+}
+
 /* The gains are those of tests/oracles/micro_models.py: activations keep their size from layer to
  * layer, and logits are a few units wide. */
 static void all(listing *l)
 {
     const bt_synth_shape *s = l->s;
-    char                  layer[32], prefix[48];
+    char                  layer[32];
+    const float           head = 2;
 
-    add(l, BT_ST_BF16, s->vocab_size, s->hidden, 0, 1, "model.embed_tokens.weight");
-    for (uint32_t i = 0; i < s->n_layers; i++) {
-        snprintf(layer, sizeof(layer), "model.layers.%u.", i);
-        norm(l, layer, "input_layernorm", s->hidden);
-        snprintf(prefix, sizeof(prefix), "%sself_attn.", layer);
-        attention(l, prefix);
-        norm(l, layer, "post_attention_layernorm", s->hidden);
-        snprintf(prefix, sizeof(prefix), "%smlp.", layer);
-        if (i < s->n_dense_layers)
-            mlp(l, prefix, s->dense_dim, false);
-        else
-            experts(l, layer);
-    }
+    add(l, BT_ST_BF16, s->vocab_size, s->hidden, 0, 1, "%s", EMBEDDING);
+    for (uint32_t i = 0; i < s->n_layers; i++)
+        decoder_layer(l, i);
     norm(l, "", "model.norm", s->hidden);
-    bf16_matrix(l, "", "lm_head", s->vocab_size, s->hidden, 2);
+    bf16_matrix(l, "", "lm_head", s->vocab_size, s->hidden, head);
+    for (uint32_t i = s->n_layers; i < s->n_layers + s->n_mtp; i++) {
+        snprintf(layer, sizeof(layer), "model.layers.%u.", i);
+        decoder_layer(l, i);
+        norm(l, layer, "enorm", s->hidden);
+        norm(l, layer, "hnorm", s->hidden);
+        bf16_matrix(l, layer, "eh_proj", s->hidden, 2 * (uint64_t)s->hidden, 1);
+        norm(l, layer, "shared_head.norm", s->hidden);
+        copy(l, layer, "embed_tokens", 1, EMBEDDING);
+        copy(l, layer, "shared_head.head", head / sqrtf((float)s->hidden), HEAD);
+    }
 }
 
 bt_status bt_synth_list_make(const bt_synth_shape *shape, bt_synth_list *list)
@@ -246,7 +276,7 @@ static uint32_t int4_word(float unit, uint64_t key, uint64_t i)
 
 void bt_synth_fill(const bt_synth_tensor *t, uint64_t seed, uint64_t first, size_t n, void *out)
 {
-    uint64_t key = key_of(t->name, seed);
+    uint64_t key = key_of(t->copy_of != NULL ? t->copy_of : t->name, seed);
 
     if (t->dtype == BT_ST_F32) {
         float *f = out;

@@ -1,9 +1,9 @@
 /* tools/synth_tensors.h - the tensors of a shape under the names of Hugging Face, and the numbers
  * of a model that is made up.
  *
- * A number depends on the seed, its tensor's name and its place alone: not on other tensors, the
- * order of writing, the machine or the number of threads.  Integer hashing and correctly rounded
- * operations only, so files are equal to the bit everywhere. */
+ * A number depends on the seed, its tensor's name (of a copy the original's) and its place alone:
+ * not on other tensors, the order of writing, the machine or the number of threads.  Integer
+ * hashing and correctly rounded operations only, so files are equal to the bit everywhere. */
 #ifndef BT_TOOLS_SYNTH_TENSORS_H
 #define BT_TOOLS_SYNTH_TENSORS_H
 
@@ -19,9 +19,10 @@ typedef struct {
     bt_st_dtype dtype; /* bf16, e4m3; fp32 for a gate's correction bias and e4m3's scales; of 4 bits
                           I32 for eight weights each, I64 for the sizes, which are mean and
                           deviation then */
-    uint32_t n_dims;
-    uint64_t shape[2];
-    float    mean, deviation;
+    uint32_t    n_dims;
+    uint64_t    shape[2];
+    float       mean, deviation;
+    const char *copy_of; /* the tensor whose numbers it has, or NULL: none */
 } bt_synth_tensor;
 
 typedef struct {

@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 
 #include "model/reference.h"
+#include "model/weights.h"
 #include "tests/support/command.h"
 #include "tests/support/test.h"
 
@@ -69,27 +70,28 @@ static long number(const json_t *config, const char *field)
 static int synth_as(const char *like, const char *micro, const char *out, const char *more)
 {
     static const char *const FIELDS[][2] = {
-        {"layers",         "num_hidden_layers"      },
-        {"dense-layers",   "first_k_dense_replace"  },
-        {"hidden",         "hidden_size"            },
-        {"heads",          "num_attention_heads"    },
-        {"q-lora-rank",    "q_lora_rank"            },
-        {"kv-lora-rank",   "kv_lora_rank"           },
-        {"qk-nope-dim",    "qk_nope_head_dim"       },
-        {"qk-rope-dim",    "qk_rope_head_dim"       },
-        {"v-dim",          "v_head_dim"             },
-        {"dense-dim",      "intermediate_size"      },
-        {"expert-dim",     "moe_intermediate_size"  },
-        {"experts",        "n_routed_experts"       },
-        {"shared-experts", "n_shared_experts"       },
-        {"top-k",          "num_experts_per_tok"    },
-        {"groups",         "n_group"                },
-        {"topk-groups",    "topk_group"             },
-        {"vocab",          "vocab_size"             },
-        {"context",        "max_position_embeddings"},
-        {"index-topk",     "index_topk"             },
-        {"index-heads",    "index_n_heads"          },
-        {"index-dim",      "index_head_dim"         }
+        {"layers",         "num_hidden_layers"       },
+        {"dense-layers",   "first_k_dense_replace"   },
+        {"hidden",         "hidden_size"             },
+        {"heads",          "num_attention_heads"     },
+        {"q-lora-rank",    "q_lora_rank"             },
+        {"kv-lora-rank",   "kv_lora_rank"            },
+        {"qk-nope-dim",    "qk_nope_head_dim"        },
+        {"qk-rope-dim",    "qk_rope_head_dim"        },
+        {"v-dim",          "v_head_dim"              },
+        {"dense-dim",      "intermediate_size"       },
+        {"expert-dim",     "moe_intermediate_size"   },
+        {"experts",        "n_routed_experts"        },
+        {"shared-experts", "n_shared_experts"        },
+        {"top-k",          "num_experts_per_tok"     },
+        {"groups",         "n_group"                 },
+        {"topk-groups",    "topk_group"              },
+        {"vocab",          "vocab_size"              },
+        {"context",        "max_position_embeddings" },
+        {"index-topk",     "index_topk"              },
+        {"index-heads",    "index_n_heads"           },
+        {"index-dim",      "index_head_dim"          },
+        {"mtp",            "num_nextn_predict_layers"}
     };
     char    line[2048];
     size_t  n      = (size_t)snprintf(line, sizeof(line), "--like %s", like);
@@ -236,6 +238,41 @@ static void synth_repeats_a_seed(void)
     EXPECT_EQ(count_different("b", "e"), 0);
 }
 
+static void expect_copy(const bt_safetensors *set, const char *name, const char *of)
+{
+    const bt_tensor *copy     = bt_safetensors_find(set, name),
+                    *original = bt_safetensors_find(set, of);
+
+    EXPECT(copy != NULL && original != NULL && copy->bytes == original->bytes &&
+           memcmp(copy->data, original->data, copy->bytes) == 0);
+}
+
+/* The layer for multi-token prediction changes no other number, and repeats embedding and head. */
+static void synth_adds_a_layer_that_predicts(void)
+{
+    static const char *const LIKE[] = {"v3 --groups 4",        "v3.2 --index-topk 8 --index-dim 24",
+                                       "glm-5 --index-topk 8", "glm-flash --dense-layers 3",
+                                       "kimi-k2-thinking",     "v2-lite --fp8"};
+
+    for (size_t i = 0; i < sizeof(LIKE) / sizeof(LIKE[0]); i++) {
+        bt_safetensors *set = NULL;
+        bt_model_config cfg;
+
+        clear();
+        EXPECT_EQ(synth_small(LIKE[i], "a", ""), 0);
+        EXPECT_EQ(synth_small(LIKE[i], "m", "--mtp 1"), 0);
+        EXPECT_EQ(count_different("a", "m"), 0);
+        EXPECT_EQ(bt_model_config_read(path_of("m"), &cfg), BT_OK);
+        EXPECT_EQ(bt_safetensors_open(path_of("m"), &set), BT_OK);
+        EXPECT_EQ(bt_weights_check(&cfg, set), BT_OK);
+        EXPECT_EQ(bt_model_config_serve_mtp(&cfg), BT_OK);
+        EXPECT_EQ(bt_weights_check(&cfg, set), BT_OK);
+        expect_copy(set, "model.layers.3.embed_tokens.weight", "model.embed_tokens.weight");
+        expect_copy(set, "model.layers.3.shared_head.head.weight", "lm_head.weight");
+        bt_safetensors_close(set);
+    }
+}
+
 /* Logits of a few random tokens are finite and a few units wide, in every family. */
 static void synth_gives_sane_logits(void)
 {
@@ -317,6 +354,8 @@ static void synth_refuses_by_name(void)
     EXPECT_EQ(synth("--like v3 --layers 0 x"), 64);
     EXPECT_HAS(g_command.output, "--layers must be a whole number from 1");
     EXPECT_EQ(synth("--like v3 --layers -1 x"), 64);
+    EXPECT_EQ(synth("--like v3 --mtp 2 x"), 64);
+    EXPECT_HAS(g_command.output, "--mtp must be a whole number from 0 to 1");
     EXPECT_EQ(synth("--like v3"), 64);
     EXPECT_HAS(g_command.output, "OUT is missing");
     EXPECT_EQ(synth("--like kimi-k2-thinking --fp8 x"), 64);
@@ -420,6 +459,7 @@ static void synth_beyond_a_file_limit_leaves_nothing(void)
 static const bt_test TESTS[] = {BT_TEST(synth_writes_what_hugging_face_reads),
                                 BT_TEST(synth_lists_the_layers_of_glm),
                                 BT_TEST(synth_repeats_a_seed),
+                                BT_TEST(synth_adds_a_layer_that_predicts),
                                 BT_TEST(synth_gives_sane_logits),
                                 BT_TEST(synth_is_counted_right),
                                 BT_TEST(synth_refuses_by_name),

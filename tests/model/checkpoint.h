@@ -14,7 +14,8 @@ enum { MAX_TENSORS = 512, MAX_EXPERTS = 64 };
 
 static bt_device *g_dev;
 
-/* A model's config, its tensors as a list that a test may change, and a file to write it to. */
+/* A model's config, its tensors as a list that a test may change, and a file to write it to.  The
+ * layer for multi-token prediction is served where there is one. */
 typedef struct {
     char            dir[512], file[64];
     bt_model_config cfg;
@@ -37,6 +38,7 @@ static inline void checkpoint_open(checkpoint *c, const char *model)
     NEED(fd >= 0);
     close(fd);
     NEED(bt_model_config_read(c->dir, &c->cfg) == BT_OK);
+    NEED(c->cfg.n_mtp_layers == 0 || bt_model_config_serve_mtp(&c->cfg) == BT_OK);
     NEED(bt_safetensors_open(c->dir, &c->set) == BT_OK);
     c->n = bt_safetensors_count(c->set);
     NEED(c->n <= MAX_TENSORS && c->cfg.moe.gate.n_experts <= MAX_EXPERTS);

@@ -162,6 +162,14 @@ static void weights_of_4_bits_name_what_does_not_belong(void)
     checkpoint_close(&c);
 }
 
+/* Of the embedding or the head, in the layer for multi-token prediction. */
+static bool is_copy(const char *name)
+{
+    return strstr(name, ".layers.") != NULL &&
+           (strstr(name, "embed_tokens") != NULL || strstr(name, "shared_head.head") != NULL);
+}
+
+/* All but those copies. */
 static void model_names_each_missing_tensor(const char *model)
 {
     checkpoint c;
@@ -172,6 +180,7 @@ static void model_names_each_missing_tensor(const char *model)
         bt_tensor gone = c.tensors[i], last = c.tensors[c.n - 1];
         char      name[128];
 
+        if (is_copy(gone.name)) continue;
         /* Without its words a matrix of 4 bits is none. */
         snprintf(name, sizeof(name), "%s", gone.name);
         if (strstr(name, "_packed") != NULL) *strstr(name, "_packed") = '\0';
@@ -191,6 +200,7 @@ static void model_names_each_missing_tensor(const char *model)
 static void weights_name_each_missing_tensor(void)
 {
     model_names_each_missing_tensor("v3-fp8");
+    model_names_each_missing_tensor("v3.2");
     model_names_each_missing_tensor("k2-int4");
 }
 
@@ -216,6 +226,7 @@ static void weights_without_a_use_are_refused(void)
     EXPECT_EQ(load_list(&c, &w), BT_ERR_UNSUPPORTED);
     EXPECT_HAS(bt_error_text(), "tensor model.layers.1.?[2J?bias: expected none");
     c.n--;
+    c.cfg.mtp            = false;
     c.cfg.tie_embeddings = true; /* and yet there is a head of its own */
     EXPECT_EQ(load_list(&c, &w), BT_ERR_UNSUPPORTED);
     EXPECT_HAS(bt_error_text(), "tensor lm_head.weight: expected none");
@@ -254,6 +265,74 @@ static void weights_of_indexers_are_those_of_config_json(void)
     checkpoint_close(&c);
 }
 
+/* Embedding and head of the layer for multi-token prediction may be left out, and are not another
+ * one's. */
+static void weights_name_a_copy_that_is_none(void)
+{
+    static const char *const NAMES[][2] = {
+        {"model.layers.3.embed_tokens.weight",     "model.embed_tokens.weight"},
+        {"model.layers.3.shared_head.head.weight", "lm_head.weight"           }
+    };
+    checkpoint c;
+    bt_weights w;
+    size_t     n = 0;
+
+    checkpoint_open(&c, "v3-fp8");
+    for (size_t i = 0; i < 2; i++) {
+        bt_tensor was = *tensor_of(&c, NAMES[i][0]), t = was;
+        char     *data = malloc(was.bytes), found[160];
+
+        NEED(data != NULL);
+        snprintf(found, sizeof(found), "tensor %s: expected a copy of %s, found something else",
+                 NAMES[i][0], NAMES[i][1]);
+        for (int last = 0; last < 2; last++) {
+            memcpy(data, was.data, was.bytes);
+            data[last ? was.bytes - 1 : 0] ^= 1;
+            t.data = data;
+            put_tensor(&c, &t);
+            EXPECT_EQ(load_list(&c, &w), BT_ERR_UNSUPPORTED);
+            EXPECT_HAS(bt_error_text(), found);
+            EXPECT_HAS(bt_error_text(), c.file);
+        }
+        put_tensor(&c, &was);
+        free(data);
+    }
+    for (size_t i = 0; i < c.n; i++)
+        if (!is_copy(c.tensors[i].name)) c.tensors[n++] = c.tensors[i];
+    EXPECT_EQ(n, c.n - 2);
+    c.n = n;
+    EXPECT_EQ(load_list(&c, &w), BT_OK);
+    bt_weights_fini(&w);
+    checkpoint_close(&c);
+}
+
+/* A checkpoint whose config.json promises the layer, and whose files lack it: it is missed when it
+ * is served only. */
+static void weights_without_a_layer_that_predicts_are_refused(void)
+{
+    checkpoint c;
+    bt_weights w;
+    size_t     n = 0;
+
+    checkpoint_open(&c, "v3.2");
+    for (size_t i = 0; i < c.n; i++)
+        if (strstr(c.tensors[i].name, "model.layers.3.") == NULL) c.tensors[n++] = c.tensors[i];
+    NEED(n < c.n);
+    c.n = n;
+    EXPECT_EQ(load_list(&c, &w), BT_ERR_FORMAT);
+    EXPECT_HAS(bt_error_text(), "model.layers.3.");
+    EXPECT_HAS(bt_error_text(), "found none");
+    c.cfg.mtp = false;
+    EXPECT_EQ(load_list(&c, &w), BT_OK);
+    bt_weights_fini(&w);
+    checkpoint_close(&c);
+    checkpoint_open(&c, "glm-5");
+    EXPECT_EQ(bt_model_config_serve_mtp(&c.cfg), BT_ERR_UNSUPPORTED);
+    EXPECT_HAS(bt_error_text(), "num_nextn_predict_layers");
+    EXPECT(!c.cfg.mtp && bt_model_n_served_layers(&c.cfg) == c.cfg.n_layers);
+    checkpoint_close(&c);
+}
+
 static void model_names_each_wrong_shape(const char *model)
 {
     checkpoint c;
@@ -263,6 +342,7 @@ static void model_names_each_wrong_shape(const char *model)
     for (size_t i = 0; i < c.n; i++) {
         bt_tensor was = c.tensors[i], *t = &c.tensors[i];
 
+        if (is_copy(was.name)) continue;
         t->shape[t->n_dims++] = 1; /* the same bytes with one dimension more */
         EXPECT_EQ(load_list(&c, &w), BT_ERR_FORMAT);
         EXPECT_HAS(bt_error_text(), was.name);
@@ -294,6 +374,7 @@ static void model_names_a_wrong_dtype(const char *model)
     for (size_t i = 0; i < c.n; i++) {
         bt_tensor was = c.tensors[i];
 
+        if (is_copy(was.name)) continue;
         if (was.dtype == BT_ST_BF16)
             c.tensors[i].dtype = BT_ST_F16;
         else if (was.dtype == BT_ST_F32)
@@ -356,6 +437,8 @@ static const bt_test TESTS[] = {
     BT_TEST(weights_name_each_missing_tensor),
     BT_TEST(weights_without_a_use_are_refused),
     BT_TEST(weights_of_indexers_are_those_of_config_json),
+    BT_TEST(weights_name_a_copy_that_is_none),
+    BT_TEST(weights_without_a_layer_that_predicts_are_refused),
     BT_TEST(weights_name_each_wrong_shape),
     BT_TEST(weights_name_a_wrong_dtype),
     BT_TEST(weights_name_a_foreign_dtype_and_its_file),

@@ -203,7 +203,7 @@ static void keep_hidden(const bt_reference *r, uint32_t index)
     if (r->run->hidden != NULL) memcpy(r->run->hidden + index * n, r->h, n * sizeof(*r->h));
 }
 
-static bt_status embed(const bt_reference *r)
+bt_status bt_ref_embed(const bt_reference *r, size_t rows, const uint32_t *tokens, float *out)
 {
     const bt_model_config *cfg   = r->cfg;
     float                 *table = NULL;
@@ -211,20 +211,18 @@ static bt_status embed(const bt_reference *r)
 
     BT_TRY(
         bt_ref_load(r, cfg->vocab_size, cfg->hidden, false, "model.embed_tokens.weight", &table));
-    for (size_t p = 0; p < r->t; p++) {
-        BT_REQUIRE(r->run->tokens[p] < cfg->vocab_size, BT_ERR_INVALID_ARG,
-                   "reference: token %u at %zu, vocabulary %u", r->run->tokens[p], p,
-                   cfg->vocab_size);
-        memcpy(r->h + p * cfg->hidden, table + (size_t)r->run->tokens[p] * cfg->hidden,
+    for (size_t p = 0; p < rows; p++) {
+        BT_REQUIRE(tokens[p] < cfg->vocab_size, BT_ERR_INVALID_ARG,
+                   "reference: token %u at %zu, vocabulary %u", tokens[p], p, cfg->vocab_size);
+        memcpy(out + p * cfg->hidden, table + (size_t)tokens[p] * cfg->hidden,
                cfg->hidden * sizeof(*table));
     }
-    keep_hidden(r, 0);
 out:
     bt_free(table);
     return st;
 }
 
-static bt_status run_layer(bt_reference *r, uint32_t layer, uint32_t moe_layer)
+bt_status bt_ref_layer(bt_reference *r, uint32_t layer, uint32_t moe_layer)
 {
     const bt_model_config *cfg = r->cfg;
     size_t                 n   = (size_t)r->t * cfg->hidden;
@@ -248,6 +246,11 @@ out:
     return st;
 }
 
+const char *bt_ref_head_name(const bt_reference *r)
+{
+    return r->cfg->tie_embeddings ? "model.embed_tokens.weight" : "lm_head.weight";
+}
+
 bt_status bt_reference_forward(const bt_model_config *cfg, const bt_safetensors *set,
                                const bt_reference_run *run)
 {
@@ -265,16 +268,17 @@ bt_status bt_reference_forward(const bt_model_config *cfg, const bt_safetensors 
     BT_REQUIRE(r.h != NULL && r.normed != NULL && r.out != NULL &&
                    (r.seen != NULL || cfg->mla.index_topk == 0),
                BT_ERR_NO_MEMORY, "reference: %u tokens", run->n_tokens);
-    BT_TRY(embed(&r));
+    BT_TRY(bt_ref_embed(&r, r.t, run->tokens, r.h));
+    keep_hidden(&r, 0);
     for (uint32_t layer = 0; layer < cfg->n_layers; layer++) {
-        BT_TRY(run_layer(&r, layer, n_moe));
+        BT_TRY(bt_ref_layer(&r, layer, n_moe));
         n_moe += bt_model_layer_is_moe(cfg, layer);
     }
     BT_TRY(bt_ref_norm(&r, r.t, cfg->hidden, r.h, cfg->hidden, cfg->rms_norm_eps, r.normed,
                        "model.norm.weight"));
     BT_TRY(bt_ref_linear(&r, run->n_logit_rows, cfg->vocab_size, cfg->hidden,
-                         r.normed + first * cfg->hidden, run->logits,
-                         cfg->tie_embeddings ? "model.embed_tokens.weight" : "lm_head.weight"));
+                         r.normed + first * cfg->hidden, run->logits, bt_ref_head_name(&r)));
+    if (run->mtp_logits != NULL) BT_TRY(bt_ref_mtp(&r));
 out:
     bt_free(r.h);
     bt_free(r.normed);

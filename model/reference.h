@@ -22,6 +22,16 @@ typedef struct {
     float          *k_rope;  /* out [L][n_tokens][dr], pairs interleaved */
     uint16_t       *experts; /* out [Lm][n_tokens][k] ascending */
     float          *weights; /* out [Lm][n_tokens][k] */
+
+    /* The layer for multi-token prediction, over rows 0 .. n_tokens-2 of two tokens each, row and
+     * row+1; not run where mtp_logits is NULL. */
+    uint32_t  n_mtp_rows;
+    float    *mtp_logits;  /* out [n_mtp_rows][vocab_size]: of the last rows */
+    uint16_t *mtp_experts; /* out [n_tokens - 1][k] ascending */
+    /* And again, behind rows 0 .. row: what the layer made of row, and token row+2, at position
+     * row+1. */
+    uint32_t n_chained_rows;
+    float   *chained; /* out [n_chained_rows][vocab_size]: of the last of rows 0 .. n_tokens-3 */
 } bt_reference_run;
 
 bt_status bt_reference_forward(const bt_model_config *cfg, const bt_safetensors *st,

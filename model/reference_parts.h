@@ -34,6 +34,15 @@ bt_status bt_ref_norm(const bt_reference *r, size_t rows, uint32_t n, const floa
 bt_status bt_ref_mlp(bt_reference *r, size_t rows, uint32_t layer, const char *what, uint32_t dim,
                      const float *x, float *y);
 
+/* out[row] = the embedding of tokens[row]. */
+bt_status bt_ref_embed(const bt_reference *r, size_t rows, const uint32_t *tokens, float *out);
+/* h += attention, h += dense or experts; moe_layer counts the layers with experts. */
+bt_status   bt_ref_layer(bt_reference *r, uint32_t layer, uint32_t moe_layer);
+const char *bt_ref_head_name(const bt_reference *r);
+/* What the run asks of the layer for multi-token prediction; of the model, which has run, normed is
+ * what the head got. */
+bt_status bt_ref_mtp(const bt_reference *model);
+
 /* RoPE of x's first qk_rope_dim elements: in pairs (2i, 2i+1), or, in halves, (i, i + half). */
 void bt_ref_rope(const bt_model_config *cfg, uint32_t position, bool halves, float *x);
 /* seen = what the layer's indexer chooses, by x [t][hidden] and the normed q_a: low [t][q_lora]. */

@@ -171,18 +171,24 @@ static inline int compare_doubles(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-/* The median of the rows' rms errors; logits: [n_rows][vocab]. */
-static inline double median_error(const golden_case *c, const float *logits, uint32_t vocab)
+/* The median of the rows' rms errors; both [n_rows][vocab]. */
+static inline double median_of_rows(uint32_t n_rows, const float *got, const float *want,
+                                    uint32_t vocab)
 {
-    double *errors = malloc(c->n_rows * sizeof(*errors)), median;
+    double *errors = malloc(n_rows * sizeof(*errors)), median;
 
     NEED(errors != NULL);
-    for (size_t r = 0; r < c->n_rows; r++)
-        errors[r] = rms_difference(logits + r * vocab, c->logits + r * vocab, vocab);
-    qsort(errors, c->n_rows, sizeof(*errors), compare_doubles);
-    median = (errors[(c->n_rows - 1) / 2] + errors[c->n_rows / 2]) / 2;
+    for (size_t r = 0; r < n_rows; r++)
+        errors[r] = rms_difference(got + r * vocab, want + r * vocab, vocab);
+    qsort(errors, n_rows, sizeof(*errors), compare_doubles);
+    median = (errors[(n_rows - 1) / 2] + errors[n_rows / 2]) / 2;
     free(errors);
     return median;
+}
+
+static inline double median_error(const golden_case *c, const float *logits, uint32_t vocab)
+{
+    return median_of_rows(c->n_rows, logits, c->logits, vocab);
 }
 
 /* Over all rows, where rounding alone moves them; where attention is sparse it also moves which

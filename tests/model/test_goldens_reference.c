@@ -1,10 +1,13 @@
 /* The float32 reference against the golden outputs: logits within 1e-4 of their rms, hidden states,
- * latents, rope keys and expert weights likewise, routing and greedy tokens equal. */
+ * latents, rope keys and expert weights likewise, routing and greedy tokens equal.  Of the layer
+ * for multi-token prediction, where there is one, the logits of its drafts and its routing. */
 #include "model/reference.h"
-#include "tests/model/goldens.h"
+#include "tests/model/goldens_mtp.h"
 
 static const double TOLERANCE = 1e-4;
 static goldens      g_goldens;
+static golden_mtp   g_mtp;
+static bool         g_has_mtp;
 
 /* Every element of [n] within TOLERANCE of the wanted values' rms; prints the worst. */
 static void expect_close(const char *case_name, const char *what, uint32_t layer, const float *got,
@@ -37,12 +40,13 @@ static void expect_layers(const char *case_name, const char *what, uint32_t n_la
         expect_close(case_name, what, layer, got + layer * n, want + layer * n, n);
 }
 
-static void expect_experts(const golden_case *c, const uint16_t *got, size_t n)
+static void expect_experts(const golden_case *c, const uint16_t *got, const uint16_t *want,
+                           size_t n)
 {
     for (size_t i = 0; i < n; i++) {
-        if (got[i] == c->experts[i]) continue;
+        if (got[i] == want[i]) continue;
         g_failures++;
-        fprintf(stderr, "%s: expert %u at entry %zu, want %u\n", c->name, got[i], i, c->experts[i]);
+        fprintf(stderr, "%s: expert %u at entry %zu, want %u\n", c->name, got[i], i, want[i]);
         return;
     }
 }
@@ -87,7 +91,7 @@ static void check_case(const golden_case *c)
     expect_layers(c->name, "k_rope", cfg->n_layers, t * cfg->mla.qk_rope_dim, k_rope, c->k_rope);
     expect_layers(c->name, "expert_weights", g_goldens.n_moe, t * cfg->moe.gate.top_k, weights,
                   c->expert_weights);
-    expect_experts(c, experts, entries);
+    expect_experts(c, experts, c->experts, entries);
     expect_greedy(c, logits, cfg->vocab_size);
     printf("  %-6s %4u tokens, logits rms error %.2e of %.3f%s\n", c->name, c->n_tokens,
            rms_difference(logits, c->logits, n_logit), c->logits_rms,
@@ -122,7 +126,49 @@ static void reference_matches_every_golden_case(void)
     EXPECT(n_traced > 0);
 }
 
-static const bt_test TESTS[] = {BT_TEST(reference_matches_every_golden_case)};
+static void check_drafts(uint32_t i)
+{
+    const golden_case   *c     = &g_goldens.cases[i];
+    const golden_drafts *first = &g_mtp.first[i], *second = i == 0 ? &g_mtp.chained : NULL;
+    size_t               vocab   = g_goldens.cfg.vocab_size;
+    size_t               entries = (size_t)(c->n_tokens - 1) * g_goldens.cfg.moe.gate.top_k;
+    float               *unused  = malloc(vocab * sizeof(float));
+    float               *logits  = malloc(first->n_rows * vocab * sizeof(float));
+    uint16_t            *experts = malloc(entries * sizeof(uint16_t));
+    float *chained       = second == NULL ? NULL : malloc(second->n_rows * vocab * sizeof(float));
+    bt_reference_run run = {.n_tokens       = c->n_tokens,
+                            .tokens         = c->ids,
+                            .n_logit_rows   = 1,
+                            .logits         = unused,
+                            .n_mtp_rows     = first->n_rows,
+                            .mtp_logits     = logits,
+                            .mtp_experts    = experts,
+                            .n_chained_rows = second == NULL ? 0 : second->n_rows,
+                            .chained        = chained};
+
+    NEED(unused && logits && experts && (chained || second == NULL));
+    EXPECT_EQ(bt_reference_forward(&g_goldens.cfg, g_goldens.weights, &run), BT_OK);
+    expect_close(c->name, "drafts", 0, logits, first->logits, first->n_rows * vocab);
+    expect_experts(c, experts, g_mtp.experts[i], entries);
+    if (second != NULL)
+        expect_close(c->name, "chained drafts", 0, chained, second->logits, second->n_rows * vocab);
+    printf("  %-6s drafts of %u rows, rms error %.2e of %.3f\n", c->name, first->n_rows,
+           rms_difference(logits, first->logits, first->n_rows * vocab), first->logits_rms);
+    free(unused);
+    free(logits);
+    free(experts);
+    free(chained);
+}
+
+static void reference_matches_every_golden_draft(void)
+{
+    EXPECT_EQ(g_has_mtp, g_goldens.cfg.n_mtp_layers != 0);
+    for (uint32_t i = 0; g_has_mtp && i < g_goldens.n_cases; i++)
+        check_drafts(i);
+}
+
+static const bt_test TESTS[] = {BT_TEST(reference_matches_every_golden_case),
+                                BT_TEST(reference_matches_every_golden_draft)};
 
 /* usage: test_goldens_reference MODEL [test] */
 int main(int argc, char **argv)
@@ -131,7 +177,9 @@ int main(int argc, char **argv)
 
     NEED(argc >= 2);
     goldens_open(&g_goldens, argv[1]);
-    rc = BT_RUN_TESTS(TESTS, argc > 2 ? argv[2] : NULL);
+    g_has_mtp = golden_mtp_open(&g_goldens, argv[1], &g_mtp);
+    rc        = BT_RUN_TESTS(TESTS, argc > 2 ? argv[2] : NULL);
+    golden_mtp_close(&g_mtp);
     goldens_close(&g_goldens);
     return rc;
 }

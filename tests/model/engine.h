@@ -12,7 +12,9 @@
 
 enum { MAX_RANKS = 8, MAX_SPANS = 32 };
 
-typedef struct {
+typedef struct step_buffers step_buffers;
+
+typedef struct engine {
     const goldens *g;
     bt_device     *dev;
     bt_group      *group;
@@ -20,6 +22,8 @@ typedef struct {
     bt_model      *model;
     bt_kv_pool    *pool;
     uint32_t       n_ranks, self, max_rows;
+    void (*drafts)(const struct engine *e, step_buffers *b); /* after each step, where the layer for
+                                                                multi-token prediction is served */
 } engine;
 
 typedef struct {
@@ -41,8 +45,14 @@ typedef struct {
     bool               bare; /* some logits and no experts, so that rows end in the last layer; in a
                                 step with others on its rank they do not */
 
-    float      *logits;  /* out, on its rank: [c->n_rows][vocab] */
-    uint16_t   *experts; /* out, on its rank: [n_moe][n_tokens][top_k] */
+    uint32_t draft_every; /* 0: no row asks for the logits of its draft */
+    bool     chained;     /* instead, the last row of a step asks, and once more behind it */
+
+    float    *logits;       /* out, on its rank: [c->n_rows][vocab] */
+    uint16_t *experts;      /* out, on its rank: [n_moe][n_tokens][top_k] */
+    float    *drafts[2];    /* out, on its rank: [n_tokens][vocab], first and chained ones, where
+                               the engine makes them */
+    bool       *drafted[2]; /* out: [n_tokens], whether there is such a one */
     uint32_t    position;
     uint32_t    n_pages;
     bt_page_id *pages;
@@ -64,12 +74,13 @@ static inline void engine_open(engine *e, const goldens *g, bt_world *world, uin
                                      .kernels   = opt->kernels != NULL ? opt->kernels : "auto"};
     const bt_gate_config *gate    = &g->cfg.moe.gate;
     const bt_mla_config  *mla     = &g->cfg.mla;
-    bt_kv_pool_config     pool    = {
-               .n_layers = g->cfg.n_layers, .n_pages = opt->n_pages, .kv_dim = bt_mla_kv_dim(mla)};
-    bt_model_options m_opt = {.max_rows       = opt->max_rows,
-                              .max_logit_rows = opt->max_rows,
-                              .normal         = true,
-                              .absorbed       = true};
+    bt_kv_pool_config     pool    = {.n_layers = bt_model_n_served_layers(&g->cfg),
+                                     .n_pages  = opt->n_pages,
+                                     .kv_dim   = bt_mla_kv_dim(mla)};
+    bt_model_options      m_opt   = {.max_rows       = opt->max_rows,
+                                     .max_logit_rows = opt->max_rows,
+                                     .normal         = true,
+                                     .absorbed       = true};
 
     memset(e, 0, sizeof(*e));
     e->g        = g;
@@ -97,9 +108,57 @@ static inline void engine_close(engine *e)
     bt_device_destroy(e->dev);
 }
 
+/* That this rank's experts have run, over all of them. */
+static inline uint64_t engine_expert_rows(const engine *e)
+{
+    const uint64_t *rows = bt_model_expert_rows(e->model);
+    uint64_t        sum  = 0;
+
+    NEED(rows != NULL);
+    for (uint32_t i = 0; i < e->g->cfg.moe.gate.n_experts; i++)
+        sum += rows[i];
+    return sum;
+}
+
+/* The engine goes on among the taken seats of n_seats, which are the ranks of their numbers. */
+static inline void engine_sit_down(engine *e, bt_world *world, uint32_t n_seats, const bool *taken,
+                                   uint32_t tag_space, uint32_t epoch)
+{
+    const bt_gate_config *gate = &e->g->cfg.moe.gate;
+    bt_model_options      opt  = {.dev = e->dev, .placement = &e->placement};
+    uint32_t              ranks[MAX_RANKS];
+
+    bt_placement_fini(&e->placement);
+    bt_model_leave_group(e->model);
+    bt_group_destroy(e->group);
+    e->n_ranks = 0;
+    for (uint32_t r = 0; r < n_seats; r++)
+        if (taken[r]) ranks[e->n_ranks++] = r;
+    NEED(bt_group_create(world, e->n_ranks, ranks, tag_space, epoch, &e->group) == BT_OK);
+    NEED(bt_placement_of_seats(&e->placement, gate->n_experts, gate->n_groups, n_seats, taken) ==
+         BT_OK);
+    e->self   = bt_group_self(e->group);
+    opt.group = e->group;
+    NEED(bt_model_regroup(e->model, e->g->weights, &opt) == BT_OK);
+}
+
 static inline bool wants_logits(const sequence *s, uint32_t position)
 {
     return position >= s->c->first_position && (!s->bare || position % 3 == 1);
+}
+
+/* Whether the row at `position` asks for the logits of its draft, if it is not the last of all, of
+ * which nobody knows what follows. */
+static inline bool wants_draft(const sequence *s, uint32_t position, bool last_of_step)
+{
+    if (position + 1 == s->c->n_tokens) return false;
+    return s->chained ? last_of_step : s->draft_every != 0 && position % s->draft_every == 0;
+}
+
+/* And of the draft behind that one. */
+static inline bool wants_chained(const sequence *s, uint32_t position, bool last_of_step)
+{
+    return s->chained && last_of_step && position + 2 < s->c->n_tokens;
 }
 
 /* Rows that the sequence brings to this step, and their role. */
@@ -125,7 +184,7 @@ static inline bt_attn_form form_of(bt_form_policy policy, bt_role role)
 }
 
 /* One rank's part of a step, in buffers that live for the whole run. */
-typedef struct {
+struct step_buffers {
     uint32_t *tokens, *logit_rows;
     uint16_t *forced, *chosen; /* [n_moe][n_rows][top_k] */
     float    *logits;
@@ -133,8 +192,10 @@ typedef struct {
     sequence *owner[MAX_SPANS];
     uint32_t  n_rows, n_spans, n_logit_rows;
     uint32_t  rows[MAX_RANKS][BT_N_ROLES], last_rows[MAX_RANKS][BT_N_ROLES];
-    bool      bare[MAX_RANKS]; /* all sequences of the rank's rows are */
-} step_buffers;
+    bool      bare[MAX_RANKS];                  /* all sequences of the rank's rows are */
+    uint32_t  drafts[2][MAX_RANKS][BT_N_ROLES]; /* rows with logits of the drafts */
+    bool      chains;                           /* a second draft follows the first */
+};
 
 static inline void add_span(const engine *e, step_buffers *b, sequence *s, uint32_t n, bt_role role)
 {
@@ -197,26 +258,44 @@ static inline void run_step(engine *e, step_buffers *b)
 {
     bool    bare = b->bare[e->self];
     bt_step step = {
-        .n_rows     = b->n_rows,
-        .tokens     = b->tokens,
-        .n_spans    = b->n_spans,
-        .spans      = b->spans,
-        .group_rows = {.n_ranks = e->n_ranks,                                  .n_rows = (const uint32_t(*)[BT_N_ROLES])b->rows},
-        .last_rows = {                              .n_ranks = e->n_ranks, .n_rows = (const uint32_t(*)[BT_N_ROLES])b->last_rows                                                },
+        .n_rows       = b->n_rows,
+        .tokens       = b->tokens,
+        .n_spans      = b->n_spans,
+        .spans        = b->spans,
+        .group_rows   = {.n_ranks = e->n_ranks, .n_rows = (const uint32_t(*)[BT_N_ROLES])b->rows},
         .n_logit_rows = b->n_logit_rows,
         .logit_rows   = b->logit_rows,
         .logits       = b->logits,
         .forced       = bare ? NULL : b->forced,
         .chosen       = bare ? NULL : b->chosen,
-        .wait         = { .timeout_ns = 30 * BT_NS_PER_S,                                           .what = "test",                                                                                           .layer = -1}
+        .wait         = { .timeout_ns = 30 * BT_NS_PER_S,       .what = "test",                                      .layer = -1}
     };
 
+    if (!e->g->cfg.mtp) /* else all rows are wanted behind the last layer */
+        step.last_rows = (bt_step_rows){.n_ranks = e->n_ranks,
+                                        .n_rows  = (const uint32_t(*)[BT_N_ROLES])b->last_rows};
     if (!bare) copy_routing(e, b, true);
     bt_alloc_fail_at(0); /* a step allocates nothing */
     NEED(bt_model_step(e->model, e->pool, &step) == BT_OK);
     bt_alloc_fail_at(-1);
     if (!bare) copy_routing(e, b, false);
     take_logits(e, b);
+}
+
+/* Counts what the rows of a sequence, of which there are n, ask for on its rank. */
+static inline void count_rows(const sequence *s, uint32_t n, bt_role role, step_buffers *b)
+{
+    uint32_t rank = s->rank;
+
+    b->rows[rank][role] += n;
+    b->chains = b->chains || s->chained;
+    for (uint32_t r = 0; r < n; r++) {
+        uint32_t p = s->position + r;
+
+        b->last_rows[rank][role] += !b->bare[rank] || wants_logits(s, p);
+        b->drafts[0][rank][role] += wants_draft(s, p, r + 1 == n);
+        b->drafts[1][rank][role] += wants_chained(s, p, r + 1 == n);
+    }
 }
 
 /* Builds this rank's rows, prompt rows first, and every rank's counts; moves all sequences on.
@@ -230,6 +309,8 @@ static inline uint32_t plan_step(const engine *e, uint32_t step, uint32_t n, seq
     memset(b->rows, 0, sizeof(b->rows));
     memset(b->last_rows, 0, sizeof(b->last_rows));
     memset(b->bare, true, sizeof(b->bare));
+    memset(b->drafts, 0, sizeof(b->drafts));
+    b->chains = false;
     for (uint32_t i = 0; i < n; i++) {
         bt_role its;
 
@@ -238,13 +319,10 @@ static inline uint32_t plan_step(const engine *e, uint32_t step, uint32_t n, seq
     for (int role = 0; role < BT_N_ROLES; role++) {
         for (uint32_t i = 0; i < n; i++) {
             bt_role  its;
-            uint32_t n_rows = rows_now(&seqs[i], step, &its), rank = seqs[i].rank;
+            uint32_t n_rows = rows_now(&seqs[i], step, &its);
 
             if (n_rows == 0 || its != (bt_role)role) continue;
-            b->rows[rank][role] += n_rows;
-            for (uint32_t r = 0; r < n_rows; r++)
-                b->last_rows[rank][role] +=
-                    !b->bare[rank] || wants_logits(&seqs[i], seqs[i].position + r);
+            count_rows(&seqs[i], n_rows, its, b);
             total += n_rows;
             if (seqs[i].rank == e->self) add_span(e, b, &seqs[i], n_rows, its);
         }
@@ -287,10 +365,18 @@ static inline void engine_run(engine *e, uint32_t n, sequence *seqs)
         s->experts =
             calloc((size_t)e->g->n_moe * s->c->n_tokens * cfg->moe.gate.top_k, sizeof(*s->experts));
         NEED(s->pages && s->logits && s->experts);
+        for (int round = 0; round < 2 && e->drafts != NULL; round++) {
+            s->drafts[round]  = calloc((size_t)s->c->n_tokens * cfg->vocab_size, sizeof(float));
+            s->drafted[round] = calloc(s->c->n_tokens, sizeof(bool));
+            NEED(s->drafts[round] && s->drafted[round]);
+        }
         if (s->rank == e->self) NEED(bt_kv_pool_acquire(e->pool, s->n_pages, s->pages) == BT_OK);
     }
-    for (uint32_t step = 0; unfinished(n, seqs); step++)
-        if (plan_step(e, step, n, seqs, &b) != 0) run_step(e, &b);
+    for (uint32_t step = 0; unfinished(n, seqs); step++) {
+        if (plan_step(e, step, n, seqs, &b) == 0) continue;
+        run_step(e, &b);
+        if (e->drafts != NULL) e->drafts(e, &b);
+    }
     for (uint32_t i = 0; i < n; i++)
         for (uint32_t p = 0; p < seqs[i].n_pages && seqs[i].rank == e->self; p++)
             bt_kv_pool_release(e->pool, seqs[i].pages[p]);
@@ -307,6 +393,12 @@ static inline void sequence_free(sequence *s)
     free(s->pages);
     free(s->logits);
     free(s->experts);
+    for (int round = 0; round < 2; round++) {
+        free(s->drafts[round]);
+        free(s->drafted[round]);
+        s->drafts[round]  = NULL;
+        s->drafted[round] = NULL;
+    }
     s->pages   = NULL;
     s->logits  = NULL;
     s->experts = NULL;

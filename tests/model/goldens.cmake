@@ -13,6 +13,11 @@ foreach(np 2 3 4)
             LIBS bt_model PkgConfig::JANSSON)
   endforeach()
 endforeach()
+# What their layers for multi-token prediction draft.
+foreach(model demo v3-fp8 v3.2)
+  bt_test(model.mtp.${model} SOURCE test_mtp.c ARGS ${model} NP 1 LABELS cpu LIBS bt_model PkgConfig::JANSSON)
+  bt_test(model.mtp.group.${model}.np3 SOURCE test_mtp_group.c ARGS ${model} NP 3 LABELS cpu LIBS bt_model PkgConfig::JANSSON)
+endforeach()
 # Of 4 bits, with the bits of bf16.
 foreach(np 1 3)
   bt_test(model.int4.np${np} SOURCE test_int4.c NP ${np} LABELS cpu LIBS bt_model PkgConfig::JANSSON)

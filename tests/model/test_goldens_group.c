@@ -125,38 +125,6 @@ static void group_bits_do_not_depend_on_ranks_or_placement(void)
         sequence_free(&alone[i]);
 }
 
-/* The engine goes on among the taken seats, which are the ranks of their numbers. */
-static void sit_down(engine *e, const bool *taken, uint32_t epoch)
-{
-    const bt_gate_config *gate = &g_goldens.cfg.moe.gate;
-    bt_model_options      opt  = {.dev = e->dev, .placement = &e->placement};
-    uint32_t              ranks[MAX_RANKS];
-
-    bt_placement_fini(&e->placement);
-    bt_model_leave_group(e->model);
-    bt_group_destroy(e->group);
-    e->n_ranks = 0;
-    for (uint32_t r = 0; r < g_n_ranks; r++)
-        if (taken[r]) ranks[e->n_ranks++] = r;
-    NEED(bt_group_create(g_world, e->n_ranks, ranks, TAG_GROUP, epoch, &e->group) == BT_OK);
-    NEED(bt_placement_of_seats(&e->placement, gate->n_experts, gate->n_groups, g_n_ranks, taken) ==
-         BT_OK);
-    e->self   = bt_group_self(e->group);
-    opt.group = e->group;
-    NEED(bt_model_regroup(e->model, g_goldens.weights, &opt) == BT_OK);
-}
-
-static uint64_t expert_rows(const engine *e)
-{
-    const uint64_t *rows = bt_model_expert_rows(e->model);
-    uint64_t        sum  = 0;
-
-    NEED(rows != NULL);
-    for (uint32_t i = 0; i < g_goldens.cfg.moe.gate.n_experts; i++)
-        sum += rows[i];
-    return sum;
-}
-
 /* Each rank is lost once, and comes back: survivors and then all again compute the same bits, and
  * in the end everybody has as many weights as at first.  What experts ran is counted over all. */
 static void group_bits_survive_losses(void)
@@ -178,13 +146,13 @@ static void group_bits_survive_losses(void)
             for (uint32_t r = 0; r < g_n_ranks; r++)
                 taken[r] = back || r != lost;
             if (!taken[g_rank]) continue;
-            n_rows = expert_rows(&e);
-            sit_down(&e, taken, epoch);
-            EXPECT_EQ(expert_rows(&e), n_rows);
+            n_rows = engine_expert_rows(&e);
+            engine_sit_down(&e, g_world, g_n_ranks, taken, TAG_GROUP, epoch);
+            EXPECT_EQ(engine_expert_rows(&e), n_rows);
             one.rank = e.n_ranks - 1;
             engine_run(&e, 1, &one);
             if (e.self == one.rank) expect_same(&one, &alone[lost % 2], "after a loss");
-            EXPECT(expert_rows(&e) > n_rows);
+            EXPECT(engine_expert_rows(&e) > n_rows);
             sequence_free(&one);
         }
     }

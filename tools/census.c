@@ -19,7 +19,7 @@ const char *bt_part_name(bt_part part)
         [BT_PART_SHARED]    = "shared experts",
         [BT_PART_NORMS]     = "norms",
         [BT_PART_HEAD]      = "LM head",
-        [BT_PART_MTP]       = "MTP (not served)",
+        [BT_PART_MTP]       = "MTP (with --mtp)",
         [BT_PART_OTHER]     = "unknown",
     };
 

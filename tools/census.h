@@ -21,7 +21,7 @@ typedef enum {
     BT_PART_SHARED,
     BT_PART_NORMS,
     BT_PART_HEAD,
-    BT_PART_MTP, /* layers after the last: skipped at load */
+    BT_PART_MTP, /* layers after the last: skipped at load, without --mtp */
     BT_PART_OTHER
 } bt_part;
 enum { BT_N_PARTS = BT_PART_OTHER + 1 };
@@ -37,8 +37,8 @@ typedef struct {
 } bt_census;
 
 void bt_census_take(const bt_safetensors *files, const bt_model_config *cfg, bt_census *c);
-/* Bytes of what is served once loaded, and of the experts among them: bf16, or FP8 or 4 bits with
- * their scales. */
+/* Bytes of what is served without --mtp once loaded, and of the experts among them: bf16, or FP8 or
+ * 4 bits with their scales. */
 uint64_t bt_census_loaded_bytes(const bt_census *c);
 uint64_t bt_census_expert_bytes(const bt_census *c, const bt_model_config *cfg);
 

@@ -28,7 +28,7 @@ static const char DOC[] =
     "R1 take 1.3 TB in bf16. Too little room on the disk is an error before any weights are "
     "written.\n\n"
     "config.json says deepseek_v3 where the gate is a sigmoid, else deepseek_v2. Layers for "
-    "multi-token prediction are left out, as Baton does not serve them.\n\n"
+    "multi-token prediction are left out: --mtp is for the published checkpoint.\n\n"
     "The tokenizer is written where it is V3's, V2's or Kimi-K2's (key tokenizer.ggml.pre: "
     "deepseek-v3, deepseek-llm, kimi-k2). Where it is another, or the file has none, the weights "
     "are converted all the same, and the last line says so: copy tokenizer.json (or "
@@ -116,8 +116,9 @@ static void tell(const options *opt, const bt_synth_job *job, uint32_t n_mtp, co
     uint32_t n_files = bt_synth_n_files(job);
 
     if (n_mtp != 0)
-        printf("%u layer%s for multi-token prediction left out: Baton does not serve them\n", n_mtp,
-               n_mtp == 1 ? "" : "s");
+        printf("%u layer%s for multi-token prediction left out: --mtp is for the published "
+               "checkpoint\n",
+               n_mtp, n_mtp == 1 ? "" : "s");
     printf("%s: %.3f B parameters in bf16, %.2f GiB in %u file%s, %.1f s\n", opt->dir,
            (double)job->list->n_params * 1e-9, (double)bt_synth_total_bytes(job->list) / (1 << 30),
            n_files, n_files == 1 ? "" : "s", (double)(bt_now_ns() - start_ns) * 1e-9);

@@ -19,10 +19,11 @@ static const char DOC[] =
     "Reads config.json and the headers of the safetensors files; no weight is loaded. The files "
     "are checked completely, each tensor's name, type and shape against config.json, so that what "
     "passes can be loaded, unless a scale of FP8 or 4-bit weights is no number.\n\n"
-    "The last table is an estimate for cells of CPU ranks on this machine: weights in bf16, or FP8 "
-    "where the files have it, in memory once for all ranks; " PERCENT " % of the free memory in "
-    "use; on each rank the buffers of a step with the default --chunk, and those of the hand-off; "
-    "the rest for latent KV pages. One rank has both roles; of more, half are prefill ranks.\n\n"
+    "The last table is an estimate for cells of CPU ranks on this machine, without --mtp: weights "
+    "in bf16, or FP8 where the files have it, in memory once for all ranks; " PERCENT " % of the "
+    "free memory in use; on each rank the buffers of a step with the default --chunk, and those of "
+    "the hand-off; the rest for latent KV pages. One rank has both roles; of more, half are "
+    "prefill ranks.\n\n"
     "Exit code: 0, 1 when the model cannot be loaded, 64 for wrong usage.\n\n"
     "Example:\n"
     "  baton inspect models/demo";
@@ -87,7 +88,18 @@ static void print_gate(const bt_gate_config *g)
     printf(", weights%s x %g\n", g->norm_topk ? " normalised" : "", g->scale);
 }
 
-static void print_model(const bt_model_config *cfg)
+static void print_mtp(const bt_model_config *cfg, const bt_census *c)
+{
+    uint32_t n = cfg->n_mtp_layers;
+
+    if (n == 0) return;
+    printf("; and %u MTP, %s", n,
+           c->bytes[BT_PART_MTP] == 0 ? "not in the files"
+           : n == 1                   ? "served with --mtp"
+                                      : "the first served with --mtp");
+}
+
+static void print_model(const bt_model_config *cfg, const bt_census *c)
 {
     const bt_mla_config *m     = &cfg->mla;
     uint32_t             n_moe = bt_model_n_moe_layers(cfg);
@@ -102,7 +114,7 @@ static void print_model(const bt_model_config *cfg)
     if (cfg->yarn)
         printf(" (YaRN: factor %g over %g)", cfg->yarn_factor, cfg->yarn_original_context);
     printf("\n  layers      %u: %u dense, %u MoE", cfg->n_layers, cfg->n_layers - n_moe, n_moe);
-    if (cfg->n_mtp_layers != 0) printf("; and %u MTP, not served", cfg->n_mtp_layers);
+    print_mtp(cfg, c);
     printf("\n  hidden      %u; dense MLP %u", cfg->hidden, cfg->dense_dim);
     if (n_moe != 0)
         printf(", expert %u, shared expert %u", cfg->moe.expert_dim, cfg->moe.shared_dim);
@@ -214,10 +226,11 @@ static bt_status inspect(const char *dir)
     BT_TRY(bt_model_config_read(dir, &cfg));
     BT_TRY(bt_safetensors_open(dir, &files));
     bt_census_take(files, &cfg, &census);
-    print_model(&cfg);
+    print_model(&cfg, &census);
     print_census(&cfg, &census);
     print_kv(&cfg);
     print_fit(&cfg, &census);
+    if (census.bytes[BT_PART_MTP] != 0) BT_TRY(bt_model_config_serve_mtp(&cfg));
     BT_TRY(bt_weights_check(&cfg, files)); /* last: the tables help to see what is wrong */
 out:
     bt_safetensors_close(files);

@@ -112,6 +112,8 @@ static void inspect_counts_every_model_as_its_config_does(void)
         {"tests/models/kimi-k2",   "in 187 tensors"                                           },
         {"tests/models/moonlight", "full-rank query"                                          },
         {"tests/models/glm-flash", "Glm4MoeLiteForCausalLM"                                   },
+        {"tests/models/v3.2",      "3: 1 dense, 2 MoE; and 1 MTP, served with --mtp\n"        },
+        {"tests/models/glm-5",     "4: 1 dense, 3 MoE\n"                                      },
     };
 
     for (size_t i = 0; i < sizeof(MODELS) / sizeof(MODELS[0]); i++) {
@@ -128,6 +130,21 @@ static void inspect_counts_every_model_as_its_config_does(void)
         free(text);
     }
     expect_run(BT_INSPECT " " BT_SOURCE_DIR "/models/demo", 0, "4,608 bytes a token");
+}
+
+/* All of it in the files, or nothing. */
+static void inspect_says_where_a_layer_that_predicts_is(void)
+{
+    expect_run(BT_INSPECT " " BT_SOURCE_DIR "/models/demo", 0, "MTP (with --mtp)");
+    expect_run("cp " BT_SOURCE_DIR "/tests/models/v2-lite/model.safetensors $D && sed "
+               "'s/\"num_nextn_predict_layers\": 0/\"num_nextn_predict_layers\": 1/' " BT_SOURCE_DIR
+               "/tests/models/v2-lite/config.json > $D/config.json && " BT_INSPECT " $D",
+               0, "2 MoE; and 1 MTP, not in the files\n");
+    expect_run(
+        "cp " BT_SOURCE_DIR "/tests/models/v3-fp8/* $D && sed -i "
+        "s/model.layers.3.eh_proj/model.layers.3.eh_pro_/ $D/model.safetensors && " BT_INSPECT
+        " $D 2>&1",
+        1, "expected tensor model.layers.3.eh_proj.weight of shape [192, 384], found none");
 }
 
 static void inspect_shows_what_is_missing(void)
@@ -150,9 +167,13 @@ static void inspect_teaches_its_usage(void)
 }
 
 static const bt_test TESTS[] = {
-    BT_TEST(tokenize_answers_every_fixture), BT_TEST(tokenize_names_the_bad_line),
-    BT_TEST(tokenize_teaches_its_usage),     BT_TEST(inspect_counts_every_model_as_its_config_does),
-    BT_TEST(inspect_shows_what_is_missing),  BT_TEST(inspect_teaches_its_usage),
+    BT_TEST(tokenize_answers_every_fixture),
+    BT_TEST(tokenize_names_the_bad_line),
+    BT_TEST(tokenize_teaches_its_usage),
+    BT_TEST(inspect_counts_every_model_as_its_config_does),
+    BT_TEST(inspect_says_where_a_layer_that_predicts_is),
+    BT_TEST(inspect_shows_what_is_missing),
+    BT_TEST(inspect_teaches_its_usage),
 };
 
 int main(int argc, char **argv)

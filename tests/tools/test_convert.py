@@ -484,8 +484,9 @@ def layers_for_prediction_are_left_out():
     gguf.tensors["blk.2.nextn.eh_proj.weight"] = ([512, 256], BF16, bytes(2 * 512 * 256))
     gguf.keys.update({A + "block_count": (U32, 3), A + "nextn_predict_layers": (U32, 1)})
     out, said = convert(gguf)
-    assert "1 layer for multi-token prediction left out" in said, said
-    assert json.load(open(os.path.join(out, "config.json")))["num_hidden_layers"] == 2
+    assert "1 layer for multi-token prediction left out: --mtp is for the published checkpoint" in said, said
+    config = json.load(open(os.path.join(out, "config.json")))
+    assert (config["num_hidden_layers"], config["num_nextn_predict_layers"]) == (2, 0), config
     assert not any(name.startswith("model.layers.2.") for name in read_checkpoint(out))
     del gguf.tensors["blk.2.nextn.eh_proj.weight"]
     refused(["tensor blk.2.nextn.eh_proj.weight: expected", "a layer of the model itself"], gguf)

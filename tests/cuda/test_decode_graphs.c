@@ -79,6 +79,16 @@ static bt_graph_choice agree(const bt_step *step, uint32_t most)
     return bt_graph_choose(&all[0], most);
 }
 
+static bt_span span_of(const history *h, uint32_t i, uint32_t position)
+{
+    return (bt_span){.pages     = h->pages[i],
+                     .first_row = i,
+                     .n_rows    = 1,
+                     .start     = position,
+                     .role      = BT_ROLE_GENERATED,
+                     .form      = BT_FORM_ABSORBED};
+}
+
 /* Requests [0, n) of this rank, as own_of(), are to get a token each in step `at`; of these the
  * first n_fed are fed by those of the step before.  Returns where the tokens will come. */
 static const bt_draw_results *launch(history *h, way how, uint32_t at, uint32_t most,
@@ -111,12 +121,7 @@ static const bt_draw_results *launch(history *h, way how, uint32_t at, uint32_t 
     step.wait.ctx  = &h->n_idle;
     bt_draw_list_clear(&h->draws);
     for (uint32_t i = 0; i < n; i++) {
-        spans[i]      = (bt_span){.pages     = h->pages[i],
-                                  .first_row = i,
-                                  .n_rows    = 1,
-                                  .start     = position,
-                                  .role      = BT_ROLE_GENERATED,
-                                  .form      = BT_FORM_ABSORBED};
+        spans[i]      = span_of(h, i, position);
         tokens[i]     = i < n_fed ? 0 : h->next[i];
         fed[i]        = i < n_fed ? i : BT_NOT_DRAWN;
         logit_rows[i] = i;
@@ -276,6 +281,63 @@ static void steps_launched_ahead_have_the_bits_of_others(void)
     drop(&one), drop(&ahead[0]), drop(&ahead[1]);
     engine_close(&g_engine);
     EXPECT_EQ(g_fake_gpu.live, 0);
+}
+
+/* Behind step `at`, of the tokens that it gave: logits [REQUESTS][vocab]. */
+static void draft(const history *h, uint32_t at, uint32_t most, float *logits)
+{
+    uint32_t rows[MAX_RANKS][BT_N_ROLES] = {{0}};
+    uint32_t n                           = own_of(g_engine.self, most), logit_rows[REQUESTS];
+    bt_span  spans[REQUESTS];
+    bt_step  step = {.n_rows       = n,
+                     .tokens       = h->next,
+                     .n_spans      = n,
+                     .spans        = spans,
+                     .n_logit_rows = n,
+                     .logit_rows   = logit_rows,
+                     .logits       = logits,
+                     .wait         = WAIT};
+
+    for (uint32_t i = 0; i < n; i++) {
+        spans[i]      = span_of(h, i, h->first + at);
+        logit_rows[i] = i;
+    }
+    for (uint32_t q = 0; q < g_engine.n_ranks; q++)
+        rows[q][BT_ROLE_GENERATED] = own_of(q, most);
+    step.group_rows.n_ranks = g_engine.n_ranks;
+    step.group_rows.n_rows  = (const uint32_t(*)[BT_N_ROLES])rows;
+    step.last_rows          = step.group_rows;
+    EXPECT_EQ(bt_model_draft(g_engine.model, g_engine.pool, &step), BT_OK);
+}
+
+/* Of a model with a layer for multi-token prediction: it goes on from the rows of a graph, whose
+ * padding it does not see. */
+static void drafts_behind_graphs_have_the_bits_of_others(void)
+{
+    enum { WAYS = 3, VOCAB = 320 };
+    static float     logits[WAYS][STEPS][REQUESTS][VOCAB];
+    static const way HOW[WAYS] = {CALLS, GRAPHS, GRAPHS}; /* captured on the way; before */
+    history          h[WAYS];
+
+    if (g_goldens.cfg.n_mtp_layers == 0) return;
+    NEED(g_goldens.cfg.vocab_size == VOCAB);
+    NEED(bt_model_config_serve_mtp(&g_goldens.cfg) == BT_OK);
+    open_engine();
+    for (int i = 0; i < WAYS; i++) {
+        begin(&h[i], 20 + (unsigned long)i);
+        for (uint32_t at = 0; at < STEPS; at++) {
+            decode(&h[i], HOW[i], at, n_at(at));
+            draft(&h[i], at, n_at(at), logits[i][at][0]);
+        }
+        EXPECT(was_graph(&h[i]) == (HOW[i] == GRAPHS));
+        EXPECT(equal(&h[i], &h[0]) && memcmp(logits[i], logits[0], sizeof(logits[0])) == 0);
+    }
+    EXPECT(logits[0][0][0][0] != logits[0][1][0][0]);
+    for (int i = 0; i < WAYS; i++)
+        drop(&h[i]);
+    engine_close(&g_engine);
+    EXPECT_EQ(g_fake_gpu.live, 0);
+    g_goldens.cfg.mtp = false;
 }
 
 /* A warm model captures nothing more, and takes no memory. */
@@ -477,6 +539,7 @@ int main(int argc, char **argv)
         BT_TEST(a_step_that_one_rank_cannot_run_as_a_graph_is_nobodys),
         BT_TEST(ranks_launch_the_graph_of_the_longest_context),
         BT_TEST(steps_launched_ahead_have_the_bits_of_others),
+        BT_TEST(drafts_behind_graphs_have_the_bits_of_others),
         BT_TEST(a_warm_model_has_all_graphs),
         BT_TEST(what_cannot_be_captured_runs_call_by_call),
     };

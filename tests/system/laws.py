@@ -71,7 +71,7 @@ def sparse_model(bin_dir, source, folder):
     """A small model like V3.2, with the demo model's tokenizer."""
     model = os.path.join(folder, "sparse")
     sizes = dict(hidden=128, layers=4, dense_layers=1, heads=4, q_lora_rank=64, kv_lora_rank=64, qk_nope_dim=32, qk_rope_dim=16, v_dim=32, dense_dim=256,
-                 expert_dim=64, experts=16, groups=4, topk_groups=2, top_k=4, vocab=load.VOCAB, context=4096, index_topk=48, index_heads=8, index_dim=32)
+                 expert_dim=64, experts=16, groups=4, topk_groups=2, top_k=4, vocab=load.VOCAB, context=4096, index_topk=48, index_heads=8, index_dim=32, mtp=1)
     options = [x for k, v in sizes.items() for x in ("--" + k.replace("_", "-"), str(v))]
     subprocess.run([os.path.join(bin_dir, "baton-synth"), "--like", "v3.2", *options, model], check=True)
     for name in ("tokenizer.json", "tokenizer_config.json"):

@@ -12,7 +12,8 @@ enum { LINE_BYTES = 512 };
 void bt_account_read(const char *line, uint32_t n_ranks, bt_account *accounts)
 {
     const char        *who = strstr(line, " rank="), *text = strstr(line, " account: ");
-    bt_account         a = {.known = true};
+    const char        *drafts = strstr(line, "; of ");
+    bt_account         a      = {.known = true};
     unsigned long long rank;
 
     if (who == NULL || text == NULL || sscanf(who, " rank=%llu", &rank) != 1 || rank >= n_ranks) {
@@ -22,6 +23,9 @@ void bt_account_read(const char *line, uint32_t n_ranks, bt_account *accounts)
                " account: %llu steps; computed %llu prompt tokens and %llu generated tokens; "
                "handed over %llu pages, %llu bytes",
                &a.steps, &a.prompt_tokens, &a.generated_tokens, &a.pages, &a.bytes) == 5) {
+        if (drafts == NULL ||
+            sscanf(drafts, "; of %llu tokens of drafts %llu", &a.drafted, &a.right) != 2)
+            a.drafted = a.right = 0;
         accounts[rank] = a;
     }
 }
@@ -71,6 +75,8 @@ void bt_account_print(const bt_cell_options *cell, const bt_account *accounts)
         if (a->prompt_tokens != 0)
             add(line, &n, ", %llu prompt token%s", a->prompt_tokens, plural(a->prompt_tokens));
         if (a->generated_tokens != 0) add(line, &n, ", %llu generated", a->generated_tokens);
+        if (a->drafted != 0)
+            add(line, &n, " (of %llu that were drafted %llu were right)", a->drafted, a->right);
         if (a->prompt_tokens == 0 && a->generated_tokens == 0)
             add(line, &n, "%s",
                 a->steps != 0 && others_have_tokens(bt_cell_n_ranks(cell), accounts, r)

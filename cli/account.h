@@ -12,6 +12,7 @@
 typedef struct {
     bool               known;
     unsigned long long steps, prompt_tokens, generated_tokens, pages, bytes;
+    unsigned long long drafted, right; /* tokens of drafts, which generated_tokens has too */
 } bt_account;
 
 /* Any line of a rank; when it is an account, accounts[its rank] is set. */

@@ -246,10 +246,11 @@ void bt_worker_log_account(const bt_worker *w)
 {
     BT_INFO("account: %llu steps; computed %llu prompt tokens and %llu generated tokens; handed "
             "over %llu pages, %llu bytes; launched %llu steps ahead; took memory of the device "
-            "%llu times since ready",
+            "%llu times since ready; of %llu tokens of drafts %llu were right",
             (unsigned long long)w->n_steps, (unsigned long long)w->n_rows_done[BT_ROLE_PROMPT],
             (unsigned long long)w->n_rows_done[BT_ROLE_GENERATED],
             (unsigned long long)w->handoff_pages, (unsigned long long)w->handoff_bytes,
             (unsigned long long)w->n_ahead,
-            (unsigned long long)(w->cfg.dev->n_allocs - w->ready_allocs));
+            (unsigned long long)(w->cfg.dev->n_allocs - w->ready_allocs),
+            (unsigned long long)w->n_drafted, (unsigned long long)w->n_draft_right);
 }

@@ -176,7 +176,15 @@ static void account_is_read_from_a_ranks_line(void)
     EXPECT(accounts[1].known && !accounts[0].known && !accounts[2].known);
     EXPECT(accounts[1].steps == 25 && accounts[1].prompt_tokens == 12 &&
            accounts[1].generated_tokens == 24 && accounts[1].pages == 3 &&
-           accounts[1].bytes == 47040);
+           accounts[1].bytes == 47040 && accounts[1].drafted == 0);
+    bt_account_read(
+        "2026-11-23 11:02:09.001 I rank=0 - worker/step.c:302 account: 7 steps; computed 0 "
+        "prompt tokens and 14 generated tokens; handed over 0 pages, 0 bytes; launched 0 "
+        "steps ahead; took memory of the device 0 times since ready; of 7 tokens of drafts "
+        "5 were right",
+        3, accounts);
+    EXPECT(accounts[0].drafted == 7 && accounts[0].right == 5);
+    accounts[0] = (bt_account){0};
     bt_account_read(
         "2026-11-23 11:02:09.001 I rank=3 - worker/step.c:302 account: 25 steps; "
         "computed 12 prompt tokens and 24 generated tokens; handed over 3 pages, 47040 bytes",
@@ -207,6 +215,9 @@ static void account_of_an_idle_rank_claims_no_work(void)
     EXPECT_HAS(printed(&two, accounts), "rank 1, both roles: 3 steps, no tokens\n");
     accounts[0] = (bt_account){.known = true, .steps = 3, .prompt_tokens = 2};
     EXPECT_HAS(printed(&two, accounts), "3 steps, its experts for the others' tokens\n");
+    accounts[0] =
+        (bt_account){.known = true, .steps = 7, .generated_tokens = 14, .drafted = 7, .right = 5};
+    EXPECT_HAS(printed(&one, accounts), "14 generated (of 7 that were drafted 5 were right)\n");
 }
 
 /* ---- outlet */

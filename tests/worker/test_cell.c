@@ -81,16 +81,34 @@ static uint64_t steps_of_one(const sim_options *opt)
     return steps;
 }
 
+/* Many requests, of which some are ended by a token that comes often. */
+static void run_mix(const sim_options *opt)
+{
+    sim_cell    *c = sim_create(opt);
+    sim_request *q[20];
+
+    add_mix(c, q, 8);
+    for (uint32_t k = 8; k < 20; k++) {
+        q[k]             = sim_add(c, 50 + k, 60);
+        q[k]->stop_token = 2;
+    }
+    for (uint32_t k = 0; k < 20; k++)
+        sim_start(c, q[k]);
+    EXPECT(sim_run(c));
+    for (uint32_t k = 0; k < 20; k++)
+        expect_right(q[k]);
+    EXPECT_EQ(sim_stale_rows(c), 0);
+    expect_clean_end(c, opt->n_pages);
+}
+
 /* In texts of few tokens drafts are right or wrong at every place.  Tokens are those that come
  * without, in fewer steps, also where one of them ends a request in the midst of a draft. */
 static void cell_keeps_what_is_right_of_drafts(void)
 {
     for (uint32_t i = 0; i < N_CELLS; i++) {
         for (uint32_t seed = 0; seed < 2 * SEEDS; seed += 2) {
-            sim_options  opt = cell_of(i, seed);
-            sim_cell    *c;
-            sim_request *q[20];
-            uint64_t     without;
+            sim_options opt = cell_of(i, seed);
+            uint64_t    without;
 
             opt.n_peaks = 2;
             opt.share   = seed % 3 == 0;
@@ -100,18 +118,7 @@ static void cell_keeps_what_is_right_of_drafts(void)
             opt.speculate           = 1 + seed % 11;
             EXPECT(steps_of_one(&opt) < without);
             opt.n_peaks = 3;
-            c           = sim_create(&opt);
-            add_mix(c, q, 8);
-            for (uint32_t k = 8; k < 20; k++) {
-                q[k]             = sim_add(c, 50 + k, 60);
-                q[k]->stop_token = 2;
-            }
-            for (uint32_t k = 0; k < 20; k++)
-                sim_start(c, q[k]);
-            EXPECT(sim_run(c));
-            for (uint32_t k = 0; k < 20; k++)
-                expect_right(q[k]);
-            expect_clean_end(c, opt.n_pages);
+            run_mix(&opt);
         }
     }
 }
@@ -122,10 +129,8 @@ static void cell_keeps_what_is_right_of_the_layer_s_drafts(void)
 {
     for (uint32_t i = 0; i < N_CELLS; i++) {
         for (uint32_t seed = 0; seed < 2 * SEEDS; seed++) {
-            sim_options  opt = cell_of(i, seed);
-            sim_cell    *c;
-            sim_request *q[20];
-            uint64_t     without;
+            sim_options opt = cell_of(i, seed);
+            uint64_t    without;
 
             opt.n_peaks = 0;
             opt.share   = seed % 5 == 0;
@@ -139,19 +144,7 @@ static void cell_keeps_what_is_right_of_the_layer_s_drafts(void)
                 EXPECT(steps_of_one(&opt) < without);
             opt.speculate = seed % 3 == 0 ? 4 : 0;
             opt.n_peaks   = seed % 4 == 0 ? 3 : 0;
-            c             = sim_create(&opt);
-            add_mix(c, q, 8);
-            for (uint32_t k = 8; k < 20; k++) {
-                q[k]             = sim_add(c, 50 + k, 60);
-                q[k]->stop_token = 2;
-            }
-            for (uint32_t k = 0; k < 20; k++)
-                sim_start(c, q[k]);
-            EXPECT(sim_run(c));
-            for (uint32_t k = 0; k < 20; k++)
-                expect_right(q[k]);
-            EXPECT_EQ(sim_stale_rows(c), 0);
-            expect_clean_end(c, opt.n_pages);
+            run_mix(&opt);
         }
     }
 }

@@ -15,9 +15,13 @@
 #include "core/minmax.h"
 #include "worker/state.h"
 
-/* Products of a row, by a byte of weights each, in the time of reading one: as a Zen 5 core does
- * them (docs/measurements/step_cpu.md), and an H100 by its data sheet. */
-enum { OPS_A_BYTE = 14, OPS_A_BYTE_GPU = 290 };
+/* What weighs against reading weights: products of rows, with a byte of them each, that a byte's
+ * time has room for; and what a step takes beside them, in bytes.  Of a CPU as measured on a Zen 5
+ * (docs/measurements/step_cpu.md; 0.3 ms), of a GPU by the data sheet of an H100, and as reckoned.
+ */
+static const struct {
+    double ops_a_byte, beside;
+} ON_CPU = {14, 15e6}, ON_GPU = {290, 1e9};
 
 bt_status bt_mtp_init(bt_mtp *m, const bt_worker_config *cfg)
 {
@@ -92,18 +96,23 @@ static double step_cost(const bt_worker *w, double n)
     double                products = n * (reads->dense + gate->top_k * reads->expert) / ranks;
 
     return reads->dense + read * reads->expert +
-           products / (w->cfg.dev->host_memory ? OPS_A_BYTE : OPS_A_BYTE_GPU);
+           products / (w->cfg.dev->host_memory ? ON_CPU : ON_GPU).ops_a_byte;
 }
 
-/* What a row more costs, where each request that goes on brings one: the part that it adds to the
- * step, in tokens of that step. */
-static float row_price(const bt_worker *w, const bt_batch *b)
+/* What a token more of each draft costs, where each request that goes on brings one: the rows that
+ * it adds to the step, and what the layer and the head take to draft them; in tokens of that step
+ * for each of them. */
+static float draft_price(const bt_worker *w, const bt_batch *b)
 {
-    double n    = n_going_on(b) * (double)w->cfg.group_size;
-    double rows = n + b->n_rows[BT_ROLE_PROMPT] * (double)w->cfg.group_size;
-    double cost = step_cost(w, rows);
+    const bt_model_config *cfg  = w->cfg.facts.model;
+    double                 n    = n_going_on(b) * (double)w->cfg.group_size;
+    double                 cost = step_cost(w, n), rows = n * (step_cost(w, n + 1) - cost);
+    double                 head  = (double)cfg->vocab_size * cfg->hidden * sizeof(bt_bf16);
+    double                 layer = (cost - head) / bt_model_n_served_layers(cfg);
 
-    return cost <= 0 ? 0 : (float)(n * (step_cost(w, rows + 1) - cost) / cost);
+    if (w->cfg.reads.dense <= 0) return 0;
+    cost += (w->cfg.dev->host_memory ? ON_CPU : ON_GPU).beside;
+    return (float)((rows + layer + head) / cost);
 }
 
 void bt_worker_plan_mtp(bt_worker *w, const bt_batch *b, bt_plan *plan_out)
@@ -112,7 +121,7 @@ void bt_worker_plan_mtp(bt_worker *w, const bt_batch *b, bt_plan *plan_out)
     const bt_scheduler *s    = &w->scheduler;
     uint32_t            most = bt_min_u32(s->mtp_rows, s->max_rows), n_rows = n_going_on(b);
     uint32_t            first = b->n_pieces == 0 ? 0 : (uint32_t)(w->n_steps % b->n_pieces);
-    float               price = row_price(w, b);
+    float               price = draft_price(w, b);
 
     memset(m->depth, 0, b->n_pieces * sizeof(*m->depth));
     for (uint32_t k = 0; k < b->n_pieces && n_rows < most; k++) { /* each is first in turn */

@@ -67,7 +67,7 @@ typedef struct {
 } bt_worker_links;
 
 /* Bytes of weights that a step reads: whatever its rows; and of one expert, in all layers.  All
- * zero: not known, so that rows of drafts seem to cost nothing. */
+ * zero: not known, so that drafts seem to cost nothing. */
 typedef struct {
     double dense, expert;
 } bt_step_reads;

@@ -104,13 +104,33 @@ def with_whole(model, rows):
     return rows
 
 
-def markdown(r):
+def plot(r):
+    """Tokens a step of each way that drafts, as bars; the paler part: rows that were computed for it."""
+    left, height, gap, unit = 230, 18, 14, 120
+    parts, y = [], 34
+    for x in r["brought"]:
+        parts.append(f'<text x="10" y="{y + 13}" font-weight="bold">{x["load"]}</text>')
+        y += height + 4
+        for (name, _), tokens, rows in zip(WAYS, x["tokens_a_step"], x["rows_a_step"]):
+            colour = "#0072B2" if "layer" in name else "#D55E00" if "looked" in name else "#555555"
+            parts.append(f'<text x="{left - 10}" y="{y + 12}" text-anchor="end">{name}</text>'
+                         f'<rect x="{left}" y="{y}" width="{unit * rows:.1f}" height="{height - 3}" fill="{colour}" opacity="0.25"/>'
+                         f'<rect x="{left}" y="{y}" width="{unit * tokens:.1f}" height="{height - 3}" fill="{colour}"/>'
+                         f'<text x="{left + unit * rows + 6:.1f}" y="{y + 12}">{tokens:.2f} of {rows:.2f}</text>')
+            y += height
+        y += gap
+    title = '<text x="10" y="18" font-weight="bold">Tokens a step, of so many rows</text>'
+    return (f'<svg xmlns="http://www.w3.org/2000/svg" width="720" height="{y}" font-family="sans-serif" font-size="12">'
+            f'<rect width="100%" height="100%" fill="white"/>{title}{"".join(parts)}</svg>\n')
+
+
+def markdown(r, name):
     one = r["price"][0]
     lines = bench_engine.heading("Speculation", "bench_speculate.py", r)
     lines += [f"- Price: `baton synth {' '.join(bench_engine.SYNTH)} --mtp 1 DIR`; tokens a step: models/demo, {N_TOKENS} tokens a text", "",
               "## Tokens a step, of so many rows", "", "| drafts, and their most tokens | " + " | ".join(x["load"] for x in r["brought"]) + " |", "|---" * (len(r["brought"]) + 1) + "|"]
     lines += [f"| {name} | " + " | ".join(f"{x['tokens_a_step'][i]:.2f} of {x['rows_a_step'][i]:.2f}" for x in r["brought"]) + " |" for i, (name, _) in enumerate(WAYS)]
-    lines += ["", "## Price of a step", "", f"| tokens of the draft | weights read | of one row's | time, of one row's | share of roof, CPU | weights of all {LAYERS} layers, of one row's: pays off with more right tokens than what is above 1 |",
+    lines += ["", f"![Tokens a step]({name}.svg)", "", "## Price of a step", "", f"| tokens of the draft | weights read | of one row's | time, of one row's | share of roof, CPU | weights of all {LAYERS} layers, of one row's: pays off with more right tokens than what is above 1 |",
               "|---|---|---|---|---|---|"]
     lines += [f"| {x['draft']}{', and the layer drafts as many' * x['drafts']} | {x['gbytes']:.2f} GB | {x['gbytes'] / one['gbytes']:.2f} | {x['cpu_ms'] / one['cpu_ms']:.2f} | {x['cpu_share']:.2f} | "
               f"{x['whole_gbytes']:.2f} GB, {x['whole_gbytes'] / one['whole_gbytes']:.2f} |" for x in r["price"]]
@@ -121,7 +141,10 @@ def main():
     args = bench_engine.arguments(__doc__, 3).parse_args()
     report = {**bench_engine.about(),
               "brought": brought(os.path.join(args.build, "bin")), "price": with_whole(args.model, price(args.build, args.model, args.rounds))}
-    bench_engine.publish(report, markdown(report), args.out)
+    bench_engine.publish(report, markdown(report, os.path.basename(args.out or "speculate")), args.out)
+    if args.out:
+        with open(args.out + ".svg", "w") as f:
+            f.write(plot(report))
 
 
 if __name__ == "__main__":

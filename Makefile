@@ -2,6 +2,7 @@
 BUILD  = build/release
 PREFIX = /usr/local
 TESTS  = scripts/tests $(BUILD) build/test-results.xml
+CONFIGURE = # more for CMake, as -DBT_WERROR=ON
 
 .PHONY: help demo test test-slow build install package clean
 
@@ -40,5 +41,5 @@ build/.setup-done: scripts/setup
 	@mkdir -p build && touch $@
 
 $(BUILD)/build.ninja: build/.setup-done
-	@cmake --preset release
+	@cmake --preset release $(CONFIGURE)
 	@touch $@

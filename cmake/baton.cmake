@@ -2,10 +2,11 @@
 
 option(BT_SANITIZE_ADDRESS "AddressSanitizer and UndefinedBehaviorSanitizer" OFF)
 option(BT_SANITIZE_THREAD "ThreadSanitizer" OFF)
+option(BT_WERROR "A warning is an error, as in .ci/run; a compiler newer than these may have more of them" OFF)
 option(BT_FUZZ "Build the libFuzzer targets (needs clang)" OFF)
 
 # A char is signed on aarch64 too, as on x86-64.
-add_compile_options(-Wall -Wextra -Wpedantic -Wshadow -Werror -fsigned-char -ffp-contract=off -fno-math-errno -fvisibility=hidden
+add_compile_options(-Wall -Wextra -Wpedantic -Wshadow $<$<BOOL:${BT_WERROR}>:-Werror> -fsigned-char -ffp-contract=off -fno-math-errno -fvisibility=hidden
                     "$<$<COMPILE_LANGUAGE:C>:-Wstrict-prototypes;-Wmissing-prototypes>")
 add_compile_definitions(_GNU_SOURCE)
 include_directories(${CMAKE_SOURCE_DIR} ${CMAKE_BINARY_DIR})

@@ -466,7 +466,6 @@ bt_status bt_worker_choose_all(bt_worker *w, bt_batch *b)
 
         b->finish[i] = BT_FINISH_NONE;
         if (r == NULL) continue;
-        r->n_computed = p->start + p->n_rows - p->n_draft;
         if (prompt) BT_TRY(send_prompt_logprobs(w, b, i));
         keep_pages(w, b, i);
         if (!b->due[i]) continue;

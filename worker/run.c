@@ -144,7 +144,8 @@ static void count_in(bt_worker *w, bt_batch *b)
         bt_piece   *p = &b->pieces[i];
         bt_request *r = p->request;
 
-        b->held[i] = r;
+        b->held[i]    = r;
+        r->n_computed = p->start + p->n_rows - p->n_draft;
         r->n_drawn -= b->due[i] && !bt_piece_is_prompt(p);
         if (r->state == BT_REQUEST_DRAINING) p->request = NULL;
     }

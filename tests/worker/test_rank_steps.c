@@ -271,6 +271,47 @@ static void drafts_are_planned_as_far_as_they_pay(void)
     EXPECT_EQ(drafts_planned((bt_step_reads){1e9, 1e9}), 0); /* a row has experts of its own */
 }
 
+/* Each row that drafts is one of its span's. */
+static bt_status draft_of_own_rows(void *ctx, bt_step *step)
+{
+    (void)ctx;
+    g_n_drafts++;
+    EXPECT_EQ(step->n_logit_rows, step->n_spans);
+    for (uint32_t i = 0; i < step->n_logit_rows; i++)
+        EXPECT(step->logit_rows[i] - step->spans[i].first_row < step->spans[i].n_rows);
+    return BT_OK;
+}
+
+/* One choice's end is that of those behind it in the step, of which nothing is chosen. */
+static void choices_that_fail_with_another_draft_from_rows_of_theirs(void)
+{
+    bench            b;
+    bt_worker_config cfg;
+    bt_down          m = bench_reserve(1, 10, 5);
+
+    bench_set_up(&b, 0, 0, 0);
+    bt_worker_destroy(b.worker);
+    cfg             = bench_config(&b, 0, 0, 0);
+    cfg.facts.mtp   = 1;
+    cfg.links.draft = draft_of_own_rows;
+    EXPECT_EQ(bt_worker_create(&cfg, &b.worker), BT_OK);
+    g_n_drafts            = 0;
+    m.u.reserve.n_choices = 3;
+    m.u.reserve.choices   = bt_calloc(3, sizeof(uint32_t));
+    for (uint32_t i = 0; i < 3; i++)
+        m.u.reserve.choices[i] = i;
+    EXPECT_EQ(run_prompt(&b, m), BT_OK);
+    bench_forget(&b);
+    b.logit = 0.0f / 0.0f;
+    EXPECT_EQ(run_step(&b), BT_OK);
+    EXPECT_EQ(g_n_drafts, 2);
+    EXPECT_EQ(b.n_up, 2);
+    EXPECT_EQ(b.up[1].kind, BT_UP_RELEASED);
+    bt_up_free(&b.up[--b.n_up]);
+    bench_expect_failed(&b, 13, "not a finite number");
+    bench_tear_down(&b);
+}
+
 /* Four choices of a prompt, and logprobs of everything. */
 static void run_choices(bench *b, bt_cpu_pool *threads)
 {
@@ -661,6 +702,7 @@ int main(int argc, char **argv)
         BT_TEST(logits_that_are_no_numbers_fail_the_request_alone),
         BT_TEST(request_that_fails_keeps_its_pages_until_its_step_has_drafted),
         BT_TEST(drafts_are_planned_as_far_as_they_pay),
+        BT_TEST(choices_that_fail_with_another_draft_from_rows_of_theirs),
         BT_TEST(nothing_ends_a_request_before_its_least_tokens),
         BT_TEST(every_end_is_one),
         BT_TEST(choices_do_not_depend_on_threads),

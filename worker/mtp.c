@@ -84,6 +84,28 @@ static uint32_t n_going_on(const bt_batch *b)
     return n;
 }
 
+/* Rows that it brings of prompts, of those that are here: they come before drafts. */
+static uint32_t n_prompt_rows(const bt_worker *w, const bt_batch *b)
+{
+    uint32_t chunk = w->scheduler.chunk;
+    uint64_t n     = 0;
+
+    for (uint32_t i = 0; i < w->requests.n; i++) {
+        const bt_request *r = w->requests.at[i];
+
+        if (r->state == BT_REQUEST_PREFILL) n += bt_min_u32(chunk, r->n_prompt - r->n_computed);
+    }
+    for (uint32_t i = 0; i < b->n_pieces; i++) {
+        const bt_piece *p    = &b->pieces[i];
+        uint32_t        left = bt_piece_is_prompt(p) ? p->request->n_prompt - p->start : 0;
+
+        if (left == 0) continue;
+        n += bt_min_u32(chunk, left - p->n_rows);
+        n -= bt_min_u32(chunk, left);
+    }
+    return n < w->scheduler.max_rows ? (uint32_t)n : w->scheduler.max_rows;
+}
+
 /* What a step of n rows of the group costs this rank, in bytes that it reads in the same time.  Of
  * the experts, of which each row chooses top_k, those are read that some row has chosen; the ranks
  * have equal parts of them, and of the rows. */
@@ -117,11 +139,12 @@ static float draft_price(const bt_worker *w, const bt_batch *b)
 
 void bt_worker_plan_mtp(bt_worker *w, const bt_batch *b, bt_plan *plan_out)
 {
-    bt_mtp             *m    = &w->mtp;
-    const bt_scheduler *s    = &w->scheduler;
-    uint32_t            most = bt_min_u32(s->mtp_rows, s->max_rows), n_rows = n_going_on(b);
-    uint32_t            first = b->n_pieces == 0 ? 0 : (uint32_t)(w->n_steps % b->n_pieces);
-    float               price = draft_price(w, b);
+    bt_mtp             *m      = &w->mtp;
+    const bt_scheduler *s      = &w->scheduler;
+    uint32_t            most   = bt_min_u32(s->mtp_rows, s->max_rows);
+    uint32_t            n_rows = n_going_on(b) + n_prompt_rows(w, b);
+    uint32_t            first  = b->n_pieces == 0 ? 0 : (uint32_t)(w->n_steps % b->n_pieces);
+    float               price  = draft_price(w, b);
 
     memset(m->depth, 0, b->n_pieces * sizeof(*m->depth));
     for (uint32_t k = 0; k < b->n_pieces && n_rows < most; k++) { /* each is first in turn */

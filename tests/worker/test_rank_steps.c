@@ -312,6 +312,44 @@ static void choices_that_fail_with_another_draft_from_rows_of_theirs(void)
     bench_tear_down(&b);
 }
 
+static uint32_t g_n_drafting; /* rows of the last call of the link below */
+
+static bt_status count_drafting(void *ctx, bt_step *step)
+{
+    (void)ctx;
+    g_n_drafting = step->n_logit_rows;
+    for (uint32_t i = 0; i < step->n_logit_rows * BENCH_VOCAB; i++)
+        step->logits[i] = 0;
+    return BT_OK;
+}
+
+/* A step with drafts has at most 32 rows here, and one with 30 of a prompt has room for one. */
+static void nothing_is_drafted_for_a_step_that_prompts_fill(void)
+{
+    bench            b;
+    bt_worker_config cfg;
+
+    bench_set_up(&b, 0, 0, 0);
+    bt_worker_destroy(b.worker);
+    cfg             = bench_config(&b, 0, 0, 0);
+    cfg.facts.mtp   = 1;
+    cfg.chunk       = 40;
+    cfg.max_rows    = 64;
+    cfg.links.draft = count_drafting;
+    EXPECT_EQ(bt_worker_create(&cfg, &b.worker), BT_OK);
+    EXPECT_EQ(run_prompt(&b, bench_reserve(1, 10, 40)), BT_OK);
+    EXPECT_EQ(g_n_drafting, 1);
+    bench_forget(&b);
+    order_both(&b, bench_reserve(2, 110, 1));
+    for (uint32_t i = 0; i < 3; i++) {
+        EXPECT_EQ(run_step(&b), BT_OK);
+        EXPECT_EQ(b.prompt.n_rows, i < 2 ? 40 : 30);
+        EXPECT_EQ(g_n_drafting, i == 0 ? 0 : 1);
+        bench_forget(&b);
+    }
+    bench_tear_down(&b);
+}
+
 /* Four choices of a prompt, and logprobs of everything. */
 static void run_choices(bench *b, bt_cpu_pool *threads)
 {
@@ -703,6 +741,7 @@ int main(int argc, char **argv)
         BT_TEST(request_that_fails_keeps_its_pages_until_its_step_has_drafted),
         BT_TEST(drafts_are_planned_as_far_as_they_pay),
         BT_TEST(choices_that_fail_with_another_draft_from_rows_of_theirs),
+        BT_TEST(nothing_is_drafted_for_a_step_that_prompts_fill),
         BT_TEST(nothing_ends_a_request_before_its_least_tokens),
         BT_TEST(every_end_is_one),
         BT_TEST(choices_do_not_depend_on_threads),

@@ -25,6 +25,7 @@ static void cell_survives_the_loss_of_ranks(void)
             opt.by_cost     = seed % 6 >= 4; /* law A holds where law B is waived */
             opt.share       = seed % 6 == 5;
             opt.lookahead   = seed % 2 == 0;
+            opt.mtp         = seed % 3 == 2 ? 1 + seed % BT_MTP_MAX : 0;
             c               = sim_create(&opt);
             add_mix(c, q, 12);
             for (uint32_t turn = 0; turn < 4000; turn++) {

@@ -346,6 +346,9 @@ bt_status bt_model_config_serve_mtp(bt_model_config *cfg)
     BT_REQUIRE(cfg->n_mtp_layers > 0, BT_ERR_UNSUPPORTED,
                "this model's config.json names no layer for multi-token prediction "
                "(num_nextn_predict_layers): leave --mtp out; --speculate drafts without one");
+    BT_REQUIRE(cfg->n_layers < BT_CONFIG_MAX_LAYERS, BT_ERR_UNSUPPORTED,
+               "%u layers and one for multi-token prediction: expected at most %d in all",
+               cfg->n_layers, (int)BT_CONFIG_MAX_LAYERS);
     cfg->mtp = true;
 out:
     return st;

@@ -330,6 +330,11 @@ static void weights_without_a_layer_that_predicts_are_refused(void)
     EXPECT_EQ(bt_model_config_serve_mtp(&c.cfg), BT_ERR_UNSUPPORTED);
     EXPECT_HAS(bt_error_text(), "num_nextn_predict_layers");
     EXPECT(!c.cfg.mtp && bt_model_n_served_layers(&c.cfg) == c.cfg.n_layers);
+    c.cfg.n_mtp_layers = 1;
+    c.cfg.n_layers     = BT_CONFIG_MAX_LAYERS; /* the list of indexers has room for no other */
+    EXPECT_EQ(bt_model_config_serve_mtp(&c.cfg), BT_ERR_UNSUPPORTED);
+    EXPECT_HAS(bt_error_text(), "at most 4096");
+    EXPECT(!c.cfg.mtp);
     checkpoint_close(&c);
 }
 

@@ -55,6 +55,10 @@ static void cell_refuses_who_disagrees(void)
     m.u.hello.arithmetic[0] = 'X';
     EXPECT_EQ(attach(&cell, m), BT_ERR_INVALID_ARG);
     EXPECT_HAS(bt_error_text(), "arithmetic");
+    m             = sample_hello(1, 3);
+    m.u.hello.mtp = 0; /* how often the group exchanges behind a step depends on it */
+    EXPECT_EQ(attach(&cell, m), BT_ERR_INVALID_ARG);
+    EXPECT_HAS(bt_error_text(), "mtp");
     EXPECT_EQ(cell.n_attached, 1);
     bt_cell_fini(&cell);
 }

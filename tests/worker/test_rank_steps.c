@@ -101,6 +101,9 @@ static void plans_of_all_ranks_decide(void)
         };
         step_after(plans, BT_ERR_PROTOCOL, &leave);
         EXPECT_HAS(bt_error_text(), "2 rows of a role in the last layer");
+        plans[i] = (bt_plan){.epoch = 1, .wake = 1, .n_drafts = 1};
+        step_after(plans, BT_ERR_PROTOCOL, &leave);
+        EXPECT_HAS(bt_error_text(), "drafts of 1 tokens; expected at most 0");
     }
 }
 

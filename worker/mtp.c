@@ -236,12 +236,9 @@ static void fill_next(bt_worker *w, const bt_batch *b, uint32_t round, bt_step *
 
 static bt_sample_how how_of(const bt_worker *w, const bt_batch *b, uint32_t k, uint32_t round)
 {
-    uint32_t          piece  = w->mtp.pieces[k];
-    const bt_request *r      = b->held[piece]; /* the piece's own, unless that has failed */
-    bool              prompt = b->pieces[piece].start < r->n_prompt;
+    const bt_request *r = b->held[w->mtp.pieces[k]]; /* the piece's own, unless that has failed */
 
-    return bt_worker_how(w, r, prompt ? r->choices[0] : r->sampling.choice,
-                         r->n_computed + 1 + round);
+    return bt_worker_how(w, r, r->sampling.choice, r->n_computed + 1 + round);
 }
 
 /* On the device with the step, unless it has no room for them. */

@@ -282,10 +282,12 @@ static bt_status choose_next(bt_worker *w, bt_batch *b, uint32_t piece)
         keep_drafted(w, b, piece, n_right++);
         BT_TRY(choose_one(w, b, piece, n_right));
     }
-    if (b->pieces[piece].looked_up)
+    if (b->pieces[piece].looked_up) {
         bt_drafter_learn(&r->drafter, n_draft, n_right);
-    else if (n_draft > 0)
+    } else if (n_draft > 0) {
         bt_pace_learn(&r->pace, n_draft, n_right);
+        bt_pace_learn(&w->mtp.pace, n_draft, n_right);
+    }
     w->n_drafts += n_draft > 0;
     w->n_drafted += n_draft;
     w->n_draft_right += n_right;

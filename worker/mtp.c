@@ -148,11 +148,12 @@ void bt_worker_plan_mtp(bt_worker *w, const bt_batch *b, bt_plan *plan_out)
 
     memset(m->depth, 0, b->n_pieces * sizeof(*m->depth));
     for (uint32_t k = 0; k < b->n_pieces && n_rows < most; k++) { /* each is first in turn */
-        uint32_t i = (first + k) % b->n_pieces, room = draft_room(w, b, i);
+        uint32_t       i = (first + k) % b->n_pieces, room = draft_room(w, b, i);
+        bt_draft_pace *p = &b->pieces[i].request->pace;
 
         if (room == 0) continue;
-        m->depth[i] =
-            bt_pace_depth(&b->pieces[i].request->pace, bt_min_u32(room, most - n_rows), price);
+        if (!p->knows) *p = m->pace;
+        m->depth[i] = bt_pace_depth(p, bt_min_u32(room, most - n_rows), price);
         n_rows += m->depth[i];
     }
     m->n = 0;

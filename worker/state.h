@@ -52,14 +52,15 @@ typedef struct {
 
 /* Drafts by the model's own layer, behind a step whose tokens are known (mtp.c). */
 typedef struct {
-    uint32_t     n;      /* pieces of the step that draft, and so rows, */
-    uint32_t    *pieces; /* owned, as are the others [max_rows]: which, ascending, */
-    uint32_t    *depth;  /* and tokens that each of these drafts */
-    uint32_t    *tokens, *logit_rows;
-    bt_span     *spans;
-    float       *logits; /* [max_rows][vocab_size] */
-    bt_draw_list draws;  /* where the device chooses, */
-    bt_draws     view;   /* and this is what it runs */
+    uint32_t      n;      /* pieces of the step that draft, and so rows, */
+    uint32_t     *pieces; /* owned, as are the others [max_rows]: which, ascending, */
+    uint32_t     *depth;  /* and tokens that each of these drafts */
+    uint32_t     *tokens, *logit_rows;
+    bt_span      *spans;
+    float        *logits; /* [max_rows][vocab_size] */
+    bt_draw_list  draws;  /* where the device chooses, */
+    bt_draws      view;   /* and this is what it runs */
+    bt_draft_pace pace;   /* of all requests: how one begins */
 } bt_mtp;
 
 struct bt_worker {

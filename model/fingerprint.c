@@ -6,8 +6,6 @@
 
 #include "model/model.h"
 
-/* Bytes of a tensor that are read: this many slices, evenly spread, first and last included. */
-enum { N_SLICES = 16, SLICE_BYTES = 64 };
 /* Of the layout in device/cpu/kernels.h, which all kernel families share. */
 enum { PACKING_VERSION = 2 };
 
@@ -18,14 +16,12 @@ static void add_tensor(XXH3_state_t *hash, const bt_tensor *t)
     XXH3_64bits_update(hash, t->name, strlen(t->name) + 1);
     XXH3_64bits_update(hash, head, sizeof(head));
     XXH3_64bits_update(hash, t->shape, t->n_dims * sizeof(t->shape[0]));
-    if (t->bytes <= N_SLICES * SLICE_BYTES) {
-        XXH3_64bits_update(hash, t->data, t->bytes);
-        return;
+    for (size_t i = 0; i < BT_TENSOR_SLICES; i++) {
+        size_t      bytes;
+        const void *slice = bt_tensor_slice(t, i, &bytes);
+
+        XXH3_64bits_update(hash, slice, bytes);
     }
-    for (size_t i = 0; i < N_SLICES; i++)
-        XXH3_64bits_update(hash,
-                           (const char *)t->data + (t->bytes - SLICE_BYTES) * i / (N_SLICES - 1),
-                           SLICE_BYTES);
 }
 
 /* Field by field: the struct has padding and a pointer. */

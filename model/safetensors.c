@@ -351,6 +351,16 @@ const bt_tensor *bt_safetensors_find(const bt_safetensors *st, const char *name)
     return st->n == 0 ? NULL : bsearch(&key, st->tensors, st->n, sizeof(key), by_name);
 }
 
+const void *bt_tensor_slice(const bt_tensor *t, size_t i, size_t *bytes_out)
+{
+    enum { SLICE_BYTES = 64 };
+    bool small = t->bytes <= (size_t)BT_TENSOR_SLICES * SLICE_BYTES;
+
+    *bytes_out = !small ? SLICE_BYTES : i == 0 ? t->bytes : 0;
+    if (small) return t->data;
+    return (const char *)t->data + (t->bytes - SLICE_BYTES) * i / (BT_TENSOR_SLICES - 1);
+}
+
 void bt_safetensors_release(const bt_tensor *t)
 {
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), at = (uintptr_t)t->data;

@@ -17,7 +17,7 @@
 extern "C" {
 #endif
 
-enum { BT_MAX_TENSOR_DIMS = 8 };
+enum { BT_MAX_TENSOR_DIMS = 8, BT_TENSOR_SLICES = 16 };
 
 typedef enum {
     BT_ST_BF16,
@@ -68,6 +68,10 @@ size_t    bt_safetensors_count(const bt_safetensors *st);
 const bt_tensor *bt_safetensors_at(const bt_safetensors *st, size_t i);
 /* NULL when there is none (not logged). */
 const bt_tensor *bt_safetensors_find(const bt_safetensors *st, const char *name);
+/* Slice i < BT_TENSOR_SLICES of a tensor's bytes, for who takes samples in place of all of it:
+ * these are evenly spread, first and last bytes included; of a small tensor the first slice is all.
+ */
+const void *bt_tensor_slice(const bt_tensor *t, size_t i, size_t *bytes_out);
 /* The tensor's pages leave this process's memory; reading them again brings them back. */
 void bt_safetensors_release(const bt_tensor *t);
 /* Whether few bytes here and there are read from now on, or, as after opening, tensors in full: the

@@ -235,17 +235,14 @@ static const char *head_name(const bt_model_config *cfg)
 /* By samples, since these are the largest tensors. */
 static bool looks_the_same(const bt_tensor *a, const bt_tensor *b)
 {
-    enum { N_SLICES = 16, SLICE_BYTES = 64 };
-
     if (a->dtype != b->dtype || a->bytes != b->bytes || a->n_dims != b->n_dims ||
         memcmp(a->shape, b->shape, a->n_dims * sizeof(a->shape[0])) != 0)
         return false;
-    if (a->bytes <= N_SLICES * SLICE_BYTES) return memcmp(a->data, b->data, a->bytes) == 0;
-    for (size_t i = 0; i < N_SLICES; i++) {
-        size_t at = (a->bytes - SLICE_BYTES) * i / (N_SLICES - 1);
+    for (size_t i = 0; i < BT_TENSOR_SLICES; i++) {
+        size_t      bytes;
+        const void *of_a = bt_tensor_slice(a, i, &bytes), *of_b = bt_tensor_slice(b, i, &bytes);
 
-        if (memcmp((const char *)a->data + at, (const char *)b->data + at, SLICE_BYTES) != 0)
-            return false;
+        if (memcmp(of_a, of_b, bytes) != 0) return false;
     }
     return true;
 }

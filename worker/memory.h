@@ -33,9 +33,8 @@ uint64_t bt_memory_available(void);
 /* Of a GPU, which n_sharers ranks of this machine share. */
 bt_status bt_memory_available_on(bt_device *dev, uint32_t n_sharers, uint64_t *available_out);
 
-/* What a rank will load: everything but the experts that are not its own and layers
- * that are not served.  own:
- * [n_experts], or NULL: all. */
+/* What a rank will load: everything but the experts that are not its own and layers that are not
+ * served.  own: [n_experts], or NULL: all. */
 uint64_t bt_memory_weights(const bt_model_config *cfg, const bt_safetensors *st, const bool *own);
 
 /* Experts that one of n_ranks has more after the loss of another one, at most

@@ -139,12 +139,11 @@ static float draft_price(const bt_worker *w, const bt_batch *b)
 
 void bt_worker_plan_mtp(bt_worker *w, const bt_batch *b, bt_plan *plan_out)
 {
-    bt_mtp             *m      = &w->mtp;
-    const bt_scheduler *s      = &w->scheduler;
-    uint32_t            most   = bt_min_u32(s->mtp_rows, s->max_rows);
-    uint32_t            n_rows = n_going_on(b) + n_prompt_rows(w, b);
-    uint32_t            first  = b->n_pieces == 0 ? 0 : (uint32_t)(w->n_steps % b->n_pieces);
-    float               price  = draft_price(w, b);
+    bt_mtp  *m      = &w->mtp;
+    uint32_t most   = w->scheduler.mtp_rows;
+    uint32_t n_rows = n_going_on(b) + n_prompt_rows(w, b);
+    uint32_t first  = b->n_pieces == 0 ? 0 : (uint32_t)(w->n_steps % b->n_pieces);
+    float    price  = draft_price(w, b);
 
     memset(m->depth, 0, b->n_pieces * sizeof(*m->depth));
     for (uint32_t k = 0; k < b->n_pieces && n_rows < most; k++) { /* each is first in turn */
@@ -275,6 +274,14 @@ out:
     return st;
 }
 
+/* False when no logit was finite. */
+static bool drafted(const bt_worker *w, uint32_t k, const bt_step *step, uint32_t *id_out)
+{
+    if (step->draws != NULL) return bt_drawn_id(&w->mtp.draws, w->mtp.view.out, k, id_out);
+    *id_out = w->host_draws[k].token.id;
+    return w->host_draws[k].found;
+}
+
 /* What the round has drafted becomes the requests': as far as nothing before it failed. */
 static bt_status take_drafts(bt_worker *w, const bt_batch *b, uint32_t round, const bt_step *step)
 {
@@ -284,10 +291,8 @@ static bt_status take_drafts(bt_worker *w, const bt_batch *b, uint32_t round, co
     if (step->draws == NULL) BT_TRY(draw_here(w, b, round));
     for (uint32_t k = 0; k < m->n; k++) {
         bt_request *r     = b->held[m->pieces[k]];
-        bool        found = step->draws == NULL ? w->host_draws[k].found
-                                                : bt_drawn_id(&m->draws, m->view.out, k, &r->draft[round]);
+        bool        found = drafted(w, k, step, &r->draft[round]);
 
-        if (step->draws == NULL) r->draft[round] = w->host_draws[k].token.id;
         r->n_mtp += found && r->n_mtp == round && round < m->depth[k];
     }
 out:

@@ -155,11 +155,12 @@ static void count_in(bt_worker *w, bt_batch *b)
  * that fails. */
 static bt_status draft(bt_worker *w, bt_batch *b)
 {
-    uint64_t  from_ns = now_ns(w);
-    bt_status st      = w->cfg.facts.mtp == 0 ? BT_OK : bt_worker_run_mtp(w, b);
+    uint64_t  from_ns = now_ns(w), took_ns;
+    bt_status st      = bt_worker_run_mtp(w, b);
 
-    w->model_ns += now_ns(w) - from_ns;
-    w->ended_ns += now_ns(w) - from_ns; /* sample_ns is without */
+    took_ns = now_ns(w) - from_ns;
+    w->model_ns += took_ns;
+    w->ended_ns += took_ns; /* sample_ns is without */
     return st;
 }
 
@@ -177,7 +178,7 @@ static bt_status end_step(bt_worker *w, bt_batch *b)
     count_in(w, b);
     st = bt_worker_choose_all(w, b);
     if (st == BT_OK) st = bt_worker_send_tokens(w, b);
-    if (st == BT_OK) drafted = draft(w, b);
+    if (st == BT_OK && w->cfg.facts.mtp != 0) drafted = draft(w, b);
     let_go(b);
     BT_TRY(st);
     for (uint32_t i = 0; i < b->n_pieces; i++)

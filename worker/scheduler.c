@@ -96,9 +96,8 @@ static uint32_t draft_room(const bt_piece *p)
     return bt_min_u32(room, r->sampling.max_tokens - r->n_known - 1);
 }
 
-static uint32_t rows_left(const bt_scheduler *s, uint32_t most, uint32_t n_rows)
+static uint32_t rows_left(uint32_t most, uint32_t n_rows)
 {
-    most = bt_min_u32(most, s->max_rows);
     return most > n_rows ? most - n_rows : 0;
 }
 
@@ -109,8 +108,8 @@ static void choose_draft(const bt_scheduler *s, bt_piece *p, uint32_t n_rows)
     uint32_t    room = draft_room(p), looked_up[BT_DRAFT_MAX], n = 0;
 
     if (r->n_mtp > 0 && r->mtp_at == p->start + p->n_rows)
-        p->n_draft = bt_min_u32(r->n_mtp, bt_min_u32(room, rows_left(s, s->mtp_rows, n_rows)));
-    room = bt_min_u32(room, rows_left(s, s->draft_rows, n_rows));
+        p->n_draft = bt_min_u32(r->n_mtp, bt_min_u32(room, rows_left(s->mtp_rows, n_rows)));
+    room = bt_min_u32(room, rows_left(s->draft_rows, n_rows));
     if (r->looks_up && room > 0)
         n = bt_drafter_draft(&r->drafter, bt_min_u32(room, s->speculate), looked_up);
     p->looked_up = n > p->n_draft && (p->n_draft == 0 || looked_up[0] == r->draft[0]);
@@ -168,7 +167,7 @@ uint32_t bt_schedule(bt_scheduler *s, const bt_requests *t, bt_piece *pieces_out
 
     n = add_prompts(s, t, s->max_rows - generated, pieces_out);
     n += add_generated(s, t, generated, pieces_out + n);
-    if (s->speculate > 0 || s->mtp > 0) add_drafts(s, pieces_out, n);
+    if (s->speculate > 0 || s->mtp_rows > 0) add_drafts(s, pieces_out, n);
     sort_roles(pieces_out, n);
     rows_out[BT_ROLE_PROMPT] = rows_out[BT_ROLE_GENERATED] = 0;
     for (uint32_t i = 0; i < n; i++)

@@ -30,14 +30,14 @@ typedef struct {
 static inline bool bt_piece_is_prompt(const bt_piece *p) { return p->start < p->request->n_prompt; }
 
 typedef struct {
-    uint32_t max_rows, chunk;      /* 1 <= chunk <= max_rows */
-    uint32_t speculate;            /* most tokens of a draft that is looked up; 0: none */
-    uint32_t mtp;                  /* likewise, of the model's own layer */
-    uint32_t draft_rows, mtp_rows; /* a step with drafts of either kind has at most so many rows */
-    uint32_t draft_turn;           /* whose draft comes first where these are too few */
-    uint32_t turn;                 /* which decoding request comes first when not all fit */
-    bool     prompts_turn;         /* with max_rows 1 the roles alternate */
-    bool     long_turn;            /* a prompt of several pieces got nothing in the last step */
+    uint32_t max_rows, chunk; /* 1 <= chunk <= max_rows */
+    uint32_t speculate;       /* most tokens of a draft that is looked up; 0: none */
+    uint32_t draft_rows; /* most rows of a step with drafts that are looked up, at most max_rows */
+    uint32_t mtp_rows;   /* likewise, with those of the model's own layer; 0: there are none */
+    uint32_t draft_turn; /* whose draft comes first where these are too few */
+    uint32_t turn;       /* which decoding request comes first when not all fit */
+    bool     prompts_turn; /* with max_rows 1 the roles alternate */
+    bool     long_turn;    /* a prompt of several pieces got nothing in the last step */
 } bt_scheduler;
 
 /* Into pieces_out (room for max_rows), those of role prompt first; returns how many, their rows by

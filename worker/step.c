@@ -9,6 +9,12 @@
  * model's own layer are more often right, and pay up to where rows are multiplied as fast. */
 enum { DRAFT_ROWS = 16, MTP_ROWS = 32, MTP_ROWS_GPU = 128 };
 
+static uint32_t mtp_rows(const bt_worker_config *cfg)
+{
+    if (cfg->facts.mtp == 0) return 0;
+    return bt_min_u32(cfg->dev->host_memory ? MTP_ROWS : MTP_ROWS_GPU, cfg->max_rows);
+}
+
 static bt_status open_samplers(bt_worker *w)
 {
     bt_status st = BT_OK;
@@ -42,9 +48,8 @@ bt_status bt_worker_create(const bt_worker_config *cfg, bt_worker **worker_out)
     w->scheduler = (bt_scheduler){.max_rows   = cfg->max_rows,
                                   .chunk      = cfg->chunk,
                                   .speculate  = cfg->facts.speculate,
-                                  .mtp        = cfg->facts.mtp,
-                                  .draft_rows = DRAFT_ROWS,
-                                  .mtp_rows   = cfg->dev->host_memory ? MTP_ROWS : MTP_ROWS_GPU};
+                                  .draft_rows = bt_min_u32(DRAFT_ROWS, cfg->max_rows),
+                                  .mtp_rows   = mtp_rows(cfg)};
     w->parked    = true; /* every rank starts parked at wake number 0 */
     BT_TRY(open_samplers(w));
     BT_TRY(bt_draw_list_init(&w->draws, cfg->dev, cfg->facts.model->vocab_size, cfg->max_rows));

@@ -98,12 +98,12 @@ bt_status sim_draft(void *ctx, bt_step *step)
     static float   logits[SIM_VOCAB];
     sim_rank      *r             = ctx;
     sim_late_step *l             = &r->draft;
-    bool           first         = r->n_late_drafts == 0;
+    bool           first         = r->n_behind == 0;
     uint32_t       n[BT_N_ROLES] = {0, 0};
 
     sim_keep_step(r, l, step);
     if (first) sim_expect_pages_kept(r, &r->over);
-    r->n_late_drafts++;
+    r->n_behind++;
     r->n_draft_calls++;
     for (uint32_t s = 0; s < step->n_spans; s++)
         for (uint32_t i = 0; i < step->spans[s].n_rows; i++) {

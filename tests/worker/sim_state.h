@@ -52,8 +52,8 @@ struct sim_rank {
     bt_plan       plan;
     sim_late_step late[SIM_MAX_LATE]; /* under way, in order */
     uint32_t      n_late;
-    sim_late_step over, draft;   /* the step that is over, and a draft behind it */
-    uint32_t      n_late_drafts; /* of these */
+    sim_late_step over, draft; /* the step that is over, and a draft behind it */
+    uint32_t      n_behind;    /* of these */
     uint64_t      n_draft_calls;
     uint32_t      known[SIM_CONTEXT];    /* the first draft's rows: their positions */
     uint32_t      last_ids[SIM_CONTEXT]; /* chosen by the step that ran last */

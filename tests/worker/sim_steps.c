@@ -214,7 +214,7 @@ static void keep_over(sim_rank *r, const sim_late_step *l)
     r->over            = *l;
     r->over.edits      = edits;
     r->over.step.spans = r->over.spans;
-    r->n_late_drafts   = 0;
+    r->n_behind        = 0;
 }
 
 bt_status sim_await(void *ctx)

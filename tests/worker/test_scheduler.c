@@ -285,7 +285,7 @@ static void scheduler_adds_rows_of_drafts(void)
  * comes in its place where it is longer and begins alike. */
 static void scheduler_prefers_the_layer_s_drafts(void)
 {
-    bt_scheduler s = {.max_rows = 100, .chunk = 4, .mtp = 3, .draft_rows = 9, .mtp_rows = 20};
+    bt_scheduler s = {.max_rows = 100, .chunk = 4, .draft_rows = 9, .mtp_rows = 20};
     bt_request  *r;
 
     clear();

@@ -54,13 +54,25 @@ static inline void *golden_tensor(const goldens *g, const char *name, const char
     return copy;
 }
 
+/* Expert numbers, of which there are n. */
+static inline uint16_t *golden_experts(const goldens *g, const char *name, size_t n)
+{
+    int32_t  *wide    = golden_tensor(g, name, "experts", n);
+    uint16_t *experts = malloc(n * sizeof(*experts));
+
+    NEED(wide != NULL && experts != NULL);
+    for (size_t i = 0; i < n; i++)
+        experts[i] = (uint16_t)wide[i];
+    free(wide);
+    return experts;
+}
+
 static inline void golden_case_load(goldens *g, const char *name, const json_t *info,
                                     golden_case *c)
 {
     const bt_model_config *m = &g->cfg;
     const bt_tensor       *ids;
     char                   full[128];
-    int32_t               *experts;
     size_t                 n_experts;
 
     snprintf(full, sizeof(full), "%s.ids", name);
@@ -81,14 +93,10 @@ static inline void golden_case_load(goldens *g, const char *name, const json_t *
          c->median_row_error > 0);
 
     n_experts  = (size_t)g->n_moe * c->n_tokens * m->moe.gate.top_k;
-    experts    = golden_tensor(g, name, "experts", n_experts);
     c->ids     = golden_tensor(g, name, "ids", c->n_tokens);
     c->logits  = golden_tensor(g, name, "logits", (size_t)c->n_rows * m->vocab_size);
-    c->experts = malloc(n_experts * sizeof(*c->experts));
-    NEED(experts != NULL && c->ids != NULL && c->logits != NULL && c->experts != NULL);
-    for (size_t i = 0; i < n_experts; i++)
-        c->experts[i] = (uint16_t)experts[i];
-    free(experts);
+    c->experts = golden_experts(g, name, n_experts);
+    NEED(c->ids != NULL && c->logits != NULL);
     c->expert_weights = golden_tensor(g, name, "expert_weights", n_experts);
     c->hidden =
         golden_tensor(g, name, "hidden", (size_t)(m->n_layers + 1) * c->n_tokens * m->hidden);

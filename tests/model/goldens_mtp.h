@@ -43,9 +43,8 @@ static inline void golden_drafts_load(const goldens *files, const char *name, co
 /* Returns whether the model has any: g is that of goldens_open(). */
 static inline bool golden_mtp_open(const goldens *g, const char *model, golden_mtp *m)
 {
-    goldens  files = {.cfg = g->cfg};
-    char     path[640], chained[128];
-    int32_t *experts;
+    goldens files = {.cfg = g->cfg};
+    char    path[640], chained[128];
 
     memset(m, 0, sizeof(*m));
     snprintf(path, sizeof(path), "%s/tests/fixtures/%s/mtp.json", BT_SOURCE_DIR, model);
@@ -60,12 +59,7 @@ static inline bool golden_mtp_open(const goldens *g, const char *model, golden_m
 
         golden_drafts_load(&files, c->name, "logits", c->name, &m->first[i]);
         NEED(m->first[i].first_row + m->first[i].n_rows == c->n_tokens - 1);
-        experts       = golden_tensor(&files, c->name, "experts", n);
-        m->experts[i] = malloc(n * sizeof(*m->experts[i]));
-        NEED(experts != NULL && m->experts[i] != NULL);
-        for (size_t k = 0; k < n; k++)
-            m->experts[i][k] = (uint16_t)experts[k];
-        free(experts);
+        m->experts[i] = golden_experts(&files, c->name, n);
     }
     snprintf(chained, sizeof(chained), "%s.chained", g->cases[0].name);
     golden_drafts_load(&files, g->cases[0].name, "chained", chained, &m->chained);

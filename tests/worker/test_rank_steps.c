@@ -48,6 +48,13 @@ static void plans_that_do_not_agree_stop_the_rank(void)
     bench_tear_down(&b);
 }
 
+/* In place of what bench_set_up() has made. */
+static void make_anew(bench *b, const bt_worker_config *cfg)
+{
+    bt_worker_destroy(b->worker);
+    EXPECT_EQ(bt_worker_create(cfg, &b->worker), BT_OK);
+}
+
 /* The last decode rank of n, awake at wake number 1. */
 static void set_up_in_group(bench *b, uint32_t n)
 {
@@ -55,10 +62,9 @@ static void set_up_in_group(bench *b, uint32_t n)
     bt_down          m = {.kind = BT_DOWN_WAKE, .u.wake = {1}};
 
     bench_set_up(b, n, 1, n);
-    bt_worker_destroy(b->worker);
     cfg            = bench_config(b, n, 1, n);
     cfg.group_size = n;
-    EXPECT_EQ(bt_worker_create(&cfg, &b->worker), BT_OK);
+    make_anew(b, &cfg);
     bench_order(b, &m);
 }
 
@@ -190,6 +196,15 @@ static bt_status run_prompt(bench *b, bt_down m)
     return run_step(b);
 }
 
+/* One request has failed and is gone, since its logits are no numbers. */
+static void expect_no_number_failed(bench *b)
+{
+    EXPECT_EQ(b->n_up, 2);
+    EXPECT_EQ(b->up[1].kind, BT_UP_RELEASED);
+    bt_up_free(&b->up[--b->n_up]);
+    bench_expect_failed(b, 13, "not a finite number");
+}
+
 static void logits_that_are_no_numbers_fail_the_request_alone(void)
 {
     bench b;
@@ -197,11 +212,17 @@ static void logits_that_are_no_numbers_fail_the_request_alone(void)
     bench_set_up(&b, 0, 0, 0);
     b.logit = 0.0f / 0.0f;
     EXPECT_EQ(run_prompt(&b, bench_reserve(1, 10, 5)), BT_OK);
-    EXPECT_EQ(b.n_up, 2);
-    EXPECT_EQ(b.up[1].kind, BT_UP_RELEASED);
-    bt_up_free(&b.up[--b.n_up]);
-    bench_expect_failed(&b, 13, "not a finite number");
+    expect_no_number_failed(&b);
     bench_tear_down(&b);
+}
+
+/* A rank of both roles, whose model's own layer drafts up to `mtp` tokens. */
+static bt_worker_config drafting_config(bench *b, uint32_t mtp)
+{
+    bt_worker_config cfg = bench_config(b, 0, 0, 0);
+
+    cfg.facts.mtp = mtp;
+    return cfg;
 }
 
 static uint32_t g_n_drafts; /* calls of the link below */
@@ -225,18 +246,13 @@ static void request_that_fails_keeps_its_pages_until_its_step_has_drafted(void)
     bt_worker_config cfg;
 
     bench_set_up(&b, 0, 0, 0);
-    bt_worker_destroy(b.worker);
-    cfg             = bench_config(&b, 0, 0, 0);
-    cfg.facts.mtp   = 1;
+    cfg             = drafting_config(&b, 1);
     cfg.links.draft = draft_while_pages_are_held;
-    EXPECT_EQ(bt_worker_create(&cfg, &b.worker), BT_OK);
+    make_anew(&b, &cfg);
     b.logit = 0.0f / 0.0f;
     EXPECT_EQ(run_prompt(&b, bench_reserve(1, 10, 5)), BT_OK);
     EXPECT_EQ(g_n_drafts, 1);
-    EXPECT_EQ(b.n_up, 2);
-    EXPECT_EQ(b.up[1].kind, BT_UP_RELEASED);
-    bt_up_free(&b.up[--b.n_up]);
-    bench_expect_failed(&b, 13, "not a finite number");
+    expect_no_number_failed(&b);
     bench_tear_down(&b);
 }
 
@@ -250,11 +266,9 @@ static uint32_t drafts_planned(bt_step_reads reads)
     bt_down          m = {.kind = BT_DOWN_WAKE, .u.wake = {1}};
 
     bench_set_up(&b, 0, 0, 0);
-    bt_worker_destroy(b.worker);
-    cfg           = bench_config(&b, 0, 0, 0);
-    cfg.facts.mtp = 3;
-    cfg.reads     = reads;
-    EXPECT_EQ(bt_worker_create(&cfg, &b.worker), BT_OK);
+    cfg       = drafting_config(&b, 3);
+    cfg.reads = reads;
+    make_anew(&b, &cfg);
     order_both(&b, bench_reserve(1, 10, 9));
     bench_order(&b, &m);
     EXPECT_EQ(bt_worker_begin(b.worker, &plan, &next), BT_OK);
@@ -293,11 +307,9 @@ static void choices_that_fail_with_another_draft_from_rows_of_theirs(void)
     bt_down          m = bench_reserve(1, 10, 5);
 
     bench_set_up(&b, 0, 0, 0);
-    bt_worker_destroy(b.worker);
-    cfg             = bench_config(&b, 0, 0, 0);
-    cfg.facts.mtp   = 1;
+    cfg             = drafting_config(&b, 1);
     cfg.links.draft = draft_of_own_rows;
-    EXPECT_EQ(bt_worker_create(&cfg, &b.worker), BT_OK);
+    make_anew(&b, &cfg);
     g_n_drafts            = 0;
     m.u.reserve.n_choices = 3;
     m.u.reserve.choices   = bt_calloc(3, sizeof(uint32_t));
@@ -308,10 +320,7 @@ static void choices_that_fail_with_another_draft_from_rows_of_theirs(void)
     b.logit = 0.0f / 0.0f;
     EXPECT_EQ(run_step(&b), BT_OK);
     EXPECT_EQ(g_n_drafts, 2);
-    EXPECT_EQ(b.n_up, 2);
-    EXPECT_EQ(b.up[1].kind, BT_UP_RELEASED);
-    bt_up_free(&b.up[--b.n_up]);
-    bench_expect_failed(&b, 13, "not a finite number");
+    expect_no_number_failed(&b);
     bench_tear_down(&b);
 }
 
@@ -333,13 +342,11 @@ static void nothing_is_drafted_for_a_step_that_prompts_fill(void)
     bt_worker_config cfg;
 
     bench_set_up(&b, 0, 0, 0);
-    bt_worker_destroy(b.worker);
-    cfg             = bench_config(&b, 0, 0, 0);
-    cfg.facts.mtp   = 1;
+    cfg             = drafting_config(&b, 1);
     cfg.chunk       = 40;
     cfg.max_rows    = 64;
     cfg.links.draft = count_drafting;
-    EXPECT_EQ(bt_worker_create(&cfg, &b.worker), BT_OK);
+    make_anew(&b, &cfg);
     EXPECT_EQ(run_prompt(&b, bench_reserve(1, 10, 40)), BT_OK);
     EXPECT_EQ(g_n_drafting, 1);
     bench_forget(&b);
@@ -359,10 +366,9 @@ static void run_choices(bench *b, bt_cpu_pool *threads)
     bt_worker_config cfg = bench_config(b, 0, 1, 1);
     bt_down          m   = bench_prefill(1, 10, 4, 1);
 
-    bt_worker_destroy(b->worker);
     cfg.threads = threads;
     b->uneven   = true;
-    EXPECT_EQ(bt_worker_create(&cfg, &b->worker), BT_OK);
+    make_anew(b, &cfg);
     m.u.prefill.sampling  = (bt_sampling){.temperature     = 1,
                                           .seed            = 7,
                                           .max_tokens      = 5,
@@ -524,14 +530,13 @@ static void step_that_came_to_nothing_is_computed_in_the_same_form(void)
         bt_worker_config cfg;
 
         bench_set_up(&b, 0, 0, 0);
-        bt_worker_destroy(b.worker);
         b.model.mla =
             (bt_mla_config){.kv_lora_rank = 32, .qk_nope_dim = 16, .v_dim = 15, .qk_rope_dim = 2};
         cfg                  = bench_config(&b, 0, 0, 0);
         cfg.max_rows         = cfg.chunk;
         cfg.form             = BT_FORM_BY_COST;
         cfg.facts.keeps_maps = true;
-        EXPECT_EQ(bt_worker_create(&cfg, &b.worker), BT_OK);
+        make_anew(&b, &cfg);
         order_both(&b, bench_reserve(1, 40, 5));
         EXPECT_EQ(run_step(&b), BT_OK);
         if (fails) {

@@ -1,0 +1,216 @@
+/* model/grammar/chars.c - sets of code points, and one of them as bytes. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/alloc.h"
+#include "model/grammar/parts.h"
+
+enum { SURROGATE_FIRST = 0xD800, SURROGATE_LAST = 0xDFFF, MOST_RANGES = 1 << 16 };
+
+void bt_chars_fini(bt_chars *set)
+{
+    bt_free(set->at);
+    *set = (bt_chars){0};
+}
+
+void bt_chars_add(bt_parts *g, bt_chars *set, uint32_t lo, uint32_t hi)
+{
+    if (g->st != BT_OK || lo > hi) return;
+    if (set->n == MOST_RANGES) {
+        bt_parts_refuse(g, "a set of more than %d ranges of characters", (int)MOST_RANGES);
+        return;
+    }
+    if (set->n == set->capacity) {
+        uint32_t       capacity = set->capacity == 0 ? 8 : 2 * set->capacity;
+        bt_char_range *at       = bt_realloc(set->at, capacity, sizeof(*at));
+
+        if (at == NULL) {
+            g->st = BT_ERR_NO_MEMORY;
+            return;
+        }
+        set->at       = at;
+        set->capacity = capacity;
+    }
+    set->at[set->n++] = (bt_char_range){lo, hi};
+}
+
+static int by_lo(const void *a, const void *b)
+{
+    uint32_t x = ((const bt_char_range *)a)->lo, y = ((const bt_char_range *)b)->lo;
+
+    return x < y ? -1 : x > y;
+}
+
+/* Ascending and apart. */
+static void merge(bt_chars *set)
+{
+    uint32_t n = 0;
+
+    if (set->n == 0) return;
+    qsort(set->at, set->n, sizeof(*set->at), by_lo);
+    for (uint32_t i = 1; i < set->n; i++) {
+        bt_char_range *last = &set->at[n];
+
+        if (set->at[i].lo > last->hi + 1)
+            set->at[++n] = set->at[i];
+        else if (set->at[i].hi > last->hi)
+            last->hi = set->at[i].hi;
+    }
+    set->n = n + 1;
+}
+
+void bt_chars_sort(bt_parts *g, bt_chars *set)
+{
+    uint32_t n;
+
+    merge(set);
+    n = set->n;
+    for (uint32_t i = 0; i < n && g->st == BT_OK; i++) {
+        uint32_t lo = set->at[i].lo, hi = set->at[i].hi;
+
+        if (hi < SURROGATE_FIRST || lo > SURROGATE_LAST) continue;
+        set->at[i] = (bt_char_range){lo, SURROGATE_FIRST - 1}; /* maybe empty */
+        bt_chars_add(g, set, lo > SURROGATE_LAST ? lo : SURROGATE_LAST + 1, hi);
+    }
+    n = 0;
+    for (uint32_t i = 0; i < set->n; i++)
+        if (set->at[i].lo <= set->at[i].hi) set->at[n++] = set->at[i];
+    set->n = n;
+    if (n > 0) qsort(set->at, n, sizeof(*set->at), by_lo);
+}
+
+void bt_chars_negate(bt_parts *g, bt_chars *set)
+{
+    bt_chars out  = {0};
+    uint32_t from = 0;
+
+    for (uint32_t i = 0; i < set->n; i++) {
+        if (set->at[i].lo > 0) bt_chars_add(g, &out, from, set->at[i].lo - 1);
+        from = set->at[i].hi + 1;
+    }
+    bt_chars_add(g, &out, from, BT_CHAR_MAX);
+    bt_chars_fini(set);
+    *set = out;
+    bt_chars_sort(g, set);
+}
+
+/* ---- as bytes */
+
+static uint32_t utf8_put(uint32_t c, uint8_t *out)
+{
+    if (c < 0x80) {
+        out[0] = (uint8_t)c;
+        return 1;
+    }
+    if (c < 0x800) {
+        out[0] = (uint8_t)(0xC0 | c >> 6);
+        out[1] = (uint8_t)(0x80 | (c & 0x3F));
+        return 2;
+    }
+    if (c < 0x10000) {
+        out[0] = (uint8_t)(0xE0 | c >> 12);
+        out[1] = (uint8_t)(0x80 | (c >> 6 & 0x3F));
+        out[2] = (uint8_t)(0x80 | (c & 0x3F));
+        return 3;
+    }
+    out[0] = (uint8_t)(0xF0 | c >> 18);
+    out[1] = (uint8_t)(0x80 | (c >> 12 & 0x3F));
+    out[2] = (uint8_t)(0x80 | (c >> 6 & 0x3F));
+    out[3] = (uint8_t)(0x80 | (c & 0x3F));
+    return 4;
+}
+
+/* Characters lo..hi of which all have as many bytes, and of these each, beside those before it that
+ * are equal, goes its whole way or is the same: then each byte is a range. */
+static bt_part plain_range(bt_parts *g, uint32_t lo, uint32_t hi)
+{
+    uint8_t  from[4], to[4];
+    uint32_t n = utf8_put(lo, from);
+    bt_part  p;
+
+    utf8_put(hi, to);
+    p = bt_part_byte(g, from[0], to[0]);
+    for (uint32_t i = 1; i < n; i++)
+        p = bt_part_then(g, p, bt_part_byte(g, from[i], to[i]));
+    return p;
+}
+
+/* The last character from lo on, up to hi, with which lo makes a range of plain_range(). */
+static uint32_t plain_end(uint32_t lo, uint32_t hi)
+{
+    static const uint32_t lengths[] = {0x7F, 0x7FF, 0xFFFF};
+
+    for (int i = 0; i < 3; i++)
+        if (lo <= lengths[i] && hi > lengths[i]) hi = lengths[i];
+    for (uint32_t bits = 6; lo >= 0x80 && bits <= 18; bits += 6) { /* of the bytes behind one */
+        uint32_t mask = (1u << bits) - 1;
+
+        if ((lo & ~mask) == (hi & ~mask)) break;
+        if ((lo & mask) != 0) return lo | mask;
+        if ((hi & mask) != mask) hi = (hi & ~mask) - 1;
+    }
+    return hi;
+}
+
+/* One of lo..hi, or what p is; p.start 0 and p.end 0: nothing yet. */
+static void add_range(bt_parts *g, bt_part *p, bool *any, uint32_t lo, uint32_t hi)
+{
+    while (lo <= hi && g->st == BT_OK) {
+        uint32_t end  = plain_end(lo, hi);
+        bt_part  next = plain_range(g, lo, end);
+
+        *p   = *any ? bt_part_either(g, *p, next) : next;
+        *any = true;
+        lo   = end + 1;
+    }
+}
+
+bt_part bt_part_chars(bt_parts *g, bt_chars *set)
+{
+    bt_part p   = {0};
+    bool    any = false;
+
+    bt_chars_sort(g, set);
+    for (uint32_t i = 0; i < set->n; i++)
+        add_range(g, &p, &any, set->at[i].lo, set->at[i].hi);
+    return any ? p : bt_part_never(g);
+}
+
+/* The escape of a character that must not stand in a JSON string as it is. */
+static void json_escape(uint32_t c, char out[8])
+{
+    static const char shorts[] = "\"\\\b\f\n\r\t", names[] = "\"\\bfnrt";
+    const char       *at = c == 0 ? NULL : strchr(shorts, (int)c);
+
+    if (at != NULL)
+        snprintf(out, 8, "\\%c", names[at - shorts]);
+    else
+        snprintf(out, 8, "\\u%04x", c);
+}
+
+static bool must_escape(uint32_t c) { return c < 0x20 || c == '"' || c == '\\'; }
+
+bt_part bt_part_json_chars(bt_parts *g, bt_chars *set)
+{
+    bt_part p   = {0};
+    bool    any = false;
+
+    bt_chars_sort(g, set);
+    for (uint32_t i = 0; i < set->n; i++) {
+        uint32_t lo = set->at[i].lo, hi = set->at[i].hi, from = lo;
+
+        for (uint32_t c = lo; c <= hi && c <= '\\'; c++) {
+            char text[8];
+
+            if (!must_escape(c)) continue;
+            if (c > from) add_range(g, &p, &any, from, c - 1);
+            json_escape(c, text);
+            p    = any ? bt_part_either(g, p, bt_part_text(g, text)) : bt_part_text(g, text);
+            any  = true;
+            from = c + 1;
+        }
+        add_range(g, &p, &any, from, hi);
+    }
+    return any ? p : bt_part_never(g);
+}

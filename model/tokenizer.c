@@ -84,14 +84,27 @@ const char *bt_tokenizer_bytes(const bt_tokenizer *tok, uint32_t id, size_t *n_o
     return t == NULL ? "" : tok->arena + t->at;
 }
 
-int64_t bt_tokenizer_added_id(const bt_tokenizer *tok, const char *text)
+static int64_t added_id(const bt_tokenizer *tok, const char *text, size_t n)
 {
-    size_t   n  = strlen(text), start;
+    size_t   start;
     uint32_t id = 0;
 
     for (int i = 0; n != 0 && i < BT_N_ADDED_LISTS; i++)
         if (bt_added_tokens_find(tok->added[i], text, n, &start, &id) == n) return id;
     return -1;
+}
+
+int64_t bt_tokenizer_added_id(const bt_tokenizer *tok, const char *text)
+{
+    return added_id(tok, text, strlen(text));
+}
+
+bool bt_tokenizer_is_text(const bt_tokenizer *tok, uint32_t id)
+{
+    const bt_vocab_token *t = id < tok->n_tokens ? &tok->tokens[id] : NULL;
+
+    return t != NULL && t->n > 0 && t->mapped && !t->special &&
+           added_id(tok, tok->arena + t->at, t->n) < 0;
 }
 
 bt_status bt_tokenizer_bos(const bt_tokenizer *tok, bool always, int64_t *id_out)

@@ -43,6 +43,7 @@ static void waiting_fini(waiting *w)
     bt_free(w->to_next);
     bt_free(w->call_next);
     bt_free(w->stack);
+    *w = (waiting){0};
 }
 
 static bt_status waiting_init(waiting *w, const bt_parts *g)
@@ -172,9 +173,10 @@ static bool look_into(recursion *r, uint32_t rule)
     return true;
 }
 
-static bt_status find_recursion(recursion *r, uint32_t start, char *why)
+/* first: a node, or RULE and a rule. */
+static bt_status find_recursion(recursion *r, uint32_t first, char *why)
 {
-    r->stack[r->n++] = start;
+    r->stack[r->n++] = first;
     while (r->n > 0) {
         uint32_t at = r->stack[--r->n];
 
@@ -190,7 +192,7 @@ static bt_status find_recursion(recursion *r, uint32_t start, char *why)
     return BT_OK;
 }
 
-/* Also of what comes later in a text: from each rule's start, and from each node behind a byte. */
+/* Of the beginning of a text, and of what comes later. */
 static bt_status check_recursion(const bt_parts *g, bt_part whole, const uint8_t *lives,
                                  const uint8_t *is_empty, char *why)
 {
@@ -206,7 +208,7 @@ static bt_status check_recursion(const bt_parts *g, bt_part whole, const uint8_t
     BT_TRY(find_recursion(&r, whole.start, why));
     for (uint32_t i = 0; i < g->n_rules; i++)
         if (g->rules[i].given && lives[g->rules[i].is.start] && r.state[i] == 0)
-            BT_TRY(find_recursion(&r, g->rules[i].is.start, why));
+            BT_TRY(find_recursion(&r, RULE | i, why));
 out:
     bt_free(r.seen);
     bt_free(r.state);

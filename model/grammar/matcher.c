@@ -1,0 +1,215 @@
+#include "model/grammar/matcher.h"
+
+#include <string.h>
+
+#include "core/alloc.h"
+#include "model/grammar/states.h"
+#include "model/grammar/tokens.h"
+
+enum {
+    N_MASKS       = 64,     /* that are kept */
+    MOST_READINGS = 1 << 21 /* followed for a mask or a text: some tenths of a second */
+};
+
+typedef struct {
+    uint32_t  state; /* BT_STATE_DEAD: none */
+    uint32_t *bits;  /* owned, or NULL */
+} kept_mask;
+
+struct bt_matcher {
+    bt_grammar          *grammar; /* owned */
+    const bt_token_list *list;    /* borrowed */
+    bt_states            states;
+    bt_follow            follow;
+    uint32_t             start;
+    uint8_t              byte_of[256];                 /* one of each class */
+    uint32_t             path[BT_TOKEN_BYTES_MAX + 1]; /* states along a token */
+    kept_mask            masks[N_MASKS];
+    uint32_t             next_mask;   /* the one to go */
+    size_t               n_readings;  /* followed for the mask or text under way */
+    size_t               bytes_least; /* after the last trim */
+};
+
+bt_status bt_matcher_create(bt_grammar *grammar, const bt_token_list *list,
+                            bt_matcher **matcher_out)
+{
+    bt_status   st = BT_OK;
+    bt_matcher *m  = bt_calloc(1, sizeof(*m));
+
+    BT_REQUIRE(m != NULL, BT_ERR_NO_MEMORY, "a matcher");
+    m->list = list;
+    for (uint32_t b = 256; b-- > 0;)
+        m->byte_of[grammar->class_of[b]] = (uint8_t)b;
+    BT_TRY(bt_states_init(&m->states, grammar->n_classes));
+    BT_TRY(bt_follow_add(&m->follow, (bt_reading){grammar->start, 0}));
+    BT_TRY(bt_follow_end(&m->follow, grammar, &m->states, &m->start));
+    m->grammar   = grammar;
+    *matcher_out = m;
+    m            = NULL; /* handed over */
+out:
+    bt_matcher_destroy(m);
+    return st;
+}
+
+void bt_matcher_destroy(bt_matcher *m)
+{
+    if (m == NULL) return;
+    for (int i = 0; i < N_MASKS; i++)
+        bt_free(m->masks[i].bits);
+    bt_states_fini(&m->states);
+    bt_follow_fini(&m->follow);
+    bt_grammar_destroy(m->grammar);
+    bt_free(m);
+}
+
+uint32_t bt_matcher_start(const bt_matcher *m) { return m->start; }
+
+bool bt_matcher_accepts(const bt_matcher *m, uint32_t state)
+{
+    return m->states.states[state].accepts;
+}
+
+/* ---- steps */
+
+/* What the state comes to with a byte of the class. */
+static bt_status make_step(bt_matcher *m, uint32_t state, uint32_t class, uint32_t *next_out)
+{
+    bt_status              st   = BT_OK;
+    const bt_grammar_state from = m->states.states[state];
+    uint8_t                byte = m->byte_of[class];
+
+    bt_follow_begin(&m->follow);
+    for (uint32_t i = 0; i < from.n; i++) {
+        bt_reading r = m->states.readings[from.first + i];
+
+        for (uint32_t k = m->grammar->first[r.node]; k < m->grammar->first[r.node + 1]; k++) {
+            const bt_grammar_edge *e = &m->grammar->edges[k];
+
+            if (e->kind == BT_EDGE_BYTES && e->lo <= byte && byte <= e->hi)
+                BT_TRY(bt_follow_add(&m->follow, (bt_reading){e->to, r.frame}));
+        }
+    }
+    BT_TRY(bt_follow_end(&m->follow, m->grammar, &m->states, next_out));
+    m->states.steps[(size_t)state * m->states.n_classes + class] = *next_out;
+    m->n_readings += m->follow.n_seen;
+    if (bt_matcher_bytes(m) > BT_MATCHER_MOST_BYTES || m->n_readings > MOST_READINGS)
+        st = BT_ERR_UNSUPPORTED;
+out:
+    return st;
+}
+
+static inline bt_status step(bt_matcher *m, uint32_t state, uint8_t byte, uint32_t *next_out)
+{
+    uint32_t class = m->grammar->class_of[byte];
+    uint32_t next  = m->states.steps[(size_t)state * m->states.n_classes + class];
+
+    if (next == BT_STEP_UNKNOWN) return make_step(m, state, class, next_out);
+    *next_out = next;
+    return BT_OK;
+}
+
+bt_status bt_matcher_step(bt_matcher *m, uint32_t state, const char *bytes, size_t n,
+                          uint32_t *state_out)
+{
+    bt_status st = BT_OK;
+
+    m->n_readings = 0;
+    for (size_t i = 0; i < n && state != BT_STATE_DEAD; i++)
+        BT_TRY(step(m, state, (uint8_t)bytes[i], &state));
+    *state_out = state;
+out:
+    return st;
+}
+
+bt_status bt_matcher_step_token(bt_matcher *m, uint32_t state, uint32_t id, uint32_t *state_out)
+{
+    uint32_t               where = id < m->list->n_ids ? m->list->where[id] : 0;
+    const bt_sorted_token *t     = where != 0 ? &m->list->sorted[where - 1] : NULL;
+
+    *state_out = BT_STATE_DEAD;
+    return t == NULL ? BT_OK : bt_matcher_step(m, state, m->list->bytes + t->at, t->n, state_out);
+}
+
+/* ---- masks */
+
+/* m->path[0] is the state; its entries up to the bytes that a token shares with the one before are
+ * those of that one. */
+static bt_status make_mask(bt_matcher *m, uint32_t state, uint32_t *bits)
+{
+    bt_status            st   = BT_OK;
+    const bt_token_list *list = m->list;
+    uint32_t             i    = 0;
+
+    m->path[0]    = state;
+    m->n_readings = 0;
+    while (i < list->n) {
+        const bt_sorted_token *t  = &list->sorted[i];
+        uint32_t               at = t->shared;
+
+        for (; at < t->n && m->path[at] != BT_STATE_DEAD; at++)
+            BT_TRY(step(m, m->path[at], (uint8_t)list->bytes[t->at + at], &m->path[at + 1]));
+        i++;
+        if (m->path[at] != BT_STATE_DEAD)
+            bits[t->id / 32] |= 1u << t->id % 32;
+        else /* nor do those that begin likewise, up to here */
+            while (i < list->n && list->sorted[i].shared >= at)
+                i++;
+    }
+out:
+    return st;
+}
+
+bt_status bt_matcher_mask(bt_matcher *m, uint32_t state, uint32_t *bits)
+{
+    bt_status  st    = BT_OK;
+    size_t     bytes = bt_mask_words(m->list->n_ids) * sizeof(*bits);
+    kept_mask *kept  = &m->masks[m->next_mask];
+
+    for (int i = 0; i < N_MASKS && state != BT_STATE_DEAD; i++)
+        if (m->masks[i].state == state) {
+            memcpy(bits, m->masks[i].bits, bytes);
+            return BT_OK;
+        }
+    memset(bits, 0, bytes);
+    if (state == BT_STATE_DEAD) return BT_OK;
+    BT_TRY(make_mask(m, state, bits));
+    if (kept->bits == NULL) kept->bits = bt_calloc(bytes, 1);
+    BT_REQUIRE(kept->bits != NULL, BT_ERR_NO_MEMORY, "a mask of %u tokens", m->list->n_ids);
+    memcpy(kept->bits, bits, bytes);
+    kept->state  = state;
+    m->next_mask = (m->next_mask + 1) % N_MASKS;
+out:
+    return st;
+}
+
+/* ---- memory */
+
+size_t bt_matcher_bytes(const bt_matcher *m) { return bt_states_bytes(&m->states); }
+
+bt_status bt_matcher_trim(bt_matcher *m, uint32_t n, uint32_t **live)
+{
+    bt_status st    = BT_OK;
+    bt_states fresh = {0};
+    uint32_t *moved = NULL, start;
+
+    if (bt_matcher_bytes(m) <= BT_MATCHER_BYTES + 2 * m->bytes_least) return BT_OK;
+    moved = bt_calloc(n, sizeof(*moved));
+    BT_REQUIRE(moved != NULL, BT_ERR_NO_MEMORY, "%u states of a grammar", n);
+    BT_TRY(bt_states_init(&fresh, m->states.n_classes));
+    BT_TRY(bt_states_copy(&m->states, m->start, &fresh, &start));
+    for (uint32_t i = 0; i < n; i++)
+        BT_TRY(bt_states_copy(&m->states, *live[i], &fresh, &moved[i]));
+    for (uint32_t i = 0; i < n; i++)
+        *live[i] = moved[i];
+    for (int i = 0; i < N_MASKS; i++)
+        m->masks[i].state = BT_STATE_DEAD;
+    bt_states_fini(&m->states);
+    m->states      = fresh;
+    m->bytes_least = bt_matcher_bytes(m);
+    m->start       = start;
+    fresh          = (bt_states){0}; /* handed over */
+out:
+    bt_states_fini(&fresh);
+    bt_free(moved);
+    return st;
+}

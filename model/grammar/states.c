@@ -1,0 +1,236 @@
+#include "model/grammar/states.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <xxhash.h>
+
+#include "core/alloc.h"
+
+enum { MOST_FRAMES = 1 << 20, MOST_STATES = 1 << 20, FIRST_SLOTS = 256 };
+
+/* Room for n of an array. */
+static bt_status grow(void *array, size_t size, uint32_t n, uint32_t *capacity)
+{
+    bt_status st   = BT_OK;
+    uint32_t  more = *capacity == 0 ? 64 : *capacity;
+    void     *grown;
+
+    while (more < n)
+        more *= 2;
+    if (more == *capacity) return BT_OK;
+    grown = bt_realloc(*(void **)array, more, size);
+    BT_REQUIRE(grown != NULL, BT_ERR_NO_MEMORY, "states of a grammar");
+    *(void **)array = grown;
+    *capacity       = more;
+out:
+    return st;
+}
+
+/* ---- tables */
+
+typedef uint64_t hash_of(const void *of, uint32_t number);
+
+/* Room for one more. */
+static bt_status table_grow(bt_number_table *t, hash_of *hash, const void *of)
+{
+    bt_status       st    = BT_OK;
+    bt_number_table grown = {.n        = t->n,
+                             .capacity = t->capacity == 0 ? FIRST_SLOTS : 2 * t->capacity};
+
+    if (2 * (t->n + 1) <= t->capacity) return BT_OK;
+    grown.slots = bt_calloc(grown.capacity, sizeof(*grown.slots));
+    BT_REQUIRE(grown.slots != NULL, BT_ERR_NO_MEMORY, "states of a grammar");
+    for (uint32_t i = 0; i < t->capacity; i++) {
+        uint32_t at;
+
+        if (t->slots[i] == 0) continue;
+        at = (uint32_t)hash(of, t->slots[i]) & (grown.capacity - 1);
+        while (grown.slots[at] != 0)
+            at = (at + 1) & (grown.capacity - 1);
+        grown.slots[at] = t->slots[i];
+    }
+    bt_free(t->slots);
+    *t = grown;
+out:
+    return st;
+}
+
+static uint64_t hash_frame(const void *of, uint32_t number)
+{
+    const bt_states *s = of;
+
+    return XXH3_64bits(&s->frames[number], sizeof(*s->frames));
+}
+
+static uint64_t hash_readings(const bt_reading *readings, uint32_t n, bool accepts)
+{
+    return XXH3_64bits_withSeed(readings, n * sizeof(*readings), accepts);
+}
+
+static uint64_t hash_state(const void *of, uint32_t number)
+{
+    const bt_states        *s  = of;
+    const bt_grammar_state *at = &s->states[number];
+
+    return hash_readings(s->readings + at->first, at->n, at->accepts);
+}
+
+/* ---- frames and states */
+
+void bt_states_fini(bt_states *s)
+{
+    bt_free(s->frames);
+    bt_free(s->states);
+    bt_free(s->readings);
+    bt_free(s->steps);
+    bt_free(s->frame_table.slots);
+    bt_free(s->state_table.slots);
+    *s = (bt_states){0};
+}
+
+/* A state more, whose steps are not known. */
+static bt_status add_state(bt_states *s, const bt_grammar_state *state)
+{
+    bt_status st       = BT_OK;
+    uint32_t  capacity = s->states_capacity;
+    uint32_t *steps;
+
+    if (s->n_states == MOST_STATES) return BT_ERR_UNSUPPORTED;
+    BT_TRY(grow(&s->states, sizeof(*s->states), s->n_states + 1, &s->states_capacity));
+    if (capacity != s->states_capacity || s->steps == NULL) {
+        steps = bt_realloc(s->steps, (size_t)s->states_capacity * s->n_classes, sizeof(*steps));
+        if (steps == NULL) s->states_capacity = capacity;
+        BT_REQUIRE(steps != NULL, BT_ERR_NO_MEMORY, "states of a grammar");
+        s->steps = steps;
+    }
+    s->states[s->n_states] = *state;
+    memset(s->steps + (size_t)s->n_states * s->n_classes, 0xFF, s->n_classes * sizeof(*s->steps));
+    s->n_states++;
+out:
+    return st;
+}
+
+bt_status bt_states_init(bt_states *s, uint32_t n_classes)
+{
+    bt_status              st   = BT_OK;
+    const bt_grammar_state dead = {0};
+
+    *s = (bt_states){.n_classes = n_classes, .n_frames = 1};
+    BT_TRY(grow(&s->frames, sizeof(*s->frames), 1, &s->frames_capacity));
+    s->frames[0] = (bt_frame){0};
+    BT_TRY(add_state(s, &dead));
+out:
+    if (st != BT_OK) bt_states_fini(s);
+    return st;
+}
+
+size_t bt_states_bytes(const bt_states *s)
+{
+    return s->frames_capacity * sizeof(*s->frames) + s->states_capacity * sizeof(*s->states) +
+           s->readings_capacity * sizeof(*s->readings) +
+           (size_t)s->states_capacity * s->n_classes * sizeof(*s->steps) +
+           (s->frame_table.capacity + s->state_table.capacity) * sizeof(uint32_t);
+}
+
+bt_status bt_states_frame(bt_states *s, uint32_t back, uint32_t outer, uint32_t *frame_out)
+{
+    bt_status        st    = BT_OK;
+    const bt_frame   frame = {back, outer};
+    bt_number_table *t     = &s->frame_table;
+    uint32_t         at;
+
+    BT_TRY(table_grow(t, hash_frame, s));
+    at = (uint32_t)XXH3_64bits(&frame, sizeof(frame)) & (t->capacity - 1);
+    for (; t->slots[at] != 0; at = (at + 1) & (t->capacity - 1))
+        if (memcmp(&s->frames[t->slots[at]], &frame, sizeof(frame)) == 0) {
+            *frame_out = t->slots[at];
+            return BT_OK;
+        }
+    if (s->n_frames == MOST_FRAMES) return BT_ERR_UNSUPPORTED;
+    BT_TRY(grow(&s->frames, sizeof(*s->frames), s->n_frames + 1, &s->frames_capacity));
+    s->frames[s->n_frames] = frame;
+    t->slots[at]           = s->n_frames;
+    t->n++;
+    *frame_out = s->n_frames++;
+out:
+    return st;
+}
+
+static int by_node(const void *a, const void *b)
+{
+    const bt_reading *x = a, *y = b;
+
+    if (x->node != y->node) return x->node < y->node ? -1 : 1;
+    return x->frame < y->frame ? -1 : x->frame > y->frame;
+}
+
+bt_status bt_states_state(bt_states *s, bt_reading *readings, uint32_t n, bool accepts,
+                          uint32_t *state_out)
+{
+    bt_status        st    = BT_OK;
+    bt_number_table *t     = &s->state_table;
+    bt_grammar_state state = {.first = s->n_readings, .n = n, .accepts = accepts};
+    uint32_t         at;
+
+    if (n == 0 && !accepts) {
+        *state_out = 0;
+        return BT_OK;
+    }
+    qsort(readings, n, sizeof(*readings), by_node);
+    BT_TRY(table_grow(t, hash_state, s));
+    at = (uint32_t)hash_readings(readings, n, accepts) & (t->capacity - 1);
+    for (; t->slots[at] != 0; at = (at + 1) & (t->capacity - 1)) {
+        const bt_grammar_state *is = &s->states[t->slots[at]];
+
+        if (is->n != n || is->accepts != accepts ||
+            memcmp(s->readings + is->first, readings, n * sizeof(*readings)) != 0)
+            continue;
+        *state_out = t->slots[at];
+        return BT_OK;
+    }
+    BT_TRY(grow(&s->readings, sizeof(*s->readings), s->n_readings + n, &s->readings_capacity));
+    BT_TRY(add_state(s, &state));
+    if (n > 0) memcpy(s->readings + s->n_readings, readings, n * sizeof(*readings));
+    s->n_readings += n;
+    t->slots[at] = *state_out = s->n_states - 1;
+    t->n++;
+out:
+    return st;
+}
+
+/* The frame and those around it, outermost first, in `to`. */
+static bt_status copy_frame(const bt_states *s, uint32_t frame, bt_states *to, uint32_t *frame_out)
+{
+    bt_status st    = BT_OK;
+    uint32_t  depth = 0, copied = 0, *chain = NULL;
+
+    for (uint32_t at = frame; at != 0; at = s->frames[at].outer)
+        depth++;
+    chain = bt_calloc(depth, sizeof(*chain));
+    BT_REQUIRE(chain != NULL, BT_ERR_NO_MEMORY, "states of a grammar");
+    for (uint32_t at = frame, i = depth; at != 0; at = s->frames[at].outer)
+        chain[--i] = at;
+    for (uint32_t i = 0; i < depth; i++)
+        BT_TRY(bt_states_frame(to, s->frames[chain[i]].back, copied, &copied));
+    *frame_out = copied;
+out:
+    bt_free(chain);
+    return st;
+}
+
+bt_status bt_states_copy(const bt_states *s, uint32_t state, bt_states *to, uint32_t *state_out)
+{
+    bt_status               st       = BT_OK;
+    const bt_grammar_state *from     = &s->states[state];
+    bt_reading             *readings = bt_calloc(from->n, sizeof(*readings));
+
+    BT_REQUIRE(readings != NULL, BT_ERR_NO_MEMORY, "states of a grammar");
+    for (uint32_t i = 0; i < from->n; i++) {
+        readings[i].node = s->readings[from->first + i].node;
+        BT_TRY(copy_frame(s, s->readings[from->first + i].frame, to, &readings[i].frame));
+    }
+    BT_TRY(bt_states_state(to, readings, from->n, from->accepts, state_out));
+out:
+    bt_free(readings);
+    return st;
+}

@@ -1,0 +1,427 @@
+/* Parts, packing, states and masks: what may follow a text, against plain searches. */
+#include "core/alloc.h"
+#include "tests/model/grammar_check.h"
+
+static bt_token_list *g_list;
+static bt_tokenizer  *g_tok;
+
+/* value ::= "x" | "[" (value ("," value)*)? "]" */
+static bt_part nested(bt_parts *g)
+{
+    uint32_t value = bt_rule_new(g, "value");
+    bt_part  more  = bt_part_then(g, bt_part_text(g, ","), bt_rule_call(g, value));
+    bt_part  items =
+        bt_part_then(g, bt_rule_call(g, value), bt_part_repeat(g, more, 0, BT_UNLIMITED));
+    bt_part list = bt_part_then(g, bt_part_text(g, "["), bt_part_maybe(g, items));
+
+    list = bt_part_then(g, list, bt_part_text(g, "]"));
+    bt_rule_is(g, value, bt_part_either(g, bt_part_text(g, "x"), list));
+    return bt_rule_call(g, value);
+}
+
+static bt_part letter(bt_parts *g, const char *letters)
+{
+    bt_chars set = {0};
+    bt_part  p;
+
+    for (; *letters != '\0'; letters++)
+        bt_chars_add(g, &set, (unsigned char)*letters, (unsigned char)*letters);
+    p = bt_part_chars(g, &set);
+    bt_chars_fini(&set);
+    return p;
+}
+
+static void parts_repeat_as_often_as_they_say(void)
+{
+    static const struct {
+        uint32_t min, max;
+    } TIMES[] = {
+        {0, 0           },
+        {0, 1           },
+        {1, 1           },
+        {0, 3           },
+        {2, 2           },
+        {2, 5           },
+        {0, BT_UNLIMITED},
+        {3, BT_UNLIMITED}
+    };
+
+    for (size_t i = 0; i < sizeof(TIMES) / sizeof(TIMES[0]); i++) {
+        bt_parts    g = {0};
+        char        why[BT_GRAMMAR_WHY_BYTES], text[12] = "";
+        bt_part     p = bt_part_repeat(&g, bt_part_text(&g, "a"), TIMES[i].min, TIMES[i].max);
+        bt_matcher *m = matcher_of(&g, bt_part_then(&g, p, bt_part_text(&g, ".")), NULL, why);
+
+        for (uint32_t n = 0; n < 8; n++) {
+            memset(text, 'a', n);
+            text[n]     = '.';
+            text[n + 1] = '\0';
+            EXPECT_VERDICT(m, text, n >= TIMES[i].min && n <= TIMES[i].max ? ACCEPTS : REFUSES);
+        }
+        bt_matcher_destroy(m);
+    }
+}
+
+static void parts_that_no_text_satisfies_are_refused(void)
+{
+    char     why[BT_GRAMMAR_WHY_BYTES] = "";
+    bt_parts g                         = {0};
+    uint32_t rule;
+
+    EXPECT(matcher_of(&g, bt_part_never(&g), NULL, why) == NULL);
+    EXPECT(strstr(why, "no text at all") != NULL);
+    /* a ::= "x" a: it would never end */
+    rule = bt_rule_new(&g, "a");
+    bt_rule_is(&g, rule, bt_part_then(&g, bt_part_text(&g, "x"), bt_rule_call(&g, rule)));
+    EXPECT(matcher_of(&g, bt_rule_call(&g, rule), NULL, why) == NULL);
+    /* a way that does not end is left out beside one that does */
+    rule = bt_rule_new(&g, "a");
+    bt_rule_is(&g, rule, bt_part_then(&g, bt_part_text(&g, "x"), bt_rule_call(&g, rule)));
+    bt_matcher *m = matcher_of(
+        &g, bt_part_either(&g, bt_rule_call(&g, rule), bt_part_text(&g, "y")), NULL, why);
+    EXPECT_VERDICT(m, "x", REFUSES);
+    EXPECT_VERDICT(m, "y", ACCEPTS);
+    bt_matcher_destroy(m);
+    EXPECT(matcher_of(&g, bt_rule_call(&g, bt_rule_new(&g, "unsaid")), NULL, why) == NULL);
+}
+
+static void rules_that_begin_with_themselves_are_refused_by_name(void)
+{
+    char     why[BT_GRAMMAR_WHY_BYTES] = "";
+    bt_parts g                         = {0};
+    uint32_t a = bt_rule_new(&g, "first"), b = bt_rule_new(&g, "second");
+    bt_part  p;
+
+    /* first ::= second "x" | "y"; second ::= "z"? first */
+    p = bt_part_then(&g, bt_rule_call(&g, b), bt_part_text(&g, "x"));
+    bt_rule_is(&g, a, bt_part_either(&g, p, bt_part_text(&g, "y")));
+    bt_rule_is(&g, b,
+               bt_part_then(&g, bt_part_maybe(&g, bt_part_text(&g, "z")), bt_rule_call(&g, a)));
+    EXPECT(matcher_of(&g, bt_part_then(&g, bt_part_text(&g, "q"), bt_rule_call(&g, a)), NULL,
+                      why) == NULL);
+    EXPECT(strstr(why, "first begins with itself") != NULL);
+    /* siblings that begin with the same rule do not */
+    a = bt_rule_new(&g, "a");
+    b = bt_rule_new(&g, "b");
+    bt_rule_is(&g, a, bt_part_text(&g, "x"));
+    bt_rule_is(&g, b,
+               bt_part_either(&g, bt_rule_call(&g, a),
+                              bt_part_then(&g, bt_part_text(&g, "y"), bt_rule_call(&g, b))));
+    bt_matcher *m =
+        matcher_of(&g, bt_part_either(&g, bt_rule_call(&g, b), bt_rule_call(&g, a)), NULL, why);
+    EXPECT_VERDICT(m, "x", ACCEPTS);
+    EXPECT_VERDICT(m, "yyx", ACCEPTS);
+    EXPECT_VERDICT(m, "y", GOES_ON);
+    bt_matcher_destroy(m);
+}
+
+static void matcher_follows_calls_within_calls(void)
+{
+    static const struct {
+        const char *text;
+        verdict     want;
+    } CASES[] = {
+        {"x",         ACCEPTS},
+        {"[]",        ACCEPTS},
+        {"[x,[x],x]", ACCEPTS},
+        {"[[[[",      GOES_ON},
+        {"[[x]",      GOES_ON},
+        {"[x,]",      REFUSES},
+        {"]",         REFUSES},
+        {"[x]]",      REFUSES},
+        {"xx",        REFUSES},
+        {"",          GOES_ON},
+    };
+    char        why[BT_GRAMMAR_WHY_BYTES];
+    bt_parts    g = {0};
+    bt_matcher *m = matcher_of(&g, nested(&g), NULL, why);
+    char        deep[4001];
+
+    for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++)
+        EXPECT_VERDICT(m, CASES[i].text, CASES[i].want);
+    memset(deep, '[', 2000);
+    memset(deep + 2000, ']', 2000);
+    deep[4000] = '\0';
+    EXPECT_VERDICT(m, deep, ACCEPTS);
+    deep[3999] = '\0';
+    EXPECT_VERDICT(m, deep, GOES_ON);
+    bt_matcher_destroy(m);
+}
+
+/* list ::= "x" list | "x": what is called last takes no frame, so that few states are enough. */
+static void matcher_of_a_list_that_calls_itself_last_stays_small(void)
+{
+    char     why[BT_GRAMMAR_WHY_BYTES], text[20001];
+    bt_parts g    = {0};
+    uint32_t list = bt_rule_new(&g, "list");
+    bt_part  more = bt_part_then(&g, bt_part_text(&g, "x"), bt_rule_call(&g, list));
+    size_t   before;
+
+    bt_rule_is(&g, list, bt_part_either(&g, more, bt_part_text(&g, "x")));
+    bt_matcher *m = matcher_of(&g, bt_rule_call(&g, list), NULL, why);
+    EXPECT_VERDICT(m, "xxxx", ACCEPTS);
+    before = bt_matcher_bytes(m);
+    memset(text, 'x', 20000);
+    text[20000] = '\0';
+    EXPECT_VERDICT(m, text, ACCEPTS);
+    EXPECT_EQ(bt_matcher_bytes(m), before);
+    bt_matcher_destroy(m);
+}
+
+static void matcher_gives_up_on_what_is_read_in_too_many_ways(void)
+{
+    /* a ::= "x" a "y" | "x" a "z" | ..: each x opens two calls of the same rule at two places */
+    char        why[BT_GRAMMAR_WHY_BYTES], text[200];
+    bt_parts    g = {0};
+    uint32_t    a = bt_rule_new(&g, "a"), state;
+    bt_part     p = bt_part_text(&g, "!");
+    bt_matcher *m;
+
+    for (int i = 0; i < 2; i++) {
+        bt_part way = bt_part_then(&g, bt_part_text(&g, "x"), bt_rule_call(&g, a));
+
+        p = bt_part_either(&g, p, bt_part_then(&g, way, bt_part_text(&g, i == 0 ? "y" : "z")));
+    }
+    bt_rule_is(&g, a, p);
+    m = matcher_of(&g, bt_rule_call(&g, a), NULL, why);
+    EXPECT_VERDICT(m, "xx!yz", ACCEPTS);
+    memset(text, 'x', sizeof(text));
+    EXPECT_EQ(bt_matcher_step(m, bt_matcher_start(m), text, sizeof(text), &state),
+              BT_ERR_UNSUPPORTED);
+    bt_matcher_destroy(m);
+}
+
+/* ---- characters */
+
+static size_t put_utf8(uint32_t c, char *out)
+{
+    if (c < 0x80) return (void)(out[0] = (char)c), 1;
+    if (c < 0x800)
+        return (void)(out[0] = (char)(0xC0 | c >> 6)), (void)(out[1] = (char)(0x80 | (c & 0x3F))),
+               2;
+    if (c < 0x10000) {
+        out[0] = (char)(0xE0 | c >> 12);
+        out[1] = (char)(0x80 | (c >> 6 & 0x3F));
+        out[2] = (char)(0x80 | (c & 0x3F));
+        return 3;
+    }
+    out[0] = (char)(0xF0 | c >> 18);
+    out[1] = (char)(0x80 | (c >> 12 & 0x3F));
+    out[2] = (char)(0x80 | (c >> 6 & 0x3F));
+    out[3] = (char)(0x80 | (c & 0x3F));
+    return 4;
+}
+
+static void chars_are_exactly_their_code_points(void)
+{
+    static const bt_char_range RANGES[][3] = {
+        {{0, BT_CHAR_MAX}     },
+        { {0x41, 0x5A},     {0x50, 0x7F}, {0x80, 0x80}},
+        {         {0x7FF, 0x800},   {0xFFFF, 0x10000}, {0x10FFFF, 0x10FFFF}},
+        { {0xD700, 0xE100}, {0x3A5, 0x12345}, {0x1, 0x1}},
+        {           {0x20AC, 0x20AC}, {0x10400, 0x2F800}, {0x900, 0xDFF}},
+    };
+
+    for (size_t i = 0; i < sizeof(RANGES) / sizeof(RANGES[0]); i++)
+        for (int negated = 0; negated < 2; negated++) {
+            bt_parts    g   = {0};
+            bt_chars    set = {0};
+            char        why[BT_GRAMMAR_WHY_BYTES], text[4];
+            uint32_t    n_wrong = 0;
+            bt_matcher *m;
+
+            for (int k = 0; k < 3; k++)
+                bt_chars_add(&g, &set, RANGES[i][k].lo, RANGES[i][k].hi);
+            bt_chars_sort(&g, &set);
+            if (negated) bt_chars_negate(&g, &set);
+            m = matcher_of(&g, bt_part_chars(&g, &set), NULL, why);
+            bt_chars_fini(&set);
+            if (m == NULL) { /* all, negated */
+                EXPECT(i == 0 && negated);
+                continue;
+            }
+            for (uint32_t c = 0; c <= BT_CHAR_MAX; c++) {
+                bool in = false;
+
+                for (int k = 0; k < 3; k++)
+                    in = in || (RANGES[i][k].lo <= c && c <= RANGES[i][k].hi);
+                in = in != (negated == 1) && (c < 0xD800 || c > 0xDFFF);
+                n_wrong += (judge_bytes(m, text, put_utf8(c, text)) == ACCEPTS) != in;
+            }
+            EXPECT_EQ(n_wrong, 0);
+            EXPECT_EQ(judge_bytes(m, "\xC0\x80", 2), REFUSES);
+            EXPECT_EQ(judge_bytes(m, "\xFF", 1), REFUSES);
+            bt_matcher_destroy(m);
+        }
+}
+
+static void chars_of_json_are_escaped_where_they_must_be(void)
+{
+    bt_parts    g   = {0};
+    bt_chars    set = {0};
+    char        why[BT_GRAMMAR_WHY_BYTES];
+    bt_matcher *m;
+
+    bt_chars_add(&g, &set, 0, 0x5D); /* with the quote and the backslash */
+    m = matcher_of(&g, bt_part_json_chars(&g, &set), NULL, why);
+    bt_chars_fini(&set);
+    EXPECT_VERDICT(m, "a", REFUSES);
+    EXPECT_VERDICT(m, "A", ACCEPTS);
+    EXPECT_VERDICT(m, "]", ACCEPTS);
+    EXPECT_VERDICT(m, "\"", REFUSES);
+    EXPECT_VERDICT(m, "\\", GOES_ON);
+    EXPECT_VERDICT(m, "\\\\", ACCEPTS);
+    EXPECT_VERDICT(m, "\\\"", ACCEPTS);
+    EXPECT_VERDICT(m, "\\n", ACCEPTS);
+    EXPECT_VERDICT(m, "\n", REFUSES);
+    EXPECT_VERDICT(m, "\\u0000", ACCEPTS);
+    EXPECT_VERDICT(m, "\\u001f", ACCEPTS);
+    EXPECT_VERDICT(m, "\\u000a", REFUSES); /* it has a shorter one */
+    EXPECT_VERDICT(m, "\\u0041", REFUSES);
+    bt_matcher_destroy(m);
+}
+
+/* ---- tokens */
+
+/* Every token's bit is what its bytes come to. */
+static void check_mask(bt_matcher *m, uint32_t state, uint32_t n_ids)
+{
+    static uint32_t bits[(1 << 18) / 32];
+    uint32_t        n_wrong = 0;
+
+    EXPECT_EQ(bt_matcher_mask(m, state, bits), BT_OK);
+    for (uint32_t id = 0; id < n_ids; id++) {
+        size_t      n;
+        uint32_t    next = BT_STATE_DEAD;
+        const char *text = bt_tokenizer_bytes(g_tok, id, &n, NULL);
+
+        if (bt_tokenizer_is_text(g_tok, id))
+            EXPECT_EQ(bt_matcher_step(m, state, text, n, &next), BT_OK);
+        n_wrong += (next != BT_STATE_DEAD) != (bits[id / 32] >> id % 32 & 1);
+        uint32_t by_token = BT_STATE_DEAD;
+        EXPECT_EQ(bt_matcher_step_token(m, state, id, &by_token), BT_OK);
+        n_wrong += by_token != next;
+    }
+    EXPECT_EQ(n_wrong, 0);
+}
+
+static void mask_allows_exactly_the_tokens_that_may_follow(void)
+{
+    static const char *const TEXTS[] = {"", "[", "[x", "[[", "[x,[x,"};
+    char                     why[BT_GRAMMAR_WHY_BYTES];
+    bt_parts                 g     = {0};
+    uint32_t                 n_ids = bt_tokenizer_vocab_size(g_tok), state;
+    bt_matcher              *m     = matcher_of(&g, nested(&g), g_list, why);
+
+    for (size_t i = 0; i < sizeof(TEXTS) / sizeof(TEXTS[0]); i++) {
+        EXPECT_EQ(bt_matcher_step(m, bt_matcher_start(m), TEXTS[i], strlen(TEXTS[i]), &state),
+                  BT_OK);
+        check_mask(m, state, n_ids);
+        check_mask(m, state, n_ids); /* as it was kept */
+    }
+    bt_matcher_destroy(m);
+    bt_chars set = {0};
+    bt_chars_add(&g, &set, ' ', 0x2FFF);
+    m = matcher_of(&g, bt_part_repeat(&g, bt_part_chars(&g, &set), 0, 7), g_list, why);
+    bt_chars_fini(&set);
+    check_mask(m, bt_matcher_start(m), n_ids);
+    bt_matcher_destroy(m);
+}
+
+/* ---- memory */
+
+/* Texts without end through a grammar whose states never come again. */
+static void trim_keeps_what_lives(void)
+{
+    char        why[BT_GRAMMAR_WHY_BYTES];
+    bt_parts    g = {0};
+    bt_matcher *m;
+    uint32_t    live[2], *states[2] = {&live[0], &live[1]}, n_trims = 0;
+    uint32_t    depth = 0;
+
+    m       = matcher_of(&g, nested(&g), g_list, why);
+    live[0] = live[1] = bt_matcher_start(m);
+    EXPECT_EQ(bt_matcher_step(m, live[1], "[x,", 3, &live[1]), BT_OK);
+    for (; depth < 600000; depth++) {
+        size_t before;
+
+        EXPECT_EQ(bt_matcher_step(m, live[0], "[", 1, &live[0]), BT_OK);
+        before = bt_matcher_bytes(m);
+        EXPECT_EQ(bt_matcher_trim(m, 2, states), BT_OK);
+        n_trims += bt_matcher_bytes(m) < before;
+        if (n_trims == 2) break;
+    }
+    EXPECT_EQ(n_trims, 2);
+    EXPECT(live[0] != BT_STATE_DEAD && !bt_matcher_accepts(m, live[0]));
+    EXPECT_EQ(bt_matcher_step(m, live[1], "[]]", 3, &live[1]), BT_OK);
+    EXPECT(bt_matcher_accepts(m, live[1]));
+    for (uint32_t i = 0; i <= depth; i++) {
+        EXPECT(!bt_matcher_accepts(m, live[0]));
+        EXPECT_EQ(bt_matcher_step(m, live[0], "]", 1, &live[0]), BT_OK);
+    }
+    EXPECT(bt_matcher_accepts(m, live[0]));
+    check_mask(m, bt_matcher_start(m), bt_tokenizer_vocab_size(g_tok));
+    bt_matcher_destroy(m);
+}
+
+static bt_status build_and_use(void)
+{
+    bt_parts    g       = {0};
+    bt_grammar *grammar = NULL;
+    bt_matcher *m       = NULL;
+    char        why[BT_GRAMMAR_WHY_BYTES];
+    uint32_t    bits[1 << 13], state = 0;
+    bt_part     whole = bt_part_then(&g, nested(&g), letter(&g, ".!"));
+    bt_status   st    = bt_grammar_pack(&g, whole, &grammar, why);
+
+    if (st == BT_OK) {
+        st = bt_matcher_create(grammar, g_list, &m);
+        if (st != BT_OK) bt_grammar_destroy(grammar);
+    }
+    if (st == BT_OK) st = bt_matcher_step(m, bt_matcher_start(m), "[x,", 3, &state);
+    if (st == BT_OK) st = bt_matcher_mask(m, state, bits);
+    bt_matcher_destroy(m);
+    bt_parts_fini(&g);
+    return st;
+}
+
+static void grammar_without_memory_leaves_nothing_behind(void)
+{
+    long      live = bt_alloc_live();
+    bt_status st   = BT_ERR_NO_MEMORY;
+
+    for (long k = 0; st != BT_OK; k++) {
+        bt_alloc_fail_at(k);
+        st = build_and_use();
+        bt_alloc_fail_at(-1);
+        EXPECT(st == BT_OK || st == BT_ERR_NO_MEMORY);
+        EXPECT_EQ(bt_alloc_live(), live);
+    }
+}
+
+static const bt_test TESTS[] = {
+    BT_TEST(parts_repeat_as_often_as_they_say),
+    BT_TEST(parts_that_no_text_satisfies_are_refused),
+    BT_TEST(rules_that_begin_with_themselves_are_refused_by_name),
+    BT_TEST(matcher_follows_calls_within_calls),
+    BT_TEST(matcher_of_a_list_that_calls_itself_last_stays_small),
+    BT_TEST(matcher_gives_up_on_what_is_read_in_too_many_ways),
+    BT_TEST(chars_are_exactly_their_code_points),
+    BT_TEST(chars_of_json_are_escaped_where_they_must_be),
+    BT_TEST(mask_allows_exactly_the_tokens_that_may_follow),
+    BT_TEST(trim_keeps_what_lives),
+    BT_TEST(grammar_without_memory_leaves_nothing_behind),
+};
+
+int main(int argc, char **argv)
+{
+    int result;
+
+    if (bt_tokenizer_open(BT_SOURCE_DIR "/models/demo", &g_tok) != BT_OK ||
+        bt_token_list_create(g_tok, bt_tokenizer_vocab_size(g_tok), &g_list) != BT_OK)
+        return 2;
+    result = BT_RUN_TESTS(TESTS, argc > 1 ? argv[1] : NULL);
+    bt_token_list_destroy(g_list);
+    bt_tokenizer_close(g_tok);
+    return result;
+}

@@ -143,7 +143,7 @@ uint32_t bt_logprobs(const bt_sampler *s, const float *logits, uint32_t id, uint
     return n;
 }
 
-/* ---- bias, penalties, bans */
+/* ---- bias, penalties, bans, mask */
 
 static bool has_penalty(const bt_sample_how *how)
 {
@@ -168,11 +168,38 @@ static void penalise(float *logits, uint32_t n_vocab, const bt_sample_how *how)
     }
 }
 
-/* The row after bias, penalties and bans: the row itself when there are none. */
+/* A plain loop over a word's bits, so that compilers make it wide. */
+static void mask(float *logits, uint32_t n_vocab, const uint32_t *allowed)
+{
+    static const uint32_t BIT[32] = {
+        1u << 0,  1u << 1,  1u << 2,  1u << 3,  1u << 4,  1u << 5,  1u << 6,  1u << 7,
+        1u << 8,  1u << 9,  1u << 10, 1u << 11, 1u << 12, 1u << 13, 1u << 14, 1u << 15,
+        1u << 16, 1u << 17, 1u << 18, 1u << 19, 1u << 20, 1u << 21, 1u << 22, 1u << 23,
+        1u << 24, 1u << 25, 1u << 26, 1u << 27, 1u << 28, 1u << 29, 1u << 30, 1u << 31};
+
+    for (uint32_t first = 0; first < n_vocab; first += 32) {
+        uint32_t n = n_vocab - first < 32 ? n_vocab - first : 32, bits = allowed[first / 32];
+        float   *x = logits + first;
+
+        if (bits == UINT32_MAX) continue;
+        for (uint32_t i = 0; i < n; i++) {
+            float v = x[i]; /* read in any case, so that nothing branches */
+
+            x[i] = bits & BIT[i] ? v : -INFINITY;
+        }
+    }
+}
+
+static bool is_plain(const bt_sample_how *how)
+{
+    return how->biased.n == 0 && how->banned[0].n == 0 && how->banned[1].n == 0 &&
+           !has_penalty(how) && how->allowed == NULL;
+}
+
+/* The row after bias, penalties, bans and mask: the row itself when there are none. */
 static const float *adjust(const bt_sampler *s, const float *logits, const bt_sample_how *how)
 {
-    if (how->biased.n == 0 && how->banned[0].n == 0 && how->banned[1].n == 0 && !has_penalty(how))
-        return logits;
+    if (is_plain(how)) return logits;
     memcpy(s->adjusted, logits, s->n_vocab * sizeof(*logits));
     for (uint32_t i = 0; i < how->biased.n; i++)
         s->adjusted[how->biased.ids[i]] += how->biases[i];
@@ -180,6 +207,7 @@ static const float *adjust(const bt_sampler *s, const float *logits, const bt_sa
     for (int list = 0; list < 2; list++)
         for (uint32_t i = 0; i < how->banned[list].n; i++)
             s->adjusted[how->banned[list].ids[i]] = -INFINITY;
+    if (how->allowed != NULL) mask(s->adjusted, s->n_vocab, how->allowed);
     return s->adjusted;
 }
 

@@ -6,11 +6,11 @@
  * run in absolute blocks of BT_VOCAB_BLOCK ids (the table's 16 lanes within a block, blocks
  * ascending), so that no machine and no neighbour changes a bit.
  *
- * The order of things: logit bias; repetition penalty, then frequency and presence; banned ids;
- * temperature; min_p; top_k; top_p.  Candidates stand by (logit descending, id ascending).  min_p
- * keeps those with at least min_p times the highest probability.  top_p keeps the shortest prefix
- * whose fp32 sum reaches top_p times the sum of what is left by then: with top_k that sum runs down
- * the candidates, without it over the vocabulary in blocks.
+ * The order of things: logit bias; repetition penalty, then frequency and presence; banned ids and
+ * those that are not allowed; temperature; min_p; top_k; top_p.  Candidates stand by (logit
+ * descending, id ascending).  min_p keeps those with at least min_p times the highest probability.
+ * top_p keeps the shortest prefix whose fp32 sum reaches top_p times the sum of what is left by
+ * then: with top_k that sum runs down the candidates, without it over the vocabulary in blocks.
  *
  * Threads: one at a time for a bt_sampler, with DAZ and FTZ set.  Memory: only init() allocates. */
 #ifndef BT_WORKER_SAMPLER_H
@@ -63,11 +63,13 @@ typedef struct {
     bt_id_list        biased;     /* distinct */
     const float      *biases;     /* [biased.n] */
     bt_id_list        banned[2];  /* must not come: as long as min_tokens are not there */
+    const uint32_t   *allowed;    /* [(n_vocab + 31) / 32], borrowed: bit id % 32 of word id / 32 is
+                                     set for the only ids that may come; NULL: all */
 } bt_sample_how;
 
 /* logits: host [n_vocab], of which a NaN counts as the lowest.  *id_out: the highest adjusted
  * logit, ties to the lower id; or, with a temperature, a draw.  False when the highest is no finite
- * number. */
+ * number, as when nothing is allowed. */
 bool bt_sample(const bt_sampler *s, const float *logits, const bt_sample_how *how,
                uint32_t *id_out);
 

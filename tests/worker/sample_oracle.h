@@ -43,6 +43,7 @@ static inline double oracle_adjusted(const bt_sample_how *how, const oracle_seen
     for (int list = 0; list < 2; list++)
         for (uint32_t i = 0; i < how->banned[list].n; i++)
             if (how->banned[list].ids[i] == id) x = -INFINITY;
+    if (how->allowed != NULL && (how->allowed[id / 32] & 1u << id % 32) == 0) x = -INFINITY;
     return x;
 }
 

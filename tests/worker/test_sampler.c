@@ -6,7 +6,11 @@
 #include "tests/worker/sample_oracle.h"
 #include "worker/sampler.h"
 
-enum { VOCAB = 2500, BT_TOP = 20 }; /* two whole blocks and a part */
+enum {
+    VOCAB      = 2500, /* two whole blocks and a part; 78 whole words of a mask and a part */
+    MASK_WORDS = (VOCAB + 31) / 32,
+    BT_TOP     = 20
+};
 
 static bt_sampler g_sampler;
 static float      g_logits[VOCAB];
@@ -223,24 +227,25 @@ static void expect_like_oracle(bt_sample_how how, const oracle_seen *seen, const
     EXPECT(distance <= 0.03);
 }
 
+static const bt_sample_how HOWS[] = {
+    {.temperature = 1.0f,  .seed = 1,   .top_k = 1         },
+    {.temperature = 1.0f,  .seed = 2,   .top_k = 7         },
+    {.temperature = 0.7f,  .seed = 3,   .top_p = 0.5f      },
+    {.temperature = 1.3f,  .seed = 4,   .top_p = 0.95f     },
+    {.temperature = 30.0f, .seed = 5,   .top_p = 0.9f      },
+    {.temperature = 1.0f,  .seed = 6,   .min_p = 0.3f      },
+    {.temperature = 2.0f,  .seed = 7,   .min_p = 0.01f,      .top_p = 0.7f},
+    {.temperature = 2.0f,                    .seed = 8,             .min_p = 0.05f,    .top_k = 40, .top_p = 0.6f},
+    {.temperature = 2.0f,         .seed = 9,       .top_k = 500,                       .top_p = 0.99f},
+    {.temperature = 1.0f,   .seed = 10,.top_p = 1e-6f},
+    {.temperature = 1.0f,  .seed = 11, .min_p = 1.0f          },
+    {.temperature = 1.0f,  .seed = 12,  .top_k = 1u << 31,        .top_p = 1.0f},
+    {.temperature = 0.0f,  .seed = 13,  .top_k = 5,   .top_p = 0.5f, .min_p = 0.5f},
+    {.temperature = 0.02f,                    .seed = 14,             .top_p = 0.99f                    },
+};
+
 static void filters_agree_with_the_oracle(void)
 {
-    static const bt_sample_how HOWS[] = {
-        {.temperature = 1.0f,  .seed = 1,   .top_k = 1         },
-        {.temperature = 1.0f,  .seed = 2,   .top_k = 7         },
-        {.temperature = 0.7f,  .seed = 3,   .top_p = 0.5f      },
-        {.temperature = 1.3f,  .seed = 4,   .top_p = 0.95f     },
-        {.temperature = 30.0f, .seed = 5,   .top_p = 0.9f      },
-        {.temperature = 1.0f,  .seed = 6,   .min_p = 0.3f      },
-        {.temperature = 2.0f,  .seed = 7,   .min_p = 0.01f,      .top_p = 0.7f},
-        {.temperature = 2.0f,                    .seed = 8,             .min_p = 0.05f,    .top_k = 40, .top_p = 0.6f},
-        {.temperature = 2.0f,         .seed = 9,       .top_k = 500,                       .top_p = 0.99f},
-        {.temperature = 1.0f,   .seed = 10,.top_p = 1e-6f},
-        {.temperature = 1.0f,  .seed = 11, .min_p = 1.0f          },
-        {.temperature = 1.0f,  .seed = 12,  .top_k = 1u << 31,        .top_p = 1.0f},
-        {.temperature = 0.0f,  .seed = 13,  .top_k = 5,   .top_p = 0.5f, .min_p = 0.5f},
-        {.temperature = 0.02f,                    .seed = 14,             .top_p = 0.99f                    },
-    };
     char what[32];
 
     for (uint32_t i = 0; i < sizeof(HOWS) / sizeof(HOWS[0]); i++) {
@@ -250,8 +255,128 @@ static void filters_agree_with_the_oracle(void)
     }
 }
 
+/* Of every `one_in` words one is all ones, one is mixed, the others are zeros, but for one id; bits
+ * beyond the vocabulary are anything. */
+static void fill_mask(uint32_t salt, uint32_t one_in, uint32_t mask[MASK_WORDS])
+{
+    for (uint32_t w = 0; w < MASK_WORDS; w++) {
+        uint32_t h = (w + 1) * 0x9E3779B9u ^ (salt + 1) * 0x85EBCA6Bu;
+
+        h ^= h >> 15;
+        h *= 0xC2B2AE35u;
+        h ^= h >> 13;
+        mask[w] = h % one_in == 0 ? UINT32_MAX : h % one_in == 1 ? h * 0x27D4EB2Fu : 0;
+    }
+    mask[MASK_WORDS - 1] |= 0xA5A5A5F0u;
+    mask[MASK_WORDS - 2] |= 1u << salt % 32;
+}
+
+static bool is_set(const uint32_t *mask, uint32_t id) { return mask[id / 32] >> id % 32 & 1; }
+
+static void masks_agree_with_the_oracle(void)
+{
+    uint32_t mask[MASK_WORDS];
+    char     what[32];
+
+    for (uint32_t i = 0; i < sizeof(HOWS) / sizeof(HOWS[0]); i++) {
+        bt_sample_how how = HOWS[i];
+
+        fill(200 + i);
+        fill_mask(i, 2 + i % 5, mask);
+        how.allowed = mask;
+        snprintf(what, sizeof(what), "masked case %u", i);
+        expect_like_oracle(how, NULL, what);
+    }
+}
+
+/* A mask is a row with -inf: to the bit, in all settings. */
+static void masks_are_rows_without_the_other_ids(void)
+{
+    float    row[VOCAB];
+    uint32_t mask[MASK_WORDS];
+
+    for (uint32_t salt = 0; salt < 600; salt++) {
+        bt_sample_how how  = HOWS[salt % (sizeof(HOWS) / sizeof(HOWS[0]))];
+        uint32_t      want = UINT32_MAX, id = UINT32_MAX;
+
+        fill(salt);
+        fill_mask(salt, 2 + salt % 41, mask);
+        g_logits[salt] = salt % 3 == 0 ? NAN : INFINITY;
+        if (salt % 3 != 0) mask[salt / 32] &= ~(1u << salt % 32);
+        for (uint32_t i = 0; i < VOCAB; i++)
+            row[i] = is_set(mask, i) ? g_logits[i] : -INFINITY;
+        how.position = salt;
+        EXPECT(bt_sample(&g_sampler, row, &how, &want));
+        how.allowed = mask;
+        EXPECT(bt_sample(&g_sampler, g_logits, &how, &id));
+        EXPECT_EQ(id, want);
+        EXPECT(id < VOCAB && is_set(mask, id));
+    }
+}
+
+static void a_mask_of_one_id_leaves_that_one(void)
+{
+    static const uint32_t IDS[] = {0, 31, 32, 1023, 1024, 2495, 2496, VOCAB - 1};
+    uint32_t              mask[MASK_WORDS];
+
+    fill(7);
+    for (uint32_t i = 0; i < sizeof(IDS) / sizeof(IDS[0]); i++)
+        for (uint32_t k = 0; k < sizeof(HOWS) / sizeof(HOWS[0]); k++) {
+            bt_sample_how how = HOWS[k];
+
+            memset(mask, 0, sizeof(mask));
+            mask[IDS[i] / 32] = 1u << IDS[i] % 32;
+            mask[MASK_WORDS - 1] |= ~0u << VOCAB % 32; /* of no id */
+            g_logits[IDS[i]] = -300.0f;                /* beside the others it has no chance */
+            how.allowed      = mask;
+            how.banned[0]    = (bt_id_list){IDS, i};
+            EXPECT_EQ(sample(how, NULL), IDS[i]);
+        }
+}
+
+static void a_mask_of_all_ids_changes_nothing(void)
+{
+    uint32_t mask[MASK_WORDS];
+
+    memset(mask, 0xff, sizeof(mask));
+    for (uint32_t salt = 0; salt < 100; salt++) {
+        bt_sample_how how = HOWS[salt % (sizeof(HOWS) / sizeof(HOWS[0]))];
+        uint32_t      want;
+
+        fill(salt);
+        how.position = salt;
+        want         = sample(how, NULL);
+        how.allowed  = mask;
+        EXPECT_EQ(sample(how, NULL), want);
+    }
+}
+
+static void a_mask_of_nothing_leaves_no_token(void)
+{
+    static const uint32_t ID               = 40;
+    uint32_t              mask[MASK_WORDS] = {0}, id = 7;
+    bt_sample_how         how = {
+                .allowed = mask, .banned = {{&ID, 1}, {NULL, 0}}
+    };
+
+    fill(6);
+    mask[MASK_WORDS - 1] = ~0u << VOCAB % 32; /* of no id */
+    for (int i = 0; i < 2; i++) {
+        how.temperature = (float)i;
+        EXPECT(!bt_sample(&g_sampler, g_logits, &how, &id));
+    }
+    mask[ID / 32] = 1u << ID % 32; /* and that one is banned */
+    EXPECT(!bt_sample(&g_sampler, g_logits, &how, &id));
+    EXPECT_EQ(id, 7);
+    how.banned[0].n = 0;
+    EXPECT_EQ(sample(how, NULL), ID);
+    g_logits[ID] = -INFINITY;
+    EXPECT(!bt_sample(&g_sampler, g_logits, &how, &id));
+}
+
 static void penalties_bias_and_bans_agree_with_the_oracle(void)
 {
+    static uint32_t       mask[MASK_WORDS];
     static oracle_seen    seen;
     static const uint32_t BIASED[] = {3, 1500}, BANNED[] = {1023, 9};
     static const float    BIASES[] = {20.5f, -30.0f};
@@ -286,10 +411,25 @@ static void penalties_bias_and_bans_agree_with_the_oracle(void)
     expect_like_oracle(how, &seen, "all of them");
     how.temperature = 0;
     expect_like_oracle(how, &seen, "greedy");
-    how.repetition  = 0; /* off */
+    fill_mask(3, 2, mask);
+    mask[0] |= 1u << 3;
+    mask[1500 / 32] |= 1u << 1500 % 32;
+    mask[1023 / 32] |= 1u << 1023 % 32; /* banned all the same */
+    how.allowed = mask;
+    expect_like_oracle(how, &seen, "greedy, masked");
     how.temperature = 1;
-    how.top_k       = 9;
-    how.biased.n    = 0;
+    expect_like_oracle(how, &seen, "all of them, masked");
+    mask[0]   = 0; /* the bias of 3 does not bring it back */
+    how.top_p = 0.8f;
+    how.min_p = 0.001f;
+    how.top_k = 300;
+    expect_like_oracle(how, &seen, "all of them and filters, masked");
+    how.allowed = NULL;
+    how.top_p = how.min_p = 0;
+    how.repetition        = 0; /* off */
+    how.temperature       = 1;
+    how.top_k             = 9;
+    how.biased.n          = 0;
     memset(seen.prompt, 0, sizeof(seen.prompt));
     expect_like_oracle(how, &seen, "without repetition");
     how.history = NULL;
@@ -438,6 +578,11 @@ int main(int argc, char **argv)
         BT_TEST(draws_never_take_an_impossible_id),
         BT_TEST(logits_without_a_finite_number_are_an_error),
         BT_TEST(filters_agree_with_the_oracle),
+        BT_TEST(masks_agree_with_the_oracle),
+        BT_TEST(masks_are_rows_without_the_other_ids),
+        BT_TEST(a_mask_of_one_id_leaves_that_one),
+        BT_TEST(a_mask_of_all_ids_changes_nothing),
+        BT_TEST(a_mask_of_nothing_leaves_no_token),
         BT_TEST(penalties_bias_and_bans_agree_with_the_oracle),
         BT_TEST(penalties_tell_prompt_from_reply),
         BT_TEST(ties_go_to_the_lower_id),

@@ -30,7 +30,8 @@ typedef struct {
     double   uniform;     /* in [0, 1) */
     uint32_t history;     /* 1 .. BT_MAX_HISTORIES: its tokens get the penalties, after the edits,
                              and the token that is drawn is added to it; 0: none */
-    float repetition, frequency, presence; /* 1, 0 and 0: no penalty */
+    float    repetition, frequency, presence; /* 1, 0 and 0: no penalty */
+    uint32_t mask; /* 1 .. n_masks: whose ids alone may come; several may share one; 0: none */
 } bt_draw;
 
 /* A token of a sequence, and how often it was generated; 0: it is of the prompt alone. */
@@ -59,11 +60,13 @@ typedef struct {
 typedef struct {
     const float         *logits; /* device [rows, n_vocab], raw; not changed */
     const uint32_t      *row_of; /* a draw is from row row_of[its row]; NULL: from its row */
-    uint32_t             n_draws, n_edits;
+    uint32_t             n_draws, n_edits, n_masks;
     const bt_draw       *draws;
     const bt_logit_edit *edits; /* by draw ascending; ids of a draw are distinct */
-    bool                 any_logprobs;
-    bt_draw_results     *out; /* there when the device has come to what is enqueued by then */
+    const uint32_t *masks; /* [n_masks][(n_vocab + 31) / 32]: bit id % 32 of word id / 32; memory
+                              of bt_device_alloc_host(), as it is until `out` is there */
+    bool             any_logprobs;
+    bt_draw_results *out; /* there when the device has come to what is enqueued by then */
 } bt_draws;
 
 typedef struct bt_device_sampler bt_device_sampler;

@@ -5,9 +5,21 @@
 
 #include "core/alloc.h"
 
-enum { MOST_CHOICES = 64 }; /* of a prompt whose step has no other row */
+enum {
+    MOST_CHOICES    = 64,      /* of a prompt whose step has no other row */
+    MOST_MASK_BYTES = 16 << 20 /* of a step */
+};
 
 static uint32_t capacity_for(uint32_t max_rows) { return max_rows + MOST_CHOICES; }
+
+static uint32_t mask_words_of(uint32_t n_vocab) { return (n_vocab + 31) / 32; }
+
+static uint32_t max_masks_for(uint32_t n_vocab, uint32_t max_rows)
+{
+    size_t most = MOST_MASK_BYTES / (mask_words_of(n_vocab) * sizeof(uint32_t));
+
+    return capacity_for(max_rows) < most ? capacity_for(max_rows) : (uint32_t)most;
+}
 
 size_t bt_draw_list_bytes(const bt_device *dev, uint32_t n_vocab, uint32_t max_rows)
 {
@@ -16,12 +28,14 @@ size_t bt_draw_list_bytes(const bt_device *dev, uint32_t n_vocab, uint32_t max_r
     return ops == NULL ? 0 : ops->bytes(n_vocab, capacity_for(max_rows));
 }
 
-size_t bt_draw_list_pinned_bytes(const bt_device *dev, uint32_t max_rows)
+size_t bt_draw_list_pinned_bytes(const bt_device *dev, uint32_t n_vocab, uint32_t max_rows)
 {
-    size_t top  = sizeof(uint32_t) + sizeof(float);
-    size_t draw = sizeof(int32_t) + sizeof(float) + sizeof(uint32_t) + BT_MAX_ALTERNATIVES * top;
+    size_t top   = sizeof(uint32_t) + sizeof(float);
+    size_t draw  = sizeof(int32_t) + sizeof(float) + sizeof(uint32_t) + BT_MAX_ALTERNATIVES * top;
+    size_t masks = max_masks_for(n_vocab, max_rows) * mask_words_of(n_vocab) * sizeof(uint32_t);
 
-    return dev->ops->sampling == NULL ? 0 : 2 * draw * capacity_for(max_rows); /* of two steps */
+    if (dev->ops->sampling == NULL) return 0;
+    return 2 * (draw * capacity_for(max_rows) + masks); /* of two steps */
 }
 
 static bt_status take_host(bt_draw_list *l, size_t n, size_t bytes_each, void *ptr_out)
@@ -63,15 +77,22 @@ bt_status bt_draw_list_init(bt_draw_list *l, bt_device *dev, uint32_t n_vocab, u
     bt_status st = BT_OK;
     size_t    n  = capacity_for(max_rows);
 
-    *l = (bt_draw_list){.dev = dev, .n_vocab = n_vocab, .capacity = capacity_for(max_rows)};
+    *l = (bt_draw_list){.dev        = dev,
+                        .n_vocab    = n_vocab,
+                        .capacity   = capacity_for(max_rows),
+                        .max_masks  = max_masks_for(n_vocab, max_rows),
+                        .mask_words = mask_words_of(n_vocab)};
     if (dev->ops->sampling == NULL) goto out;
     l->draws = bt_calloc(n, sizeof(*l->draws));
     l->edits = bt_calloc(BT_MAX_EDITS, sizeof(*l->edits));
     l->seen  = bt_calloc(n_vocab, sizeof(*l->seen));
     BT_REQUIRE(l->draws != NULL && l->edits != NULL && l->seen != NULL, BT_ERR_NO_MEMORY,
                "a list of %zu draws", n);
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < 2; i++) {
         BT_TRY(take_results(l, &l->out[i]));
+        BT_TRY(
+            take_host(l, (size_t)l->max_masks * l->mask_words, sizeof(*l->masks[i]), &l->masks[i]));
+    }
     BT_TRY(dev->ops->sampling->create(dev, n_vocab, l->capacity, &l->sampling));
 out:
     if (st != BT_OK) bt_draw_list_fini(l);
@@ -82,8 +103,10 @@ void bt_draw_list_fini(bt_draw_list *l)
 {
     if (l->dev == NULL) return;
     if (l->dev->ops->sampling != NULL) l->dev->ops->sampling->destroy(l->sampling);
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < 2; i++) {
         free_results(l, &l->out[i]);
+        bt_device_free_host(l->dev, l->masks[i]);
+    }
     bt_free(l->draws);
     bt_free(l->edits);
     bt_free(l->seen);
@@ -92,9 +115,9 @@ void bt_draw_list_fini(bt_draw_list *l)
 
 void bt_draw_list_clear(bt_draw_list *l)
 {
-    l->n = l->n_edits = 0;
-    l->any_logprobs   = false;
-    l->turn           = 1 - l->turn;
+    l->n = l->n_edits = l->n_masks = 0;
+    l->any_logprobs                = false;
+    l->turn                        = 1 - l->turn;
 }
 
 bt_status bt_draw_list_set_history(bt_draw_list *l, uint32_t i, const bt_history *history)
@@ -193,12 +216,28 @@ static void merge(bt_draw_list *l, uint32_t n)
 
 /* ---- draws */
 
+/* The choices from a prompt's row have the same mask. */
+static bool add_mask(bt_draw_list *l, const uint32_t *allowed, uint32_t *mask_out)
+{
+    size_t    bytes = l->mask_words * sizeof(*allowed);
+    uint32_t *next  = l->masks[l->turn] + (size_t)l->n_masks * l->mask_words;
+
+    if (allowed != NULL && (l->n_masks == 0 || memcmp(next - l->mask_words, allowed, bytes) != 0)) {
+        if (l->n_masks == l->max_masks) return false;
+        memcpy(next, allowed, bytes);
+        l->n_masks++;
+    }
+    *mask_out = allowed == NULL ? 0 : l->n_masks;
+    return true;
+}
+
 bool bt_draw_list_add(bt_draw_list *l, const bt_sample_how *how, uint32_t history, uint32_t row,
                       bool logprobs, uint32_t n_top)
 {
-    uint32_t before = l->n_edits;
+    uint32_t before = l->n_edits, mask = 0;
 
-    if (l->n == l->capacity || (history == 0 && !add_history(l, how)) || !add_lists(l, how))
+    if (l->n == l->capacity || (history == 0 && !add_history(l, how)) || !add_lists(l, how) ||
+        !add_mask(l, how->allowed, &mask))
         return false;
     merge(l, l->n_edits - before);
     l->draws[l->n++] = (bt_draw){.row         = row,
@@ -211,7 +250,8 @@ bool bt_draw_list_add(bt_draw_list *l, const bt_sample_how *how, uint32_t histor
                                  .history     = history,
                                  .repetition  = repetition_of(how),
                                  .frequency   = how->frequency,
-                                 .presence    = how->presence};
+                                 .presence    = how->presence,
+                                 .mask        = mask};
     l->any_logprobs  = l->any_logprobs || logprobs;
     return true;
 }
@@ -222,6 +262,8 @@ bt_draws bt_draw_list_view(bt_draw_list *l)
                       .n_edits      = l->n_edits,
                       .draws        = l->draws,
                       .edits        = l->edits,
+                      .n_masks      = l->n_masks,
+                      .masks        = l->masks[l->turn],
                       .any_logprobs = l->any_logprobs,
                       .out          = &l->out[l->turn]};
 }

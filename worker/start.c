@@ -234,7 +234,8 @@ static uint32_t n_draw_lists(const bt_rank *r) { return r->opt.mtp != 0 ? 2 : 1;
 static uint64_t count_pinned(const bt_rank *r)
 {
     uint64_t bytes =
-        r->dev->pinned_bytes + n_draw_lists(r) * bt_draw_list_pinned_bytes(r->dev, r->opt.max_rows);
+        r->dev->pinned_bytes +
+        n_draw_lists(r) * bt_draw_list_pinned_bytes(r->dev, r->cfg.vocab_size, r->opt.max_rows);
 
     if (r->has_placement && r->group_size > 1 && r->nccl == NULL)
         bytes += bt_moe_exchange_bytes(r->dev, &r->placement, &r->cfg.moe, r->group_self,

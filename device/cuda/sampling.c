@@ -21,9 +21,10 @@ struct bt_device_sampler {
     uint32_t     *fed_at; /* [max_draws] */
     bt_cuda_seen *seen;   /* [MOST_SEEN]: of a history on its way */
     uint32_t     *words;  /* [BT_MAX_HISTORIES, n_vocab] */
+    uint32_t     *masks;  /* [chunk, words_of(n_vocab)]: those that the chunk's draws use */
 
     /* Owned, host: as they go up. */
-    uint32_t     *host_rows, *host_n_top; /* [chunk] */
+    uint32_t     *host_rows, *host_n_top, *host_masks; /* [chunk]; masks: which of the step's */
     bt_cuda_draw *host_draws;
     bt_cuda_edit *host_edits;
     uint32_t     *host_fed_at; /* [max_draws] */
@@ -39,14 +40,17 @@ static uint32_t blocks_of(uint32_t n_vocab)
     return (n_vocab + BT_CUDA_VOCAB_BLOCK - 1) / BT_CUDA_VOCAB_BLOCK;
 }
 
+static uint32_t words_of(uint32_t n_vocab) { return (n_vocab + 31) / 32; } /* of a mask */
+
 static uint32_t chunk_of(uint32_t max_draws) { return max_draws < CHUNK ? max_draws : CHUNK; }
 
 static size_t bytes(uint32_t n_vocab, uint32_t max_draws)
 {
-    size_t row = (size_t)n_vocab * 3 * sizeof(float) +
-                 bt_cuda_order_elems(n_vocab) * sizeof(uint64_t) +
-                 (size_t)blocks_of(n_vocab) * 2 * sizeof(float) +
-                 BT_MAX_ALTERNATIVES * (sizeof(uint32_t) + sizeof(float)) + 64;
+    size_t row =
+        (size_t)n_vocab * 3 * sizeof(float) + bt_cuda_order_elems(n_vocab) * sizeof(uint64_t) +
+        (size_t)blocks_of(n_vocab) * 2 * sizeof(float) + words_of(n_vocab) * sizeof(uint32_t) +
+        BT_MAX_ALTERNATIVES * (sizeof(uint32_t) + sizeof(float)) + sizeof(bt_cuda_draw) +
+        5 * sizeof(uint32_t);
 
     return chunk_of(max_draws) * row + BT_MAX_EDITS * sizeof(bt_cuda_edit) +
            3 * (size_t)max_draws * sizeof(uint32_t) + MOST_SEEN * sizeof(bt_cuda_seen) +
@@ -59,8 +63,9 @@ static void destroy(bt_device_sampler *s)
     void *device[] = {s->logits, s->e,       s->ranked,       s->maxima,  s->sums,
                       s->order,  s->rows,    s->n_top,        s->n_found, s->top_ids,
                       s->ids,    s->logprob, s->top_logprobs, s->draws,   s->edits,
-                      s->fed,    s->fed_at,  s->seen,         s->words};
-    void *host[]   = {s->host_rows, s->host_n_top, s->host_draws, s->host_edits, s->host_fed_at};
+                      s->fed,    s->fed_at,  s->seen,         s->words,   s->masks};
+    void *host[]   = {s->host_rows,  s->host_n_top, s->host_masks,
+                      s->host_draws, s->host_edits, s->host_fed_at};
 
     for (size_t i = 0; i < sizeof(device) / sizeof(device[0]); i++)
         bt_device_free(s->dev, device[i]);
@@ -99,13 +104,15 @@ static bt_status take_all(bt_device_sampler *s)
     BT_TRY(take(s, s->max_draws, sizeof(*s->fed_at), &s->fed_at));
     BT_TRY(take(s, MOST_SEEN, sizeof(*s->seen), &s->seen));
     BT_TRY(take(s, (size_t)BT_MAX_HISTORIES * s->n_vocab, sizeof(*s->words), &s->words));
+    BT_TRY(take(s, n * words_of(s->n_vocab), sizeof(*s->masks), &s->masks));
     s->host_rows   = bt_calloc(n, sizeof(*s->host_rows));
     s->host_n_top  = bt_calloc(n, sizeof(*s->host_n_top));
+    s->host_masks  = bt_calloc(n, sizeof(*s->host_masks));
     s->host_draws  = bt_calloc(n, sizeof(*s->host_draws));
     s->host_edits  = bt_calloc(BT_MAX_EDITS, sizeof(*s->host_edits));
     s->host_fed_at = bt_calloc(s->max_draws, sizeof(*s->host_fed_at));
-    BT_REQUIRE(s->host_rows != NULL && s->host_n_top != NULL && s->host_draws != NULL &&
-                   s->host_edits != NULL && s->host_fed_at != NULL,
+    BT_REQUIRE(s->host_rows != NULL && s->host_n_top != NULL && s->host_masks != NULL &&
+                   s->host_draws != NULL && s->host_edits != NULL && s->host_fed_at != NULL,
                BT_ERR_NO_MEMORY, "lists of %zu draws", n);
 out:
     return st;
@@ -142,9 +149,21 @@ static bt_status copy_rows(bt_device_sampler *s, const bt_draws *d, uint32_t n)
         (const bt_bf16 *)(const void *)d->logits, s->rows, (bt_bf16 *)(void *)s->logits));
 }
 
-static bt_status send_lists(bt_device_sampler *s, const bt_draws *d, uint32_t first, uint32_t n)
+/* Where the step's mask will lie, from 1 on; of neighbours that share one it goes up once. */
+static uint32_t place_of(bt_device_sampler *s, uint32_t mask, uint32_t *n_masks)
 {
-    bt_status st = BT_OK;
+    if (mask == 0) return 0;
+    if (*n_masks == 0 || s->host_masks[*n_masks - 1] != mask - 1)
+        s->host_masks[(*n_masks)++] = mask - 1;
+    return *n_masks;
+}
+
+/* *n_masks_out: how many masks the draws use. */
+static bt_status send_lists(bt_device_sampler *s, const bt_draws *d, uint32_t first, uint32_t n,
+                            uint32_t *n_masks_out)
+{
+    bt_status st      = BT_OK;
+    uint32_t  n_masks = 0;
 
     for (uint32_t i = 0; i < n; i++) {
         const bt_draw *from = &d->draws[first + i];
@@ -159,8 +178,10 @@ static bt_status send_lists(bt_device_sampler *s, const bt_draws *d, uint32_t fi
                                           .history     = from->history,
                                           .repetition  = from->repetition,
                                           .frequency   = from->frequency,
-                                          .presence    = from->presence};
+                                          .presence    = from->presence,
+                                          .mask        = place_of(s, from->mask, &n_masks)};
     }
+    *n_masks_out = n_masks;
     BT_TRY(bt_device_upload(s->dev, s->rows, s->host_rows, n * sizeof(*s->rows)));
     BT_TRY(bt_device_upload(s->dev, s->n_top, s->host_n_top, n * sizeof(*s->n_top)));
     BT_TRY(bt_device_upload(s->dev, s->draws, s->host_draws, n * sizeof(*s->draws)));
@@ -205,6 +226,28 @@ static bt_status penalise(bt_device_sampler *s, const bt_draws *d, uint32_t firs
     return !any ? BT_OK
                 : CUDA(bt_cuda_penalise(bt_cuda_stream(s->dev), n, s->n_vocab, s->draws, s->words,
                                         s->logits));
+}
+
+/* Masks that are neighbours go up at once, and not through the ring: those of a step can be more
+ * than it holds, and would wait for the stream. */
+static bt_status mask_rows(bt_device_sampler *s, const bt_draws *d, uint32_t n, uint32_t n_masks)
+{
+    bt_status st     = BT_OK;
+    size_t    words  = words_of(s->n_vocab);
+    void     *stream = bt_cuda_stream(s->dev);
+
+    if (n_masks == 0) goto out;
+    for (uint32_t at = 0, m; at < n_masks; at += m) {
+        m = 1;
+        while (at + m < n_masks && s->host_masks[at + m] == s->host_masks[at] + m)
+            m++;
+        BT_TRY(
+            CUDA(cudaMemcpyAsync(s->masks + at * words, d->masks + s->host_masks[at] * words,
+                                 m * words * sizeof(*s->masks), cudaMemcpyHostToDevice, stream)));
+    }
+    BT_TRY(CUDA(bt_cuda_mask(stream, n, s->n_vocab, s->draws, s->masks, s->logits)));
+out:
+    return st;
 }
 
 static bt_status draw(bt_device_sampler *s, const bt_draws *d, uint32_t first, uint32_t n)
@@ -256,22 +299,35 @@ out:
     return st;
 }
 
-static bt_status run(bt_device_sampler *s, const bt_draws *d)
+static bt_status check(const bt_draws *d)
 {
     bt_status st = BT_OK;
-    uint32_t  at = 0;
 
     BT_REQUIRE(d->n_edits <= BT_MAX_EDITS, BT_ERR_INVALID_ARG, "%u edits of logits, at most %d",
                d->n_edits, (int)BT_MAX_EDITS);
-    for (uint32_t i = 0; i < d->n_draws; i++)
+    for (uint32_t i = 0; i < d->n_draws; i++) {
         BT_REQUIRE(d->draws[i].history <= BT_MAX_HISTORIES, BT_ERR_INVALID_ARG,
                    "draw %u has history %u, of %d", i, d->draws[i].history, (int)BT_MAX_HISTORIES);
+        BT_REQUIRE(d->draws[i].mask <= d->n_masks, BT_ERR_INVALID_ARG, "draw %u has mask %u, of %u",
+                   i, d->draws[i].mask, d->n_masks);
+    }
+out:
+    return st;
+}
+
+static bt_status run(bt_device_sampler *s, const bt_draws *d)
+{
+    bt_status st = BT_OK;
+    uint32_t  at = 0, n_masks = 0;
+
+    BT_TRY(check(d));
     for (uint32_t first = 0, n; first < d->n_draws; first += n) {
         n = d->n_draws - first < s->chunk ? d->n_draws - first : s->chunk;
-        BT_TRY(send_lists(s, d, first, n));
+        BT_TRY(send_lists(s, d, first, n, &n_masks));
         BT_TRY(copy_rows(s, d, n));
         BT_TRY(edit_rows(s, d, first, n, &at));
         BT_TRY(penalise(s, d, first, n));
+        BT_TRY(mask_rows(s, d, n, n_masks));
         BT_TRY(draw(s, d, first, n));
         if (!d->any_logprobs) continue;
         BT_TRY(copy_rows(s, d, n)); /* logprobs are of raw logits */

@@ -91,6 +91,27 @@ int bt_cuda_penalise(void *stream, uint32_t n_rows, uint32_t n_vocab, const bt_c
                       n_vocab, draws, words, logits);
 }
 
+/* Blocks: [rows][blocks of ids].  A warp reads one word. */
+static __global__ void __launch_bounds__(THREADS)
+    mask_kernel(uint32_t n_vocab, const bt_cuda_draw *draws, const uint32_t *masks, float *logits)
+{
+    uint32_t which = draws[blockIdx.y].mask, first = blockIdx.x * BLOCK;
+
+    if (which == 0) return;
+    masks += (which - 1) * (size_t)((n_vocab + 31) / 32) + first / 32;
+    logits += (size_t)blockIdx.y * n_vocab + first;
+    for (uint32_t i = threadIdx.x; i < block_len(n_vocab, blockIdx.x); i += THREADS)
+        if ((masks[i / 32] >> i % 32 & 1) == 0) logits[i] = -INFINITY;
+}
+
+int bt_cuda_mask(void *stream, uint32_t n_rows, uint32_t n_vocab, const bt_cuda_draw *draws,
+                 const uint32_t *masks, float *logits)
+{
+    if (n_rows == 0 || n_vocab == 0) return 0;
+    return gpu_launch(mask_kernel, dim3(n_blocks_of(n_vocab), n_rows), dim3(THREADS), 0, stream,
+                      n_vocab, draws, masks, logits);
+}
+
 /* Blocks: [rows][blocks of ids]. */
 static __global__ void __launch_bounds__(THREADS)
     maxima_kernel(uint32_t n_vocab, const float *logits, float *maxima)
@@ -147,7 +168,7 @@ static __global__ void __launch_bounds__(THREADS)
     GPU_SHARED(float, e, BLOCK);
     size_t       at   = (size_t)blockIdx.y * n_vocab + (size_t)blockIdx.x * BLOCK;
     uint32_t     n    = block_len(n_vocab, blockIdx.x);
-    bt_cuda_draw draw = {1.0f, 0, 0, 0, 0, 0, 1.0f, 0, 0};
+    bt_cuda_draw draw = {1.0f, 0, 0, 0, 0, 0, 1.0f, 0, 0, 0};
     float        scale, top;
 
     if (draws != NULL) draw = draws[blockIdx.y];

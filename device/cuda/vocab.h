@@ -38,6 +38,7 @@ typedef struct {
     double   uniform;                         /* in [0, 1): from (seed, choice, position) */
     uint32_t history;                         /* from 1 on, distinct in a launch; 0: none */
     float    repetition, frequency, presence; /* as an edit's, of the history's tokens */
+    uint32_t mask;                            /* from 1 on: of the ids that may come; 0: none */
 } bt_cuda_draw;
 
 /* Histories of sequences: a word for each id, 0: not seen; else 1 + 2 times how often it was
@@ -50,10 +51,14 @@ int bt_cuda_set_history(void *stream, uint32_t n, const bt_cuda_seen *seen, uint
 /* logits[row, id] of the draws' histories change in place; words: [histories, n_vocab]. */
 int bt_cuda_penalise(void *stream, uint32_t n_rows, uint32_t n_vocab, const bt_cuda_draw *draws,
                      const uint32_t *words, float *logits);
+/* logits[row, id] is -inf for the ids whose bit the draw's mask lacks.  masks: [masks][(n_vocab +
+ * 31) / 32], bit id % 32 of word id / 32. */
+int bt_cuda_mask(void *stream, uint32_t n_rows, uint32_t n_vocab, const bt_cuda_draw *draws,
+                 const uint32_t *masks, float *logits);
 
 typedef struct {
     uint32_t            n_rows, n_vocab;
-    const float        *logits; /* [n_rows, n_vocab], after edits; a NaN counts as the lowest */
+    const float        *logits; /* [n_rows, n_vocab], edited, masked; a NaN counts as the lowest */
     const bt_cuda_draw *draws;  /* [n_rows] */
     float              *e;      /* scratch [n_rows, n_vocab] */
     float              *ranked; /* scratch [n_rows, n_vocab] */

@@ -15,6 +15,7 @@ typedef struct {
     uint32_t      next[MAX_ROWS];
     uint32_t      history[MAX_ROWS]; /* of `words`, from 1 on; 0: none */
     uint32_t     *words;             /* [histories, n_vocab], or NULL */
+    uint32_t     *masks;             /* that `how` has some of */
     bt_sampler    sampler;
 } vocab;
 
@@ -52,6 +53,15 @@ static double uniform(const bt_sample_how *how)
     return ((double)(w[0] >> 5) * 67108864.0 + (double)(w[1] >> 6)) * 0x1p-53;
 }
 
+static uint32_t mask_of(const vocab *v, uint32_t r)
+{
+    size_t words = (v->n_vocab + 31) / 32;
+
+    return v->how[r].allowed == NULL
+               ? 0
+               : 1 + (uint32_t)((size_t)(v->how[r].allowed - v->masks) / words);
+}
+
 static void set_draws(vocab *v)
 {
     for (uint32_t r = 0; r < v->n_rows; r++)
@@ -63,7 +73,8 @@ static void set_draws(vocab *v)
                                      .history     = v->history[r],
                                      .repetition  = v->how[r].repetition,
                                      .frequency   = v->how[r].frequency,
-                                     .presence    = v->how[r].presence};
+                                     .presence    = v->how[r].presence,
+                                     .mask        = mask_of(v, r)};
 }
 
 static void run(vocab *v)
@@ -213,6 +224,62 @@ static void penalties_are_those_of_the_sampler(void)
     EXPECT(x[3] == 0.5f - 0.25f * 3.0f);
 }
 
+enum { N_MASKS = 4 };
+
+/* Of some rows, which share them; of the first one most words are all ones or all zeros.  Bits
+ * beyond the vocabulary are anything. */
+static void give_masks(vocab *v)
+{
+    uint32_t words = (v->n_vocab + 31) / 32;
+    uint64_t rng   = v->n_vocab;
+
+    v->masks = ARRAY(uint32_t, N_MASKS * words);
+    for (uint32_t w = 0; w < N_MASKS * words; w++)
+        v->masks[w] = w >= words || w % 8 == 0 ? random_bits(&rng) : w % 3 == 0 ? UINT32_MAX : 0;
+    for (uint32_t m = 0; m < N_MASKS; m++)
+        v->masks[m * words] |= 1;
+    for (uint32_t r = 0; r < v->n_rows; r++)
+        v->how[r].allowed = r % 5 == 0 ? NULL : v->masks + (size_t)(r % 5 - 1) * words;
+}
+
+static void expect_masked(const vocab *v, const float *raw)
+{
+    for (size_t k = 0; k < (size_t)v->n_rows * v->n_vocab; k++) {
+        const uint32_t *mask = v->how[k / v->n_vocab].allowed;
+        size_t          id   = k % v->n_vocab;
+        bool            may  = mask == NULL || (mask[id / 32] & 1u << id % 32) != 0;
+
+        EXPECT(v->logits[k] == (may ? raw[k] : -INFINITY));
+    }
+}
+
+static void masks_leave_the_ids_that_may_come(void)
+{
+    static const uint32_t VOCABS[] = {1, 31, 32, 33, 1024, 1025, 1500, 5000};
+
+    for (int i = 0; i < 8; i++) {
+        vocab  v   = make(VOCABS[i], 16, 4, (uint64_t)i);
+        size_t n   = (size_t)v.n_rows * v.n_vocab;
+        float *raw = ARRAY(float, n);
+
+        memcpy(raw, v.logits, n * sizeof(*raw));
+        vary(&v, 5);
+        give_masks(&v);
+        set_draws(&v);
+        EXPECT_EQ(bt_cuda_mask(NULL, v.n_rows, v.n_vocab, v.draws, v.masks, v.logits), 0);
+        expect_masked(&v, raw);
+        run(&v);
+        for (uint32_t r = 0; r < v.n_rows; r++) {
+            uint32_t want = 0;
+
+            EXPECT(bt_sample(&v.sampler, raw + (size_t)r * v.n_vocab, &v.how[r], &want));
+            EXPECT_EQ(v.ids[r], want);
+        }
+        free(raw), free(v.masks);
+        drop(&v);
+    }
+}
+
 /* Tokens of a prompt go up; those that are drawn are added where they are. */
 static void draws_follow_from_those_before_them(void)
 {
@@ -299,6 +366,7 @@ int main(int argc, char **argv)
         BT_TEST(a_row_without_a_finite_highest_has_no_token),
         BT_TEST(edits_come_before_the_draw),
         BT_TEST(penalties_are_those_of_the_sampler),
+        BT_TEST(masks_leave_the_ids_that_may_come),
         BT_TEST(draws_follow_from_those_before_them),
         BT_TEST(logprobs_are_those_of_the_sampler),
     };

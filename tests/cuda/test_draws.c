@@ -8,7 +8,7 @@
 
 extern const bt_cuda_module_table bt_cuda_module;
 
-enum { VOCAB = 1500, ROWS = 70, DRAWS = ROWS + 30, TOP = 5 };
+enum { VOCAB = 1500, ROWS = 70, DRAWS = ROWS + 30, TOP = 5, MASK_WORDS = (VOCAB + 31) / 32 };
 
 typedef struct {
     bt_device    *dev;
@@ -115,6 +115,155 @@ static void choices_are_those_of_the_host(void)
     site_close(&s);
 }
 
+/* Some words are all ones, most zeros, some mixed; the draw has some finite id in any case. */
+static void fill_mask(uint64_t *rng, uint32_t mask[MASK_WORDS])
+{
+    uint32_t one_in = 2 + random_bits(rng) % 30;
+
+    for (uint32_t w = 0; w < MASK_WORDS; w++) {
+        uint32_t h = random_bits(rng);
+
+        mask[w] = h % one_in == 0 ? UINT32_MAX : h % one_in == 1 ? random_bits(rng) : 0;
+    }
+    mask[random_bits(rng) % (MASK_WORDS - 1)] |= 1u << random_bits(rng) % 32;
+}
+
+/* Draws without a mask, with one of their own, and with their neighbour's, over chunks' ends. */
+static void add_masked(site *s, uint32_t round, uint32_t masks[DRAWS][MASK_WORDS])
+{
+    uint64_t rng = 1000 + round;
+
+    bt_draw_list_clear(&s->list);
+    for (uint32_t i = 0; i < DRAWS; i++) {
+        uint32_t       once[MASK_WORDS], k = random_bits(&rng) % 5;
+        bt_sample_how *h = &s->how[i];
+
+        h->position = 100 * round + i;
+        if (k == 4 && i > 0)
+            memcpy(masks[i], masks[i - 1], sizeof(masks[i]));
+        else
+            fill_mask(&rng, masks[i]);
+        memcpy(once, masks[i], sizeof(once));
+        h->allowed = k == 0 ? NULL : once;
+        EXPECT(bt_draw_list_add(&s->list, h, 0, row_of(i), true, i % (TOP + 1)));
+        h->allowed = k == 0 ? NULL : masks[i];
+    }
+    s->view        = bt_draw_list_view(&s->list);
+    s->view.logits = s->on_device;
+}
+
+/* Two steps are under way, so that the masks of one are still on their way when the next one's are
+ * added. */
+static void masked_choices_are_those_of_the_host(void)
+{
+    enum { ROUNDS = 8 };
+    static uint32_t masks[2][DRAWS][MASK_WORDS];
+    site            s;
+    uint64_t        allocs;
+    uint32_t        n_masked = 0;
+
+    site_open(&s);
+    allocs = s.dev->n_allocs;
+    for (uint32_t round = 0; round < ROUNDS; round += 2) {
+        bt_sample_how how[DRAWS];
+        bt_draws      view;
+
+        add_masked(&s, round, masks[0]);
+        EXPECT(s.view.n_masks > 0 && s.view.n_masks < DRAWS);
+        EXPECT_EQ(s.dev->ops->sampling->run(s.list.sampling, &s.view), BT_OK);
+        view = s.view;
+        memcpy(how, s.how, sizeof(how));
+        add_masked(&s, round + 1, masks[1]);
+        EXPECT_EQ(s.dev->ops->sampling->run(s.list.sampling, &s.view), BT_OK);
+        EXPECT_EQ(bt_device_sync(s.dev), BT_OK);
+        for (uint32_t i = 0; i < DRAWS; i++)
+            expect_draw(&s, i);
+        s.view = view;
+        memcpy(s.how, how, sizeof(how));
+        for (uint32_t i = 0; i < DRAWS; i++) {
+            uint32_t id;
+
+            expect_draw(&s, i);
+            n_masked += s.how[i].allowed != NULL && bt_drawn_id(&s.list, view.out, i, &id);
+        }
+    }
+    EXPECT(n_masked > ROUNDS / 2 * DRAWS / 2);
+    EXPECT_EQ(s.dev->n_allocs, allocs);
+    site_close(&s);
+}
+
+static void a_mask_of_nothing_leaves_no_token(void)
+{
+    uint32_t mask[MASK_WORDS] = {0}, id = 7;
+    site     s;
+
+    site_open(&s);
+    for (uint32_t i = 0; i < 3; i++) { /* the middle one is masked */
+        s.how[i].allowed = i == 1 ? mask : NULL;
+        EXPECT(bt_draw_list_add(&s.list, &s.how[i], 0, 1, true, 0));
+    }
+    s.view        = bt_draw_list_view(&s.list);
+    s.view.logits = s.on_device;
+    EXPECT_EQ(s.dev->ops->sampling->run(s.list.sampling, &s.view), BT_OK);
+    EXPECT_EQ(bt_device_sync(s.dev), BT_OK);
+    for (uint32_t i = 0; i < 3; i++)
+        EXPECT_EQ(bt_drawn_id(&s.list, s.view.out, i, &id), i != 1);
+    s.view.n_masks = 0;
+    EXPECT_EQ(s.dev->ops->sampling->run(s.list.sampling, &s.view), BT_ERR_INVALID_ARG);
+    EXPECT_HAS(bt_error_text(), "draw 1 has mask 1, of 0");
+    site_close(&s);
+}
+
+/* Each mask has one id.  Draws share some, not as neighbours, and leave others out. */
+static void masks_may_come_in_any_order(void)
+{
+    enum { MASKS = 90 };
+    static uint32_t masks[MASKS][MASK_WORDS];
+    bt_draw         draws[DRAWS];
+    void           *pinned = NULL;
+    site            s;
+
+    site_open(&s);
+    for (uint32_t m = 0; m < MASKS; m++)
+        masks[m][m * 11 / 32] = 1u << m * 11 % 32;
+    EXPECT_EQ(bt_device_alloc_host(s.dev, sizeof(masks), &pinned), BT_OK);
+    memcpy(pinned, masks, sizeof(masks));
+    for (uint32_t i = 0; i < DRAWS; i++)
+        draws[i] = (bt_draw){.row = 1 + i % (ROWS - 1), .repetition = 1, .mask = 1 + i * 37 % 80};
+    s.view         = bt_draw_list_view(&s.list);
+    s.view.logits  = s.on_device;
+    s.view.n_draws = DRAWS;
+    s.view.draws   = draws;
+    s.view.n_masks = MASKS;
+    s.view.masks   = pinned;
+    EXPECT_EQ(s.dev->ops->sampling->run(s.list.sampling, &s.view), BT_OK);
+    EXPECT_EQ(bt_device_sync(s.dev), BT_OK);
+    for (uint32_t i = 0; i < DRAWS; i++)
+        EXPECT_EQ(s.view.out->ids[i], (int32_t)(i * 37 % 80 * 11));
+    bt_device_free_host(s.dev, pinned);
+    site_close(&s);
+}
+
+static void the_account_is_what_is_taken(void)
+{
+    static const uint32_t ROWS_OF[] = {1, 100};
+    bt_device            *dev       = NULL;
+
+    EXPECT_EQ(bt_cuda_module.create(0, &dev), BT_OK);
+    for (int i = 0; i < 2; i++) {
+        size_t       taken = g_fake_gpu.taken, pinned = dev->pinned_bytes;
+        bt_draw_list list;
+
+        EXPECT_EQ(bt_draw_list_init(&list, dev, VOCAB, ROWS_OF[i]), BT_OK);
+        EXPECT_EQ(g_fake_gpu.taken - taken, bt_draw_list_bytes(dev, VOCAB, ROWS_OF[i]));
+        EXPECT_EQ(dev->pinned_bytes - pinned, bt_draw_list_pinned_bytes(dev, VOCAB, ROWS_OF[i]));
+        bt_draw_list_fini(&list);
+        EXPECT_EQ(g_fake_gpu.taken, taken);
+    }
+    bt_device_destroy(dev);
+    EXPECT_EQ(g_fake_gpu.live, 0);
+}
+
 /* What a sequence has seen before its first step here; one has seen every id, so that its list
  * goes up in parts, others
  * nothing. */
@@ -207,14 +356,25 @@ static void what_does_not_fit_is_refused(void)
     for (uint32_t i = 0; i < s.list.capacity; i++)
         EXPECT(bt_draw_list_add(&s.list, &s.how[0], 0, 0, false, 0));
     EXPECT(!bt_draw_list_add(&s.list, &s.how[0], 0, 0, false, 0));
+    bt_draw_list_clear(&s.list);
+    s.list.max_masks = 2; /* as of a large vocabulary */
+    for (uint32_t i = 0; i < 5; i++) {
+        uint32_t mask[MASK_WORDS] = {1u << i / 2};
+
+        s.how[0].allowed = mask;
+        EXPECT_EQ(bt_draw_list_add(&s.list, &s.how[0], 0, 0, false, 0), i < 4);
+    }
+    s.how[0].allowed = NULL;
+    EXPECT(bt_draw_list_add(&s.list, &s.how[0], 0, 0, false, 0));
     site_close(&s);
 }
 
 int main(int argc, char **argv)
 {
     static const bt_test TESTS[] = {
-        BT_TEST(choices_are_those_of_the_host),
-        BT_TEST(the_device_counts_what_it_draws),
+        BT_TEST(choices_are_those_of_the_host),     BT_TEST(masked_choices_are_those_of_the_host),
+        BT_TEST(a_mask_of_nothing_leaves_no_token), BT_TEST(masks_may_come_in_any_order),
+        BT_TEST(the_account_is_what_is_taken),      BT_TEST(the_device_counts_what_it_draws),
         BT_TEST(what_does_not_fit_is_refused),
     };
 

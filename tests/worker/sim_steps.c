@@ -78,6 +78,8 @@ void sim_draw_for(sim_rank *r, sim_late_step *l, uint32_t row, const bt_span *sp
         how.repetition = d->repetition;
         how.frequency  = d->frequency;
         how.presence   = d->presence;
+        how.allowed =
+            d->mask == 0 ? NULL : l->draws.masks + (size_t)(d->mask - 1) * ((SIM_VOCAB + 31) / 32);
         r->cell->n_uncounted +=
             d->history == 0 && span->role == BT_ROLE_GENERATED && has_edit(l, i);
         if (!bt_sample(&r->cell->sampler, edited(l, i, logits), &how, &l->ids[i])) abort();

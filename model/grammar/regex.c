@@ -1,0 +1,362 @@
+/* model/grammar/regex.c - regular expressions: what Python's re, ECMAScript and PCRE have in
+ * common.
+ *
+ * Laziness makes no difference to which texts match and is ignored; ^ and $ are the text's own ends
+ * ($ never stands before a last newline); look-around, back references, word boundaries, flags and
+ * whatever else the dialects read differently is refused by name.  Where they differ by more or
+ * fewer characters, the fewer are taken: . is no line's end of ECMAScript inside JSON, and no \n
+ * elsewhere.
+ *
+ * Text that stands for itself is collected and becomes one part. */
+#include <stdio.h>
+
+#include "core/alloc.h"
+#include "model/grammar/grammar.h"
+#include "model/grammar/regex.h"
+
+/* Of the ways through a piece, those that begin with ^, or end with $: none, each, or some.  Where
+ * only some do, the others have any text there already. */
+typedef enum { ANCHORED_NOT, ANCHORED_ALL, ANCHORED_SOME } anchored;
+
+typedef struct {
+    bt_part  is;    /* unless empty */
+    bool     empty; /* nothing came yet */
+    anchored start, end;
+    size_t   end_at; /* of the $ */
+} piece;
+
+typedef struct {
+    bt_source s;
+    bool      whole, in_json;
+    char     *run; /* owned [s.n]: characters that stand for themselves, not yet a part */
+    size_t    n_run;
+    bool      has_any;
+    uint32_t  any; /* rule: any text */
+    uint32_t  depth;
+} reader;
+
+static piece read_alternatives(reader *r);
+
+static bt_part one_of(reader *r, bt_chars *set)
+{
+    bt_part p = r->in_json ? bt_part_json_chars(r->s.g, set) : bt_part_chars(r->s.g, set);
+
+    bt_chars_fini(set);
+    return p;
+}
+
+static bt_part any_text(reader *r)
+{
+    bt_parts *g   = r->s.g;
+    bt_chars  all = {0};
+
+    if (!r->has_any) {
+        r->has_any = true;
+        r->any     = bt_rule_new(g, NULL);
+        bt_chars_add(g, &all, 0, BT_CHAR_MAX);
+        bt_rule_is(g, r->any, bt_part_repeat(g, one_of(r, &all), 0, BT_UNLIMITED));
+    }
+    return bt_rule_call(g, r->any);
+}
+
+/* ---- pieces */
+
+static void append(reader *r, piece *p, bt_part next)
+{
+    p->is    = p->empty ? next : bt_part_then(r->s.g, p->is, next);
+    p->empty = false;
+}
+
+static void put_before(reader *r, piece *p) { p->is = bt_part_then(r->s.g, any_text(r), p->is); }
+
+static void put_behind(reader *r, piece *p) { p->is = bt_part_then(r->s.g, p->is, any_text(r)); }
+
+static anchored merged(anchored a, anchored b) { return a == b ? a : ANCHORED_SOME; }
+
+static piece either(reader *r, piece a, piece b)
+{
+    a.end_at = b.end != ANCHORED_NOT ? b.end_at : a.end_at;
+    if (r->whole) { /* any text comes nowhere, so that it is all the same */
+        a.start = b.start = a.start > b.start ? a.start : b.start;
+        a.end = b.end = a.end > b.end ? a.end : b.end;
+    }
+    if (a.start != b.start && a.start == ANCHORED_NOT) put_before(r, &a);
+    if (a.start != b.start && b.start == ANCHORED_NOT) put_before(r, &b);
+    if (a.end != b.end && a.end == ANCHORED_NOT) put_behind(r, &a);
+    if (a.end != b.end && b.end == ANCHORED_NOT) put_behind(r, &b);
+    a.start = merged(a.start, b.start);
+    a.end   = merged(a.end, b.end);
+    a.is    = bt_part_either(r->s.g, a.is, b.is);
+    return a;
+}
+
+/* Something else comes: not after a $. */
+static void check_end(reader *r, const piece *p)
+{
+    if (p->end != ANCHORED_NOT)
+        bt_regex_unsupported(&r->s, p->end_at, "an anchor of the end that something follows,");
+}
+
+static void append_piece(reader *r, piece *p, size_t at, const piece *next)
+{
+    bool second = !p->empty || (p->start != ANCHORED_NOT && next->start == ANCHORED_SOME);
+
+    if (next->start != ANCHORED_NOT) {
+        if (second)
+            bt_regex_unsupported(&r->s, at, "a group with ^ in it that something precedes,");
+        p->start = next->start;
+    }
+    p->end    = next->end;
+    p->end_at = next->end_at;
+    append(r, p, next->is);
+}
+
+/* ---- quantifiers */
+
+static bool quantifier_comes(const reader *r)
+{
+    bt_source s = r->s;
+    uint32_t  min, max;
+
+    return bt_source_counts(&s, &min, &max);
+}
+
+static void read_quantifier(reader *r, piece *item)
+{
+    bt_source *s  = &r->s;
+    size_t     at = s->at;
+    uint32_t   min, max;
+
+    if (!bt_source_counts(s, &min, &max)) return;
+    if (bt_source_peek(s) == '+') bt_regex_unsupported(s, at, "a possessive quantifier");
+    (void)bt_source_take(s, "?"); /* lazy */
+    if (quantifier_comes(r)) bt_regex_wrong(s, s->at, "a quantifier behind a quantifier");
+    if (item->start != ANCHORED_NOT || item->end != ANCHORED_NOT)
+        bt_regex_unsupported(s, at, "a quantifier of a group with an anchor in it");
+    if (min > BT_COUNT_MAX || (max > BT_COUNT_MAX && max != BT_UNLIMITED))
+        bt_regex_unsupported(s, at, "a repetition of more than 10000 times");
+    if (min > max) bt_regex_wrong(s, at, "a quantifier of more at least than at most");
+    item->is = bt_part_repeat(s->g, item->is, min, max);
+}
+
+/* ---- groups */
+
+static void refuse_group(bt_source *s, size_t at)
+{
+    static const struct {
+        const char *text, *name;
+    } KNOWN[] = {
+        {"?=",  "the look-ahead (?="     },
+        {"?!",  "the look-ahead (?!"     },
+        {"?<=", "the look-behind (?<="   },
+        {"?<!", "the look-behind (?<!"   },
+        {"?>",  "the atomic group (?>"   },
+        {"?(",  "the conditional (?("    },
+        {"?P=", "the back reference (?P="},
+        {"?P>", "the recursion (?P>"     },
+        {"?R",  "the recursion (?R"      },
+        {"?&",  "the recursion (?&"      },
+        {"?|",  "the branch reset (?|"   },
+        {"?#",  "the comment (?#"        },
+    };
+
+    for (size_t i = 0; i < sizeof(KNOWN) / sizeof(KNOWN[0]); i++)
+        if (bt_source_is(s, KNOWN[i].text)) {
+            bt_regex_unsupported(s, at, KNOWN[i].name);
+            return;
+        }
+    bt_regex_unsupported(s, at, "the group (? with inline flags, or of another kind,");
+}
+
+/* name>: behind (?< or (?P<. */
+static void pass_name(bt_source *s, size_t at)
+{
+    size_t from = s->at;
+
+    for (char c; (c = bt_source_peek(s)) != 0; s->at++)
+        if (!((c | 0x20) >= 'a' && (c | 0x20) <= 'z') && c != '_' &&
+            !(c >= '0' && c <= '9' && s->at > from))
+            break;
+    if (s->at == from || !bt_source_take(s, ">"))
+        bt_regex_wrong(s, at, "the group has no name of letters, digits and _");
+}
+
+/* What stands behind the ( of a group. */
+static void pass_head(bt_source *s, size_t at)
+{
+    bool looks_behind = bt_source_is(s, "?<=") || bt_source_is(s, "?<!");
+
+    if (bt_source_peek(s) != '?' || bt_source_take(s, "?:")) return;
+    if (!looks_behind && (bt_source_take(s, "?<") || bt_source_take(s, "?P<")))
+        pass_name(s, at);
+    else
+        refuse_group(s, at);
+}
+
+static piece read_group(reader *r)
+{
+    bt_source *s  = &r->s;
+    size_t     at = s->at++;
+    piece      p;
+
+    if (r->depth == BT_GRAMMAR_DEPTH_MAX)
+        bt_regex_wrong(s, at, "groups in each other, more than 128 of them");
+    r->depth++;
+    pass_head(s, at);
+    p = read_alternatives(r);
+    r->depth--;
+    if (!bt_source_take(s, ")")) bt_regex_wrong(s, at, "the group has no )");
+    return p;
+}
+
+/* ---- one thing after another */
+
+/* . but for the ends of lines, of which ECMAScript, whose expressions JSON schemas use, has more
+ * than the others. */
+static void add_dot(reader *r, bt_chars *set)
+{
+    bt_parts *g = r->s.g;
+
+    bt_chars_add(g, set, '\n', '\n');
+    if (r->in_json) {
+        bt_chars_add(g, set, '\r', '\r');
+        bt_chars_add(g, set, 0x2028, 0x2029);
+    }
+    bt_chars_sort(g, set);
+    bt_chars_negate(g, set);
+}
+
+static piece read_item(reader *r)
+{
+    bt_source *s   = &r->s;
+    bt_chars   set = {0};
+    uint32_t   c;
+
+    switch (bt_source_peek(s)) {
+    case '(': return read_group(r);
+    case '[': bt_regex_read_class(s, &set); break;
+    case '.':
+        s->at++;
+        add_dot(r, &set);
+        break;
+    case '\\':
+        if (bt_regex_read_escape(s, false, false, &set, &c) == BT_ESCAPE_CHAR)
+            bt_chars_add(s->g, &set, c, c);
+        break;
+    default: c = bt_source_char(s); bt_chars_add(s->g, &set, c, c);
+    }
+    return (piece){.is = one_of(r, &set)};
+}
+
+/* Takes a character that stands for itself, once, into the run. */
+static bool take_into_run(reader *r)
+{
+    bt_source *s    = &r->s;
+    size_t     from = s->at;
+    uint32_t   c    = (uint8_t)bt_source_peek(s);
+
+    if (strchr("([.*+?^$|)", (int)c) != NULL) return false;
+    if (c == '\\') { /* of punctuation only: the others have meanings */
+        s->at++;
+        c = (uint8_t)bt_source_peek(s);
+        if (c < ' ' || c >= 0x7F || (c >= '0' && c <= '9') ||
+            ((c | 0x20) >= 'a' && (c | 0x20) <= 'z')) {
+            s->at = from;
+            return false;
+        }
+    }
+    if ((c == '{' && quantifier_comes(r)) ||
+        (r->in_json && (c < ' ' || c == '"' || c == '\\'))) { /* escaped there */
+        s->at = from;
+        return false;
+    }
+    from = s->at;
+    bt_source_char(s);
+    if (quantifier_comes(r)) {
+        s->at = from;
+        return false;
+    }
+    memcpy(r->run + r->n_run, s->text + from, s->at - from);
+    r->n_run += s->at - from;
+    return true;
+}
+
+static void end_run(reader *r, piece *p)
+{
+    if (r->n_run > 0) append(r, p, bt_part_bytes(r->s.g, r->run, r->n_run));
+    r->n_run = 0;
+}
+
+static bool read_anchor(reader *r, piece *p)
+{
+    bt_source *s  = &r->s;
+    size_t     at = s->at;
+
+    if (bt_source_take(s, "^") || bt_source_take(s, "\\A")) {
+        if (!p->empty || p->end != ANCHORED_NOT)
+            bt_regex_unsupported(s, at, "an anchor of the start that something precedes,");
+        p->start = ANCHORED_ALL;
+        return true;
+    }
+    if (bt_source_take(s, "$") || bt_source_take(s, "\\z") || bt_source_take(s, "\\Z")) {
+        if (p->end == ANCHORED_SOME) check_end(r, p);
+        p->end    = ANCHORED_ALL;
+        p->end_at = at;
+        return true;
+    }
+    return false;
+}
+
+static piece read_sequence(reader *r)
+{
+    bt_source *s = &r->s;
+    piece      p = {.empty = true}, item;
+
+    for (char c; (c = bt_source_peek(s)) != 0 && c != '|' && c != ')';) {
+        size_t at = s->at;
+
+        if (p.end == ANCHORED_NOT && take_into_run(r)) continue;
+        end_run(r, &p);
+        if (read_anchor(r, &p)) continue;
+        check_end(r, &p);
+        if (quantifier_comes(r)) bt_regex_wrong(s, at, "a quantifier of nothing");
+        item = read_item(r);
+        read_quantifier(r, &item);
+        append_piece(r, &p, at, &item);
+    }
+    end_run(r, &p);
+    if (p.empty) append(r, &p, bt_part_nothing(s->g));
+    return p;
+}
+
+static piece read_alternatives(reader *r)
+{
+    piece p = read_sequence(r);
+
+    while (bt_source_take(&r->s, "|"))
+        p = either(r, p, read_sequence(r));
+    return p;
+}
+
+bt_part bt_read_regex(bt_parts *g, const char *text, size_t n, bool whole, bool in_json)
+{
+    reader r = {
+        .s = {.g = g, .text = text, .n = n},
+          .whole = whole, .in_json = in_json
+    };
+    piece p = {0};
+
+    if (!bt_source_check(&r.s, "the regular expression")) goto out;
+    r.run = bt_calloc(n, 1);
+    if (r.run == NULL) {
+        g->st = BT_ERR_NO_MEMORY;
+        goto out;
+    }
+    p = read_alternatives(&r);
+    if (bt_source_peek(&r.s) == ')') bt_regex_wrong(&r.s, r.s.at, "this ) closes no group");
+    if (!whole && p.start == ANCHORED_NOT) put_before(&r, &p);
+    if (!whole && p.end == ANCHORED_NOT) put_behind(&r, &p);
+out:
+    bt_free(r.run);
+    return p.is;
+}

@@ -1,0 +1,24 @@
+/* model/grammar/regex.h - between the files that read regular expressions: which characters an
+ * escape or a class stands for. */
+#ifndef BT_MODEL_GRAMMAR_REGEX_H
+#define BT_MODEL_GRAMMAR_REGEX_H
+
+#include "model/grammar/source.h"
+
+typedef enum {
+    BT_ESCAPE_CHAR,    /* the character *c_out */
+    BT_ESCAPE_SET,     /* characters, added to the set */
+    BT_ESCAPE_NOTHING, /* refused */
+} bt_regex_escape;
+
+/* Refuse what stands at byte `at`: a sentence; the name of what is not supported. */
+void bt_regex_wrong(bt_source *s, size_t at, const char *sentence);
+void bt_regex_unsupported(bt_source *s, size_t at, const char *name);
+
+/* Passes an escape, from its backslash on.  negated: the set will be. */
+bt_regex_escape bt_regex_read_escape(bt_source *s, bool in_class, bool negated, bt_chars *set,
+                                     uint32_t *c_out);
+/* Passes a class, from its [ on, and adds what it holds. */
+void bt_regex_read_class(bt_source *s, bt_chars *set);
+
+#endif

@@ -176,14 +176,14 @@ bt_status bt_states_state(bt_states *s, bt_reading *readings, uint32_t n, bool a
         *state_out = 0;
         return BT_OK;
     }
-    qsort(readings, n, sizeof(*readings), by_node);
+    if (n > 1) qsort(readings, n, sizeof(*readings), by_node); /* of none there may be no memory */
     BT_TRY(table_grow(t, hash_state, s));
     at = (uint32_t)hash_readings(readings, n, accepts) & (t->capacity - 1);
     for (; t->slots[at] != 0; at = (at + 1) & (t->capacity - 1)) {
         const bt_grammar_state *is = &s->states[t->slots[at]];
 
         if (is->n != n || is->accepts != accepts ||
-            memcmp(s->readings + is->first, readings, n * sizeof(*readings)) != 0)
+            (n > 0 && memcmp(s->readings + is->first, readings, n * sizeof(*readings)) != 0))
             continue;
         *state_out = t->slots[at];
         return BT_OK;

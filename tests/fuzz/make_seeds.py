@@ -181,5 +181,14 @@ def http():
     write("http", "range", b"\x10GET / HTTP/1.1\r\nHost: a\r\nRange: bytes=0-5\r\nAccept-Encoding: gzip\r\nCookie: a=b; c\r\nExpect: 100-continue\r\n\r\n")
 
 
-for make in (safetensors, gguf, tokenizer, tokenizer_json, tiktoken, chat, config, page_message, intake, intake_sglang, control, http):
+def grammar():
+    regexes = [r"^(\d{1,3}\.){3}\d{1,3}$", r"(?:a|[^b-d]+?)*x{2,}", r"(?P<n>\S\w[\]\-])|\u{1F600}\x41$", "a?b*|^c", r"[\s\D].\cA\0"]
+    ebnf = ['root ::= "a" b{2,3} | [^a-c\\n]* .\nb ::= ("x" | "")+ # c\n', 'root ::= "(" root ")" | "\\x41"?\n', 'root ::= i ("," i)*\n\ni ::= [0-9]{1,}']
+    for kind, texts in enumerate([regexes, regexes, regexes, ebnf]):
+        for i, text in enumerate(texts):
+            read, rest = text.encode(), b"10.0.0.1 aabb(A),1"
+            write("grammar", f"{kind}-{i}", bytes([kind, 255 * len(read) // (len(read) + len(rest))]) + read + rest)
+
+
+for make in (safetensors, gguf, tokenizer, tokenizer_json, tiktoken, chat, config, page_message, intake, intake_sglang, control, http, grammar):
     make()

@@ -122,12 +122,12 @@ static void ebnf_that_cannot_be_held_is_refused_where_it_stands(void)
         {"root",                                             "the grammar ends where ::= should stand"                            },
         {"\"a\"",
          "line 1, column 1 of the grammar: '\"' is not expected where a rule should begin"                                        },
-        {"start: \"a\"",                                     "line 1, column 1 of the grammar: this looks like Lark; a grammar in EBNF "
-         "(GBNF) is expected"                                                                                                          },
-        {"?start : x\nx: \"a\"",                                                  "this looks like Lark"},
-        {"%import common.NUMBER",                                                  "this looks like Lark"                                                                                                         },
-        {"// a\nstart: \"a\"",                                                  "this looks like Lark"},
-        {"root ::= \"\xff\"",                                                  "byte 10 of the grammar is not UTF-8"                                                                                                          },
+        {"start: \"a\"",
+         "line 1, column 1 of the grammar: this looks like Lark; a grammar in EBNF"                                               },
+        {"?start : x\nx: \"a\"",                             "this looks like Lark"                                               },
+        {"%import common.NUMBER",                            "this looks like Lark"                                               },
+        {"// a\nstart: \"a\"",                               "this looks like Lark"                                               },
+        {"root ::= \"\xff\"",                                "byte 10 of the grammar is not UTF-8"                                },
     };
 
     for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++)

@@ -99,6 +99,7 @@ static void regex_pattern_matches_somewhere_unless_anchored(void)
 static void regex_in_json_reads_escapes_as_characters(void)
 {
     static const texts_case CASES[] = {
+        {"^a\tb\x7f$",    {"a\\tb\x7f"},                    {"a\tb\x7f"}                               },
         {"^a\"b$",        {"a\\\"b"},                       {"a\"b", "a\\\\b"}                         },
         {"^a\\\\b$",      {"a\\\\b"},                       {"a\\b", "ab"}                             },
         {"^\\n\"?\\x01$", {"\\n\\u0001", "\\n\\\"\\u0001"}, {"\n\1", "\\n"}                            },

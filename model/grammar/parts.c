@@ -69,7 +69,7 @@ static void add_edge(bt_parts *g, uint32_t from, bt_part_edge edge)
     g->first[from]       = ++g->n_edges;
 }
 
-static void join(bt_parts *g, uint32_t from, uint32_t to)
+void bt_part_join(bt_parts *g, uint32_t from, uint32_t to)
 {
     add_edge(g, from, (bt_part_edge){.to = to, .kind = BT_EDGE_NOTHING});
 }
@@ -85,7 +85,7 @@ bt_part bt_part_nothing(bt_parts *g)
 {
     bt_part p = bt_part_never(g);
 
-    join(g, p.start, p.end);
+    bt_part_join(g, p.start, p.end);
     return p;
 }
 
@@ -115,7 +115,7 @@ bt_part bt_part_text(bt_parts *g, const char *text) { return bt_part_bytes(g, te
 
 bt_part bt_part_then(bt_parts *g, bt_part a, bt_part b)
 {
-    join(g, a.end, b.start);
+    bt_part_join(g, a.end, b.start);
     return (bt_part){a.start, b.end};
 }
 
@@ -123,10 +123,10 @@ bt_part bt_part_either(bt_parts *g, bt_part a, bt_part b)
 {
     bt_part p = bt_part_never(g);
 
-    join(g, p.start, a.start);
-    join(g, p.start, b.start);
-    join(g, a.end, p.end);
-    join(g, b.end, p.end);
+    bt_part_join(g, p.start, a.start);
+    bt_part_join(g, p.start, b.start);
+    bt_part_join(g, a.end, p.end);
+    bt_part_join(g, b.end, p.end);
     return p;
 }
 
@@ -137,9 +137,9 @@ static bt_part any_number(bt_parts *g, bt_part a)
 {
     bt_part p = bt_part_nothing(g);
 
-    join(g, p.start, a.start);
-    join(g, a.end, a.start);
-    join(g, a.end, p.end);
+    bt_part_join(g, p.start, a.start);
+    bt_part_join(g, a.end, a.start);
+    bt_part_join(g, a.end, p.end);
     return p;
 }
 
@@ -161,11 +161,11 @@ bt_part bt_part_repeat(bt_parts *g, bt_part a, uint32_t min, uint32_t max)
     end  = p.end;
     for (uint32_t i = min; i < max && g->st == BT_OK; i++) {
         item = bt_rule_call(g, rule);
-        join(g, end, done);
-        join(g, end, item.start);
+        bt_part_join(g, end, done);
+        bt_part_join(g, end, item.start);
         end = item.end;
     }
-    join(g, end, done);
+    bt_part_join(g, end, done);
     return (bt_part){p.start, done};
 }
 

@@ -73,6 +73,9 @@ bt_part bt_part_maybe(bt_parts *g, bt_part a);
  */
 bt_part bt_part_repeat(bt_parts *g, bt_part a, uint32_t min, uint32_t max);
 
+/* Of an automaton that a reader lays out itself: the empty text leads from one node to another. */
+void bt_part_join(bt_parts *g, uint32_t from, uint32_t to);
+
 /* A rule, which is said later, once (bt_rule_is), and called before or after.  name: for refusals,
  * copied; NULL: none.  A rule that is never said is no text at all. */
 uint32_t bt_rule_new(bt_parts *g, const char *name);

@@ -1,0 +1,160 @@
+/* model/grammar/schema.h - inside this folder: what the files that read a JSON schema share.
+ *
+ *   schema.c         a schema's keywords, references, enum and const
+ *   schema_place.c   refusals, and bounds on depth and work
+ *   schema_merge.c   which keywords there are, and schemas that must hold together as one
+ *   schema_value.c   JSON without a schema: whitespace, any value, literals
+ *   schema_object.c  schema_keys.c  schema_array.c  schema_string.c  schema_number.c
+ *
+ * Each type's file reads the keywords of that type from a schema, an object of jansson's.
+ *
+ * Threads: one at a time for a bt_schema.  Memory: bt_alloc's and jansson's; all goes with the
+ * reader. */
+#ifndef BT_MODEL_GRAMMAR_SCHEMA_H
+#define BT_MODEL_GRAMMAR_SCHEMA_H
+
+#include <jansson.h>
+
+#include "model/grammar/grammar.h"
+
+/* The place of a value, for refusals: a JSON pointer (RFC 6901), the last step first. */
+typedef struct bt_schema_at {
+    const struct bt_schema_at *up;  /* NULL: `key` is a pointer as a whole */
+    const char                *key; /* of an object; NULL: */
+    size_t                     index;
+} bt_schema_at;
+
+typedef enum {
+    BT_COMMON_SPACE,     /* whitespace between tokens, or none */
+    BT_COMMON_CHARACTER, /* of a string */
+    BT_COMMON_NON_ASCII, /* of a key: a character as it is, or \" or \\ */
+    BT_COMMON_STRING,
+    BT_COMMON_INTEGER,
+    BT_COMMON_NUMBER,
+    BT_COMMON_ANY, /* value */
+    BT_COMMON_KINDS
+} bt_schema_common;
+
+typedef struct {
+    const json_t *schema; /* borrowed */
+    const char   *name;   /* borrowed: its pointer */
+    uint32_t      rule;
+} bt_schema_pending;
+
+typedef struct {
+    bt_parts          *g;
+    json_t            *root;                    /* owned */
+    json_t            *made;                    /* owned: an array of the schemas that are merged */
+    json_t            *memo;                    /* owned: an object, a rule for each text */
+    bt_schema_pending *pending;                 /* owned: references that are to be read */
+    uint32_t           common[BT_COMMON_KINDS]; /* 1 + its rule, or 0 */
+    uint32_t           n_pending, pending_capacity;
+    uint32_t           depth, n_steps;
+} bt_schema;
+
+/* Types as bits. */
+enum {
+    BT_TYPE_OBJECT  = 1,
+    BT_TYPE_ARRAY   = 2,
+    BT_TYPE_STRING  = 4,
+    BT_TYPE_NUMBER  = 8,
+    BT_TYPE_INTEGER = 16,
+    BT_TYPE_BOOLEAN = 32,
+    BT_TYPE_NULL    = 64,
+    BT_TYPE_ALL     = 127
+};
+
+/* ---- schema.c */
+
+bt_part bt_schema_read(bt_schema *s, const json_t *schema, const bt_schema_at *at);
+/* What a $ref names, borrowed; NULL: refused. */
+const json_t *bt_schema_resolve(bt_schema *s, const json_t *ref, const bt_schema_at *at);
+
+/* ---- schema_place.c */
+
+/* "at #/properties/a: ..." */
+void bt_schema_refuse(bt_schema *s, const bt_schema_at *at, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+/* The same of a keyword's value, which is of the wrong kind. */
+void bt_schema_unexpected(bt_schema *s, const json_t *schema, const char *keyword,
+                          const bt_schema_at *at, const char *expected);
+/* Counts n pieces of work.  False: there is an error, maybe that it is too much. */
+bool bt_schema_step(bt_schema *s, const bt_schema_at *at, size_t n);
+/* One level deeper; bt_schema_leave() goes with it in any case. */
+bool bt_schema_enter(bt_schema *s, const bt_schema_at *at);
+void bt_schema_leave(bt_schema *s);
+
+/* Whole numbers of at least 0, or `absent`; what is beyond 32 bits becomes UINT32_MAX. */
+uint32_t bt_schema_count(bt_schema *s, const json_t *schema, const char *keyword, uint32_t absent,
+                         const bt_schema_at *at);
+/* A value that jansson may have had no memory for. */
+json_t *bt_schema_owned(bt_schema *s, json_t *value);
+
+/* The rule that `text` stands for; false: it is new and must be said. */
+bool bt_schema_memo(bt_schema *s, const char *text, uint32_t *rule_out);
+
+/* ---- schema_merge.c */
+
+/* Refuses keywords that cannot be kept.  Bits of the types that the others speak of. */
+uint32_t bt_schema_check_keywords(bt_schema *s, const json_t *schema, const bt_schema_at *at);
+/* Keywords that say which values are valid. */
+size_t bt_schema_n_keywords(const json_t *schema);
+/* Bits of `type` and `nullable`; BT_TYPE_ALL without. */
+uint32_t bt_schema_types(bt_schema *s, const json_t *schema, const bt_schema_at *at);
+/* A schema, borrowed, for all that `schema` says but one keyword. */
+json_t *bt_schema_without(bt_schema *s, const json_t *schema, const char *keyword,
+                          const bt_schema_at *at);
+/* From now on `into` says what `from` says, too. */
+void bt_schema_merge(bt_schema *s, json_t *into, const json_t *from, const bt_schema_at *at);
+
+/* ---- schema_value.c */
+
+bt_part bt_schema_call(bt_schema *s, bt_schema_common which);
+bt_part bt_schema_literal(bt_schema *s, const json_t *value, const bt_schema_at *at);
+bt_part bt_schema_string_literal(bt_schema *s, const char *text, size_t n);
+/* ", " and what comes then. */
+bt_part bt_schema_next(bt_schema *s, bt_part item);
+
+/* Enough for a number as bt_schema_print() writes it. */
+enum { BT_SCHEMA_NUMBER_BYTES = 32 };
+/* %e with the fewest digits, of 15 to 17, that give v again.  Returns their number. */
+int bt_schema_print(double v, char text[BT_SCHEMA_NUMBER_BYTES]);
+
+/* ---- one file each */
+
+bt_part bt_schema_object(bt_schema *s, const json_t *schema, const bt_schema_at *at);
+bt_part bt_schema_array(bt_schema *s, const json_t *schema, const bt_schema_at *at);
+bt_part bt_schema_string(bt_schema *s, const json_t *schema, const bt_schema_at *at);
+bt_part bt_schema_number(bt_schema *s, const json_t *schema, bool integer, const bt_schema_at *at);
+/* A key, in its quotes, that is none of the names of an object. */
+bt_part bt_schema_other_keys(bt_schema *s, const json_t *names);
+/* Formats that are kept; others are annotations. */
+bool bt_schema_is_format(const json_t *format);
+
+/* ---- automata that are no trees: points at which several ways meet */
+
+static inline bt_part bt_schema_point(bt_parts *g)
+{
+    bt_part p = bt_part_never(g);
+
+    return (bt_part){p.start, p.start};
+}
+
+static inline void bt_schema_join(bt_parts *g, bt_part from, bt_part to)
+{
+    bt_part_then(g, from, to);
+}
+
+static inline void bt_schema_way(bt_parts *g, bt_part from, bt_part by, bt_part to)
+{
+    bt_part_then(g, from, by);
+    bt_part_then(g, by, to);
+}
+
+/* One more alternative of a part that began as bt_part_never(). */
+static inline void bt_schema_add(bt_parts *g, bt_part part, bt_part alternative)
+{
+    bt_schema_way(g, (bt_part){part.start, part.start}, alternative, (bt_part){part.end, part.end});
+}
+
+#endif

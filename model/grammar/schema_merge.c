@@ -1,0 +1,400 @@
+/* model/grammar/schema_merge.c - the keywords of JSON schemas, and schemas that must hold together
+ * (allOf, and what stands beside $ref, anyOf or oneOf) as one schema.
+ *
+ * Two become one keyword by keyword.  What would not say what both say is refused, as where
+ * additionalProperties of the one would have to know the properties of the other. */
+#include <string.h>
+
+#include "model/grammar/schema.h"
+#include "model/json.h"
+
+enum {
+    REFUSED        = 1 << 7,
+    REFUSED_FILLED = 1 << 8, /* {} and true say nothing */
+    GENERAL        = 1 << 9,
+    NUMERIC        = BT_TYPE_NUMBER | BT_TYPE_INTEGER
+};
+
+/* Bits of the types that it speaks of.  What is not here is an annotation, by the standard. */
+static const struct {
+    const char *name;
+    uint32_t    kind;
+} KEYWORDS[] = {
+    {"type",                  GENERAL       },
+    {"enum",                  GENERAL       },
+    {"const",                 GENERAL       },
+    {"$ref",                  GENERAL       },
+    {"anyOf",                 GENERAL       },
+    {"oneOf",                 GENERAL       },
+    {"allOf",                 GENERAL       },
+    {"properties",            BT_TYPE_OBJECT},
+    {"required",              BT_TYPE_OBJECT},
+    {"additionalProperties",  BT_TYPE_OBJECT},
+    {"minProperties",         BT_TYPE_OBJECT},
+    {"maxProperties",         BT_TYPE_OBJECT},
+    {"items",                 BT_TYPE_ARRAY },
+    {"prefixItems",           BT_TYPE_ARRAY },
+    {"additionalItems",       BT_TYPE_ARRAY },
+    {"minItems",              BT_TYPE_ARRAY },
+    {"maxItems",              BT_TYPE_ARRAY },
+    {"uniqueItems",           BT_TYPE_ARRAY },
+    {"minLength",             BT_TYPE_STRING},
+    {"maxLength",             BT_TYPE_STRING},
+    {"pattern",               BT_TYPE_STRING},
+    {"format",                BT_TYPE_STRING},
+    {"minimum",               NUMERIC       },
+    {"maximum",               NUMERIC       },
+    {"exclusiveMinimum",      NUMERIC       },
+    {"exclusiveMaximum",      NUMERIC       },
+    {"multipleOf",            NUMERIC       },
+    {"not",                   REFUSED       },
+    {"if",                    REFUSED       },
+    {"then",                  REFUSED       },
+    {"else",                  REFUSED       },
+    {"contains",              REFUSED       },
+    {"patternProperties",     REFUSED_FILLED},
+    {"propertyNames",         REFUSED_FILLED},
+    {"dependentRequired",     REFUSED_FILLED},
+    {"dependentSchemas",      REFUSED_FILLED},
+    {"dependencies",          REFUSED_FILLED},
+    {"unevaluatedProperties", REFUSED_FILLED},
+    {"unevaluatedItems",      REFUSED_FILLED},
+    {"$dynamicRef",           REFUSED       },
+    {"$recursiveRef",         REFUSED       },
+    {"$id",                   REFUSED       }, /* below the root: references would begin there */
+};
+
+/* 0: an annotation. */
+static uint32_t kind_of(const char *keyword, const json_t *value)
+{
+    for (size_t i = 0; i < sizeof(KEYWORDS) / sizeof(KEYWORDS[0]); i++)
+        if (strcmp(KEYWORDS[i].name, keyword) == 0)
+            return strcmp(keyword, "format") == 0 && !bt_schema_is_format(value) ? 0
+                                                                                 : KEYWORDS[i].kind;
+    return 0;
+}
+
+/* A schema of any value. */
+static bool says_nothing(const json_t *v)
+{
+    return json_is_true(v) || (json_is_object(v) && json_object_size(v) == 0);
+}
+
+static bool is_refused(uint32_t kind, const json_t *value)
+{
+    return kind == REFUSED || (kind == REFUSED_FILLED && !says_nothing(value));
+}
+
+uint32_t bt_schema_check_keywords(bt_schema *s, const json_t *schema, const bt_schema_at *at)
+{
+    uint32_t    spoken = 0;
+    const char *keyword;
+    json_t     *value;
+
+    json_object_foreach((json_t *)schema, keyword, value)
+    {
+        uint32_t kind = kind_of(keyword, value);
+
+        if (!bt_schema_step(s, at, 1)) break;
+        if (is_refused(kind, value) && (schema != s->root || strcmp(keyword, "$id") != 0))
+            bt_schema_refuse(s, at, "\"%s\" is not supported", keyword);
+        spoken |= kind & BT_TYPE_ALL;
+    }
+    return spoken;
+}
+
+static bool is_kept(const char *keyword, const json_t *value)
+{
+    return (kind_of(keyword, value) & ~(uint32_t)(REFUSED | REFUSED_FILLED)) != 0;
+}
+
+size_t bt_schema_n_keywords(const json_t *schema)
+{
+    size_t      n = 0;
+    const char *keyword;
+    json_t     *value;
+
+    json_object_foreach((json_t *)schema, keyword, value) n += is_kept(keyword, value);
+    return n;
+}
+
+/* ---- types */
+
+static const struct {
+    const char *name;
+    uint32_t    types;
+} TYPES[] = {
+    {"object",  BT_TYPE_OBJECT },
+    {"array",   BT_TYPE_ARRAY  },
+    {"string",  BT_TYPE_STRING },
+    {"number",  NUMERIC        },
+    {"integer", BT_TYPE_INTEGER},
+    {"boolean", BT_TYPE_BOOLEAN},
+    {"null",    BT_TYPE_NULL   },
+};
+enum { N_TYPES = sizeof(TYPES) / sizeof(TYPES[0]) };
+
+static uint32_t type_named(const json_t *name)
+{
+    const char *text = json_string_value(name);
+
+    for (size_t i = 0; text != NULL && i < N_TYPES; i++)
+        if (strcmp(TYPES[i].name, text) == 0) return TYPES[i].types;
+    return 0;
+}
+
+uint32_t bt_schema_types(bt_schema *s, const json_t *schema, const bt_schema_at *at)
+{
+    const json_t *type  = json_object_get(schema, "type"), *one;
+    uint32_t      types = 0;
+    size_t        i;
+
+    if (type == NULL) return BT_TYPE_ALL;
+    if (!json_is_array(type)) types = type_named(type);
+    if (types == 0 && !json_is_array(type))
+        bt_schema_unexpected(s, schema, "type", at, "the name of a type");
+    json_array_foreach(type, i, one)
+    {
+        if (type_named(one) == 0)
+            bt_schema_unexpected(s, schema, "type", at, "an array of names of types");
+        types |= type_named(one);
+    }
+    return json_is_true(json_object_get(schema, "nullable")) ? types | BT_TYPE_NULL : types;
+}
+
+static void set(bt_schema *s, json_t *object, const char *key, json_t *value)
+{
+    if (json_object_set_new(object, key, value) != 0) bt_schema_owned(s, NULL);
+}
+
+static void set_types(bt_schema *s, json_t *into, uint32_t types)
+{
+    json_t *array = bt_schema_owned(s, json_array());
+
+    if ((types & BT_TYPE_NUMBER) != 0) types &= ~(uint32_t)BT_TYPE_INTEGER;
+    for (size_t i = 0; i < N_TYPES; i++)
+        if ((types & (TYPES[i].types == NUMERIC ? BT_TYPE_NUMBER : TYPES[i].types)) != 0 &&
+            json_array_append_new(array, json_string(TYPES[i].name)) != 0)
+            bt_schema_owned(s, NULL);
+    set(s, into, "type", array);
+}
+
+/* ---- two values of a keyword */
+
+static json_t *both(bt_schema *s, json_t *a, json_t *b)
+{
+    return bt_schema_owned(s, json_pack("{s:[O,O]}", "allOf", a, b));
+}
+
+static json_t *both_properties(bt_schema *s, json_t *a, json_t *b)
+{
+    json_t     *all = bt_schema_owned(s, json_copy(a));
+    const char *name;
+    json_t     *one;
+
+    json_object_foreach(b, name, one)
+    {
+        json_t *known = json_object_get(a, name);
+
+        set(s, all, name,
+            known == NULL || json_equal(known, one) ? json_incref(one) : both(s, known, one));
+    }
+    return all;
+}
+
+static json_t *both_lists(bt_schema *s, json_t *a, json_t *b)
+{
+    json_t *all = bt_schema_owned(s, json_copy(a));
+
+    if (json_array_extend(all, b) != 0) bt_schema_owned(s, NULL);
+    return all;
+}
+
+static json_t *common_values(bt_schema *s, json_t *a, json_t *b, const bt_schema_at *at)
+{
+    json_t *all = bt_schema_owned(s, json_array()), *x, *y;
+    size_t  i, k;
+
+    json_array_foreach(a, i, x)
+    {
+        if (!bt_schema_step(s, at, json_array_size(b))) break;
+        json_array_foreach(b, k, y)
+        {
+            if (!json_equal(x, y)) continue;
+            if (json_array_append(all, x) != 0) bt_schema_owned(s, NULL);
+            break;
+        }
+    }
+    return all;
+}
+
+static bool is_less(const json_t *a, const json_t *b)
+{
+    return json_is_integer(a) && json_is_integer(b) ? json_integer_value(a) < json_integer_value(b)
+                                                    : json_number_value(a) < json_number_value(b);
+}
+
+static bool is_one_of(const char *keyword, const char *const *names)
+{
+    for (; *names != NULL; names++)
+        if (strcmp(*names, keyword) == 0) return true;
+    return false;
+}
+
+/* The one value that says what both say, owned; NULL: there is none, or an error. */
+static json_t *combine(bt_schema *s, const char *keyword, json_t *a, json_t *b,
+                       const bt_schema_at *at)
+{
+    static const char *const at_least[] = {"minimum",  "exclusiveMinimum", "minLength",
+                                           "minItems", "minProperties",    NULL};
+    static const char *const at_most[]  = {"maximum",  "exclusiveMaximum", "maxLength",
+                                           "maxItems", "maxProperties",    NULL};
+    bool                     objects    = json_is_object(a) && json_is_object(b);
+    bool                     arrays     = json_is_array(a) && json_is_array(b);
+
+    if (json_equal(a, b)) return json_incref(a);
+    if (json_is_number(a) && json_is_number(b)) {
+        if (is_one_of(keyword, at_least)) return json_incref(is_less(a, b) ? b : a);
+        if (is_one_of(keyword, at_most)) return json_incref(is_less(a, b) ? a : b);
+    }
+    if (strcmp(keyword, "properties") == 0 && objects) return both_properties(s, a, b);
+    if (strcmp(keyword, "required") == 0 && arrays) return both_lists(s, a, b);
+    if (strcmp(keyword, "enum") == 0 && arrays) return common_values(s, a, b, at);
+    if (strcmp(keyword, "uniqueItems") == 0) return json_incref(json_is_true(a) ? a : b);
+    if (strcmp(keyword, "items") != 0 && strcmp(keyword, "additionalProperties") != 0) return NULL;
+    if (says_nothing(a) || says_nothing(b)) return json_incref(says_nothing(a) ? b : a);
+    return strcmp(keyword, "items") == 0 && objects ? both(s, a, b) : NULL;
+}
+
+static void merge_keyword(bt_schema *s, json_t *into, const char *keyword, json_t *value,
+                          const bt_schema_at *at)
+{
+    json_t *known = json_object_get(into, keyword), *all;
+
+    if (known == NULL) {
+        set(s, into, keyword, json_incref(value));
+        return;
+    }
+    if (!bt_schema_step(s, at,
+                        json_object_size(known) + json_object_size(value) + json_array_size(known) +
+                            json_array_size(value)))
+        return;
+    all = combine(s, keyword, known, value, at);
+    if (all != NULL)
+        set(s, into, keyword, all);
+    else
+        bt_schema_refuse(s, at, "\"%s\" differs from the one that must hold with it: not supported",
+                         keyword);
+}
+
+/* ---- two schemas */
+
+/* Whether additionalProperties of `a` would speak of properties of `b`. */
+static bool closes(const json_t *a, const json_t *b)
+{
+    const json_t *additional = json_object_get(a, "additionalProperties");
+    const json_t *names      = json_object_get(a, "properties");
+    const char   *name;
+    json_t       *value;
+
+    if (additional == NULL || says_nothing(additional)) return false;
+    json_object_foreach(json_object_get(b, "properties"), name,
+                        value) if (json_object_get(names, name) == NULL) return true;
+    return false;
+}
+
+/* Whether items of `a` may speak of other items than those of `b` do. */
+static bool shifts(const json_t *a, const json_t *b)
+{
+    bool prefix =
+        json_object_get(a, "prefixItems") != NULL || json_is_array(json_object_get(a, "items"));
+
+    return prefix &&
+           (json_object_get(b, "items") != NULL || json_object_get(b, "prefixItems") != NULL ||
+            json_object_get(b, "additionalItems") != NULL);
+}
+
+static void check_pair(bt_schema *s, const json_t *into, const json_t *from, const bt_schema_at *at)
+{
+    if (!bt_schema_step(s, at,
+                        json_object_size(json_object_get(into, "properties")) +
+                            json_object_size(json_object_get(from, "properties"))))
+        return;
+    if (closes(into, from) || closes(from, into))
+        bt_schema_refuse(
+            s, at, "\"additionalProperties\" beside properties of another schema: not supported");
+    if (shifts(into, from) || shifts(from, into))
+        bt_schema_refuse(s, at, "\"prefixItems\" beside items of another schema: not supported");
+}
+
+static void merge_types(bt_schema *s, json_t *into, const json_t *from, const bt_schema_at *at)
+{
+    if (json_object_get(from, "type") == NULL) return;
+    set_types(s, into, bt_schema_types(s, into, at) & bt_schema_types(s, from, at));
+}
+
+static void merge_all_of(bt_schema *s, json_t *into, const json_t *from, const bt_schema_at *at)
+{
+    const json_t *array = json_object_get(from, "allOf"), *one;
+    bt_schema_at  here  = {.up = at, .key = "allOf"};
+    size_t        i;
+
+    if (!json_is_array(array)) bt_schema_unexpected(s, from, "allOf", at, "an array of schemas");
+    json_array_foreach(array, i, one)
+        bt_schema_merge(s, into, one, &(bt_schema_at){.up = &here, .index = i});
+}
+
+/* First what it says itself, so that what it refers to is held against that. */
+static void merge_object(bt_schema *s, json_t *into, const json_t *from, const char *except,
+                         const bt_schema_at *at)
+{
+    const json_t *ref = json_object_get(from, "$ref");
+    const char   *keyword;
+    json_t       *value;
+
+    bt_schema_check_keywords(s, from, at);
+    check_pair(s, into, from, at);
+    merge_types(s, into, from, at);
+    json_object_foreach((json_t *)from, keyword, value)
+    {
+        static const char *const elsewhere[] = {"type", "$ref", "allOf", NULL};
+
+        if (s->g->st != BT_OK) return;
+        if (is_kept(keyword, value) && !is_one_of(keyword, elsewhere) &&
+            strcmp(keyword, except) != 0)
+            merge_keyword(s, into, keyword, value, at);
+    }
+    if (ref != NULL && strcmp(except, "$ref") != 0)
+        bt_schema_merge(s, into, bt_schema_resolve(s, ref, at), at);
+    if (json_object_get(from, "allOf") != NULL && strcmp(except, "allOf") != 0)
+        merge_all_of(s, into, from, at);
+}
+
+void bt_schema_merge(bt_schema *s, json_t *into, const json_t *from, const bt_schema_at *at)
+{
+    char found[BT_JSON_SHOW_BYTES];
+
+    if (bt_schema_enter(s, at)) {
+        if (json_is_object(from))
+            merge_object(s, into, from, "", at);
+        else if (json_is_false(from))
+            set_types(s, into, 0);
+        else if (!json_is_true(from))
+            bt_schema_refuse(s, at, "expected a schema, found %s",
+                             bt_json_show(from, found, sizeof(found)));
+    }
+    bt_schema_leave(s);
+}
+
+json_t *bt_schema_without(bt_schema *s, const json_t *schema, const char *keyword,
+                          const bt_schema_at *at)
+{
+    json_t *copy = bt_schema_owned(s, json_object());
+
+    if (json_array_append_new(s->made, copy) != 0) {
+        bt_schema_owned(s, NULL);
+        return NULL; /* and the copy is gone */
+    }
+    merge_object(s, copy, schema, keyword, at);
+    return copy;
+}

@@ -1,0 +1,322 @@
+/* model/grammar/schema_number.c - numbers of a JSON schema, within bounds.
+ *
+ * Bounds are decimals, and so is the text: it is compared digit by digit.  A number is a sign and a
+ * magnitude between two magnitudes.  Beside how many digits there are, what matters is whether
+ * those so far are the lower bound's (so that no less may follow), the upper bound's, both, or
+ * neither, and then the rest is free: four rows of points, with a step per digit.
+ *
+ * A bound of 1e18 or more is beyond all numbers that come.  Within bounds come no exponents, and
+ * only so many digits behind the point that a number which differs from a bound that is excluded
+ * does so as a double, too. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "model/grammar/schema.h"
+
+enum {
+    MOST_WHOLE    = 18,  /* digits before the point */
+    MOST_FRACTION = 17,  /* behind it, where nothing says otherwise */
+    EXACT_DIGITS  = 15,  /* decimals of so many are different doubles */
+    ROOM          = 400, /* of a fraction: the smallest double has 324 zeros and 17 digits */
+    ROWS          = 4,
+    TIGHT_LO      = 1, /* bits of a row */
+    TIGHT_HI      = 2
+};
+
+/* A magnitude, and on which side of zero. */
+typedef struct {
+    bool     given, excluded, negative;
+    uint32_t n_whole, n_fraction;
+    int      exponent; /* of ten, of its first digit; zero: -ROOM */
+    char     whole[MOST_WHOLE + 2], fraction[ROOM];
+} bound;
+
+/* ---- bounds */
+
+/* n significant digits of which the first counts 10^exponent. */
+static void set_digits(bound *b, const char *digits, uint32_t n, int exponent)
+{
+    uint32_t n_whole = exponent < 0 ? 0 : (uint32_t)exponent + 1;
+
+    while (n > 0 && digits[n - 1] == '0')
+        n--;
+    b->exponent = n == 0 ? -ROOM : exponent;
+    if (n == 0 || n_whole == 0) b->whole[b->n_whole++] = '0';
+    if (n == 0) return;
+    for (uint32_t i = 0; i < n_whole; i++)
+        b->whole[b->n_whole++] = i < n ? digits[i] : '0';
+    for (int i = exponent; i < -1; i++)
+        b->fraction[b->n_fraction++] = '0';
+    for (uint32_t i = n_whole; i < n; i++)
+        b->fraction[b->n_fraction++] = digits[i];
+}
+
+static bound bound_of(const json_t *v, bool excluded)
+{
+    bound  b = {.given = true, .excluded = excluded, .negative = json_number_value(v) < 0};
+    char   text[BT_SCHEMA_NUMBER_BYTES], digits[BT_SCHEMA_NUMBER_BYTES];
+    size_t n = 0;
+    int    exponent;
+
+    if (json_is_integer(v)) {
+        snprintf(text, sizeof(text), "%" JSON_INTEGER_FORMAT, json_integer_value(v));
+        n = strlen(text) - b.negative;
+        memcpy(digits, text + b.negative, n);
+        exponent = (int)n - 1;
+    } else {
+        bt_schema_print(fabs(json_real_value(v)), text);
+        for (const char *at = text; *at != 'e'; at++)
+            if (*at != '.') digits[n++] = *at;
+        exponent = atoi(strchr(text, 'e') + 1);
+    }
+    set_digits(&b, digits, (uint32_t)n, exponent);
+    return b;
+}
+
+static void expect_number(bt_schema *s, const json_t *schema, const char *keyword,
+                          const bt_schema_at *at)
+{
+    const json_t *v = json_object_get(schema, keyword);
+
+    if (v != NULL && !json_is_number(v)) bt_schema_unexpected(s, schema, keyword, at, "a number");
+}
+
+/* 1: no number that comes is as large, -1: none is as small. */
+static int beyond(const json_t *v)
+{
+    const json_int_t most = 1000000000000000000;
+    json_int_t       i    = json_integer_value(v);
+
+    if (json_is_integer(v)) return (i >= most) - (i <= -most);
+    return (json_real_value(v) >= 1e18) - (json_real_value(v) <= -1e18);
+}
+
+/* The stricter of two keywords, or none.  sign: 1 of lower bounds, -1 of upper ones. */
+static bound read_bound(bt_schema *s, const json_t *schema, const char *including,
+                        const char *excluding, int sign, const bt_schema_at *at)
+{
+    const json_t *in = json_object_get(schema, including), *ex = json_object_get(schema, excluding);
+    double        a = json_number_value(in) * sign, b = json_number_value(ex) * sign;
+    bool          excluded = ex != NULL && (in == NULL || b >= a);
+
+    expect_number(s, schema, including, at);
+    expect_number(s, schema, excluding, at);
+    if (s->g->st != BT_OK || (in == NULL && ex == NULL)) return (bound){0};
+    if (beyond(excluded ? ex : in) * sign < 0) return (bound){0};
+    if (beyond(excluded ? ex : in) * sign > 0)
+        bt_schema_refuse(s, at, "\"%s\": numbers have at most %d digits before the point",
+                         excluded ? excluding : including, (int)MOST_WHOLE);
+    if (in != NULL && ex != NULL && a == b && fabs(a) > 1e15)
+        bt_schema_refuse(s, at, "\"%s\" and \"%s\" are too large to compare", including, excluding);
+    return s->g->st != BT_OK ? (bound){0} : bound_of(excluded ? ex : in, excluded);
+}
+
+/* ---- magnitudes between two bounds */
+
+typedef struct {
+    bt_parts *g;
+    bound     lo, hi; /* lo is given */
+    uint32_t  most_fraction;
+    bool      integer;
+    bt_part   free_whole[MOST_WHOLE + 1]; /* so many digits are to come before the point */
+    bt_part   free_fraction[ROOM + 1];    /* so many are behind it already */
+    bt_part   done;
+} range;
+
+/* A place among the digits: a point for each row, or none.  Row 0 is the free one. */
+typedef struct {
+    bool    is[ROWS];
+    bt_part at[ROWS];
+} places;
+
+/* A digit more, of lo..hi as far as no row says otherwise; in the free row one goes to `free`. */
+static places advance(range *r, const places *from, char lo, char hi, char tight_lo, char tight_hi,
+                      bt_part free_next)
+{
+    places next = {.is = {true}, .at = {free_next}};
+
+    for (uint32_t row = 0; row < ROWS; row++) {
+        char first = (row & TIGHT_LO) != 0 ? tight_lo : lo;
+        char last  = (row & TIGHT_HI) != 0 ? tight_hi : hi;
+
+        for (char d = first, end; from->is[row] && d <= last; d = (char)(end + 1)) {
+            uint32_t to = 0;
+
+            if ((row & TIGHT_LO) != 0 && d == tight_lo) to |= TIGHT_LO;
+            if ((row & TIGHT_HI) != 0 && d == tight_hi) to |= TIGHT_HI;
+            end = to != 0 ? d : (row & TIGHT_HI) != 0 ? (char)(last - 1) : last;
+            if (!next.is[to]) next.at[to] = bt_schema_point(r->g);
+            next.is[to] = true;
+            bt_schema_way(r->g, from->at[row], bt_part_byte(r->g, (uint8_t)d, (uint8_t)end),
+                          next.at[to]);
+        }
+    }
+    return next;
+}
+
+static char fraction_digit(const bound *b, uint32_t i)
+{
+    return i < b->n_fraction ? b->fraction[i] : '0';
+}
+
+/* Whether a number of that row may end with i digits behind the point.  The bounds' last digits are
+ * no zeros. */
+static bool may_end(const range *r, uint32_t row, uint32_t i)
+{
+    bool at_lo = (row & TIGHT_LO) != 0, at_hi = (row & TIGHT_HI) != 0;
+
+    if (at_lo && (i < r->lo.n_fraction || r->lo.excluded)) return false;
+    return !(at_hi && i >= r->hi.n_fraction && r->hi.excluded);
+}
+
+static void end_rows(range *r, const places *p, uint32_t i, bool free_too)
+{
+    for (uint32_t row = free_too ? 0 : 1; row < ROWS; row++)
+        if (p->is[row] && may_end(r, row, i)) bt_schema_join(r->g, p->at[row], r->done);
+}
+
+/* Behind the last digit before the point. */
+static void add_fraction(range *r, places p)
+{
+    places   behind = {0};
+    uint32_t i      = 0;
+
+    end_rows(r, &p, 0, false);
+    if (r->integer || r->most_fraction == 0) return;
+    for (uint32_t row = 1; row < ROWS; row++) {
+        if (!p.is[row]) continue;
+        behind.is[row] = true;
+        behind.at[row] = bt_schema_point(r->g);
+        bt_schema_way(r->g, p.at[row], bt_part_text(r->g, "."), behind.at[row]);
+    }
+    while (i < r->most_fraction && (behind.is[1] || behind.is[2] || behind.is[3])) {
+        behind.is[0] = false; /* its digits are there already */
+        behind = advance(r, &behind, '0', '9', fraction_digit(&r->lo, i), fraction_digit(&r->hi, i),
+                         r->free_fraction[i + 1]);
+        i++;
+        end_rows(r, &behind, i, false);
+    }
+}
+
+/* Numbers that no bound holds any more. */
+static void add_free(range *r)
+{
+    bt_parts *g = r->g;
+
+    for (uint32_t i = 0; i <= MOST_WHOLE; i++) {
+        r->free_whole[i] = bt_schema_point(g);
+        if (i > 0)
+            bt_schema_way(g, r->free_whole[i], bt_part_byte(g, '0', '9'), r->free_whole[i - 1]);
+    }
+    bt_schema_join(g, r->free_whole[0], r->done);
+    if (r->integer || r->most_fraction == 0) return;
+    for (uint32_t i = 0; i <= r->most_fraction; i++) {
+        r->free_fraction[i] = bt_schema_point(g);
+        if (i == 0) continue;
+        bt_schema_way(g, r->free_fraction[i - 1], bt_part_byte(g, '0', '9'), r->free_fraction[i]);
+        bt_schema_join(g, r->free_fraction[i], r->done);
+    }
+    bt_schema_way(g, r->free_whole[0], bt_part_text(g, "."), r->free_fraction[0]);
+}
+
+/* Numbers of n digits before the point. */
+static void add_length(range *r, bt_part start, uint32_t n)
+{
+    uint32_t row =
+        (n == r->lo.n_whole ? TIGHT_LO : 0u) | (r->hi.given && n == r->hi.n_whole ? TIGHT_HI : 0u);
+    places p = {0};
+
+    p.is[row] = true;
+    p.at[row] = start;
+    for (uint32_t i = 0; i < n && r->g->st == BT_OK; i++) {
+        p       = advance(r, &p, i == 0 && n > 1 ? '1' : '0', '9', r->lo.whole[i], r->hi.whole[i],
+                          r->free_whole[n - i - 1]);
+        p.is[0] = false;
+    }
+    add_fraction(r, p);
+}
+
+static bt_part magnitudes(bt_parts *g, const bound *lo, const bound *hi, uint32_t most_fraction,
+                          bool integer)
+{
+    range    r     = {.g = g, .lo = *lo, .hi = *hi, .integer = integer};
+    bt_part  start = bt_schema_point(g);
+    uint32_t most  = hi->given ? hi->n_whole : MOST_WHOLE;
+
+    r.done          = bt_schema_point(g);
+    r.most_fraction = most_fraction;
+    add_free(&r);
+    for (uint32_t n = lo->n_whole; n <= most && g->st == BT_OK; n++)
+        add_length(&r, start, n);
+    return (bt_part){start.start, r.done.start};
+}
+
+/* ---- both signs */
+
+/* How many digits may come behind the point. */
+static uint32_t fraction_digits(const bound *lo, const bound *hi)
+{
+    const bound *both[] = {lo, hi};
+    int          n      = MOST_FRACTION;
+
+    for (int i = 0; i < 2; i++)
+        if (both[i]->given && (int)both[i]->n_fraction > n) n = (int)both[i]->n_fraction;
+    for (int i = 0; i < 2; i++)
+        if (both[i]->given && both[i]->excluded && EXACT_DIGITS - 1 - both[i]->exponent < n)
+            n = EXACT_DIGITS - 1 - both[i]->exponent;
+    return n < 0 ? 0 : (uint32_t)n;
+}
+
+/* From lo to hi; zero has no minus. */
+static bt_part between(bt_parts *g, const bound *lo, const bound *hi, bool integer)
+{
+    uint32_t n    = fraction_digits(lo, hi);
+    bt_part  part = bt_part_never(g), below;
+    bound    zero = {.given = true}, none = {0}, above_zero;
+
+    set_digits(&zero, "0", 1, 0);
+    above_zero          = zero;
+    above_zero.excluded = true;
+    if (!hi->given || !hi->negative)
+        bt_schema_add(g, part,
+                      magnitudes(g, lo->given && !lo->negative ? lo : &zero, hi, n, integer));
+    if (!lo->given || lo->negative) {
+        below = magnitudes(g, hi->given && hi->negative ? hi : &above_zero, lo->given ? lo : &none,
+                           n, integer);
+        bt_schema_add(g, part, bt_part_then(g, bt_part_text(g, "-"), below));
+    }
+    return part;
+}
+
+static void bound_key(const bound *b, char key[64])
+{
+    if (!b->given)
+        snprintf(key, 64, "none");
+    else /* 17 digits at most, and the place of the first one */
+        snprintf(key, 64, "%s%s%d:%.20s.%.20s", b->excluded ? "!" : "", b->negative ? "-" : "",
+                 b->exponent, b->whole,
+                 b->n_fraction > 20 ? b->fraction + b->n_fraction - 20 : b->fraction);
+}
+
+bt_part bt_schema_number(bt_schema *s, const json_t *schema, bool integer, const bt_schema_at *at)
+{
+    bound         lo       = read_bound(s, schema, "minimum", "exclusiveMinimum", 1, at);
+    bound         hi       = read_bound(s, schema, "maximum", "exclusiveMaximum", -1, at);
+    const json_t *multiple = json_object_get(schema, "multipleOf");
+    char          key[160], low[64], high[64];
+    uint32_t      rule;
+
+    if (multiple != NULL && json_number_value(multiple) != 1)
+        bt_schema_refuse(s, at, "\"multipleOf\" other than 1 is not supported");
+    integer = integer || multiple != NULL;
+    if (s->g->st != BT_OK) return bt_part_never(s->g);
+    if (!lo.given && !hi.given)
+        return bt_schema_call(s, integer ? BT_COMMON_INTEGER : BT_COMMON_NUMBER);
+    bound_key(&lo, low);
+    bound_key(&hi, high);
+    snprintf(key, sizeof(key), "%s from %s to %s", integer ? "integer" : "number", low, high);
+    if (!bt_schema_memo(s, key, &rule)) bt_rule_is(s->g, rule, between(s->g, &lo, &hi, integer));
+    return bt_rule_call(s->g, rule);
+}

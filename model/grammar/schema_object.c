@@ -1,0 +1,181 @@
+/* model/grammar/schema_object.c - objects of a JSON schema.
+ *
+ * Members come in the order in which the schema names them; which of them came is known only as
+ * far as "none yet" or "some", which is what a comma asks.  So there are two rows of points, one
+ * for each, with a step per property, and the grammar grows with the schema:
+ *
+ *   none[0] - member 0 -> some[1]      none[0] -> none[1]   where it may be missing
+ *   some[1] - , member 1 -> some[2]    some[1] -> some[2]
+ *
+ * Members without a name of their own come last. */
+#include <string.h>
+
+#include "model/grammar/schema.h"
+#include "model/json.h"
+
+/* What an object's keywords come to. */
+typedef struct {
+    json_t       *members;    /* owned: an object, the schema of each name */
+    json_t       *required;   /* owned: an object, its keys are the names */
+    const json_t *additional; /* the schema of other members, or NULL: there are none */
+    uint32_t      min, max, n_members, n_required;
+} members;
+
+static void members_fini(members *m)
+{
+    json_decref(m->members);
+    json_decref(m->required);
+}
+
+static void read_required(bt_schema *s, members *m, const json_t *schema, const bt_schema_at *at)
+{
+    const json_t *array = json_object_get(schema, "required"), *one;
+    const json_t *other = m->additional;
+    size_t        i;
+
+    if (array != NULL && !json_is_array(array))
+        bt_schema_unexpected(s, schema, "required", at, "an array of names");
+    if (json_object_get(schema, "additionalProperties") == NULL) other = json_true();
+    json_array_foreach(array, i, one)
+    {
+        const char *name = json_string_value(one);
+
+        if (!bt_schema_step(s, at, 1)) return;
+        if (name == NULL) {
+            bt_schema_unexpected(s, schema, "required", at, "an array of names");
+            return;
+        }
+        if (json_object_set_new(m->required, name, json_true()) != 0) bt_schema_owned(s, NULL);
+        if (json_object_get(m->members, name) != NULL) continue;
+        if (other == NULL)
+            bt_schema_refuse(s, at, "\"required\" names what additionalProperties rules out");
+        else if (json_object_set(m->members, name, (json_t *)other) != 0)
+            bt_schema_owned(s, NULL);
+    }
+}
+
+static void check_counts(bt_schema *s, members *m, const json_t *schema, const bt_schema_at *at)
+{
+    m->n_members  = (uint32_t)json_object_size(m->members);
+    m->n_required = (uint32_t)json_object_size(m->required);
+    m->min        = bt_schema_count(s, schema, "minProperties", 0, at);
+    m->max        = bt_schema_count(s, schema, "maxProperties", BT_UNLIMITED, at);
+    if (m->min > 1 && m->min > m->n_required) /* other keys might be the same */
+        bt_schema_refuse(s, at,
+                         "\"minProperties\" above the number of required ones is not supported");
+    if (m->max < m->n_members)
+        bt_schema_refuse(s, at,
+                         "\"maxProperties\" below the number of properties is not supported");
+}
+
+static members read_members(bt_schema *s, const json_t *schema, const bt_schema_at *at)
+{
+    json_t *named = json_object_get(schema, "properties");
+    members m     = {.additional = json_object_get(schema, "additionalProperties")};
+
+    if (named != NULL && !json_is_object(named))
+        bt_schema_unexpected(s, schema, "properties", at, "an object of schemas");
+    if (m.additional == NULL && named == NULL) m.additional = json_true();
+    if (json_is_false(m.additional)) m.additional = NULL;
+    m.required = bt_schema_owned(s, json_object());
+    m.members  = bt_schema_owned(s, json_is_object(named) ? json_copy(named) : json_object());
+    if (bt_schema_step(s, at, json_object_size(named))) {
+        read_required(s, &m, schema, at);
+        check_counts(s, &m, schema, at);
+    }
+    return m;
+}
+
+static bt_part colon(bt_schema *s)
+{
+    return bt_part_then(s->g, bt_part_text(s->g, ":"), bt_schema_call(s, BT_COMMON_SPACE));
+}
+
+/* The rule of a member with a name. */
+static uint32_t read_member(bt_schema *s, const char *name, const json_t *schema,
+                            const bt_schema_at *at)
+{
+    bt_schema_at here  = {.up = at, .key = "properties"};
+    bt_schema_at below = {.up = &here, .key = name};
+    uint32_t     rule  = bt_rule_new(s->g, NULL);
+    bt_part      key   = bt_schema_string_literal(s, name, strlen(name));
+
+    key = bt_part_then(s->g, key, colon(s));
+    bt_rule_is(s->g, rule, bt_part_then(s->g, key, bt_schema_read(s, schema, &below)));
+    return rule;
+}
+
+/* The rule of a member without a name of its own. */
+static uint32_t read_other(bt_schema *s, const members *m, const bt_schema_at *at)
+{
+    bt_schema_at here = {.up = at, .key = "additionalProperties"};
+    uint32_t     rule = bt_rule_new(s->g, NULL);
+    bt_part      key  = m->n_members == 0 ? bt_schema_call(s, BT_COMMON_STRING)
+                                          : bt_schema_other_keys(s, m->members);
+
+    key = bt_part_then(s->g, key, colon(s));
+    bt_rule_is(s->g, rule, bt_part_then(s->g, key, bt_schema_read(s, m->additional, &here)));
+    return rule;
+}
+
+/* Where the named ones are through: `none` and `some`. */
+static void add_named(bt_schema *s, const members *m, bt_part *none, bt_part *some,
+                      const bt_schema_at *at)
+{
+    bt_parts   *g = s->g;
+    const char *name;
+    json_t     *schema;
+
+    json_object_foreach(m->members, name, schema)
+    {
+        uint32_t rule      = read_member(s, name, schema, at);
+        bt_part  next_none = bt_schema_point(g), next_some = bt_schema_point(g);
+
+        if (g->st != BT_OK) return;
+        bt_schema_way(g, *none, bt_rule_call(g, rule), next_some);
+        bt_schema_way(g, *some, bt_schema_next(s, bt_rule_call(g, rule)), next_some);
+        if (json_object_get(m->required, name) == NULL) {
+            bt_schema_join(g, *none, next_none);
+            bt_schema_join(g, *some, next_some);
+        }
+        *none = next_none;
+        *some = next_some;
+    }
+}
+
+/* Other members behind those; done: the end of an object that has any. */
+static void add_others(bt_schema *s, const members *m, bt_part none, bt_part some, bt_part done,
+                       const bt_schema_at *at)
+{
+    bt_parts *g    = s->g;
+    uint32_t  rule = read_other(s, m, at), fixed = m->n_members;
+    uint32_t  most = m->max == BT_UNLIMITED ? m->max : m->max - fixed;
+    bt_part   more = bt_schema_next(s, bt_rule_call(g, rule));
+
+    bt_schema_way(g, some, bt_part_repeat(g, more, 0, most), done);
+    if (most == 0) return;
+    more = bt_schema_next(s, bt_rule_call(g, rule));
+    more = bt_part_repeat(g, more, 0, most == BT_UNLIMITED ? most : most - 1);
+    bt_schema_way(g, none, bt_part_then(g, bt_rule_call(g, rule), more), done);
+}
+
+bt_part bt_schema_object(bt_schema *s, const json_t *schema, const bt_schema_at *at)
+{
+    bt_parts *g     = s->g;
+    members   m     = read_members(s, schema, at);
+    bt_part   inner = bt_part_never(g), start = bt_schema_point(g), none = start;
+    bt_part   some = bt_schema_point(g), done = bt_schema_point(g), body;
+
+    if (g->st == BT_OK) {
+        add_named(s, &m, &none, &some, at);
+        bt_schema_join(g, some, done);
+        if (m.additional != NULL) add_others(s, &m, none, some, done, at);
+        body =
+            bt_part_then(g, bt_schema_call(s, BT_COMMON_SPACE), (bt_part){start.start, done.start});
+        bt_schema_add(g, inner, body);
+        if (m.min == 0 && m.n_required == 0) bt_schema_add(g, inner, bt_part_nothing(g));
+        inner = bt_part_then(g, inner, bt_schema_call(s, BT_COMMON_SPACE));
+    }
+    members_fini(&m);
+    return bt_part_then(g, bt_part_text(g, "{"), bt_part_then(g, inner, bt_part_text(g, "}")));
+}

@@ -1,0 +1,376 @@
+"""What the grammar of a JSON schema lets through is JSON that python3-jsonschema calls valid, and valid instances get
+through as json.dumps() writes them.
+
+usage: schema_oracle.py GRAMMAR_WALK"""
+import datetime
+import fractions
+import ipaddress
+import json
+import operator
+import random
+import subprocess
+import sys
+import uuid
+
+try:
+    import jsonschema
+except ImportError:
+    print("python3-jsonschema is not installed")
+    sys.exit(77)
+
+WALKS = 12
+
+PERSON = {  # as pydantic writes a model
+    "$defs": {
+        "Address": {
+            "properties": {"street": {"title": "Street", "type": "string"},
+                           "zip": {"anyOf": [{"type": "string", "pattern": "^[0-9]{5}$"}, {"type": "null"}], "default": None}},
+            "required": ["street"], "title": "Address", "type": "object"},
+        "Color": {"enum": ["red", "green", "blue"], "title": "Color", "type": "string"},
+        "Cat": {"properties": {"kind": {"const": "cat", "title": "Kind", "type": "string"},
+                               "lives": {"type": "integer", "minimum": 1, "maximum": 9}}, "required": ["kind", "lives"], "type": "object"},
+        "Dog": {"properties": {"kind": {"const": "dog", "type": "string"}, "good": {"type": "boolean"}}, "required": ["kind"], "type": "object"},
+    },
+    "properties": {
+        "name": {"title": "Name", "type": "string", "minLength": 1, "maxLength": 20},
+        "age": {"anyOf": [{"type": "integer", "minimum": 0, "exclusiveMaximum": 150}, {"type": "null"}], "title": "Age"},
+        "addresses": {"items": {"$ref": "#/$defs/Address"}, "title": "Addresses", "type": "array", "default": []},
+        "color": {"allOf": [{"$ref": "#/$defs/Color"}], "default": "red", "description": "what one likes"},
+        "pet": {"discriminator": {"mapping": {"cat": "#/$defs/Cat", "dog": "#/$defs/Dog"}, "propertyName": "kind"},
+                "oneOf": [{"$ref": "#/$defs/Cat"}, {"$ref": "#/$defs/Dog"}]},
+        "scores": {"additionalProperties": {"type": "number"}, "type": "object"},
+        "born": {"type": "string", "format": "date"},
+        "pair": {"type": "array", "prefixItems": [{"type": "integer"}, {"type": "string"}], "minItems": 2, "maxItems": 2},
+    },
+    "required": ["name", "age", "pet"], "title": "Person", "type": "object"}
+
+STRICT = {  # of a function, as OpenAI's strict mode wants it
+    "type": "object", "additionalProperties": False, "required": ["location", "unit"],
+    "properties": {"location": {"type": "string", "description": "a city"},
+                   "unit": {"type": ["string", "null"], "enum": ["C", "F", None]}}}
+
+CALLS = {  # of gateways, for tool_choice "required"
+    "type": "array", "minItems": 1,
+    "items": {"type": "object", "anyOf": [
+        {"properties": {"name": {"type": "string", "enum": ["weather"]}, "parameters": STRICT}, "required": ["name", "parameters"]},
+        {"properties": {"name": {"type": "string", "enum": ["now"]}, "parameters": {"type": "object", "properties": {}}},
+         "required": ["name", "parameters"]}]}}
+
+TREE = {"type": "object", "properties": {"value": {"type": "integer"}, "children": {"type": "array", "items": {"$ref": "#"}}},
+        "required": ["value"], "additionalProperties": False}
+
+# schema, valid instances, texts that are not valid
+CASES = [
+    (True, [1, -2.5, 1e22, "x", None, True, [], {}, {"a": [1, {"b": {}}, "\u20ac\n"]}, "\"\\/\x00\U0001f642"], ["", "01", "[1,]", "{a:1}", "nul", "'x'"]),
+    ({}, [[1, [2, [3]]], {"": {"": ""}}], [" 1", "1 ", "\"\n\""]),
+    (PERSON, [{"name": "Ann", "age": 7, "pet": {"kind": "cat", "lives": 9}},
+              {"name": "\u00e9\U0001f642", "age": None, "addresses": [{"street": "a"}, {"street": "b", "zip": "12345"}, {"street": "c", "zip": None}],
+               "color": "blue", "pet": {"kind": "dog", "good": True}, "scores": {"x": 1.5, "y": 2}, "born": "1999-12-31", "pair": [1, "b"]}],
+     ['{"name":"","age":1,"pet":{"kind":"dog"}}', '{"name":"a","pet":{"kind":"dog"}}', '{"name":"a","age":150,"pet":{"kind":"dog"}}']),
+    (STRICT, [{"location": "Rome", "unit": None}, {"location": "", "unit": "C"}], ['{"location":"x"}', '{"location":"x","unit":"K"}']),
+    (CALLS, [[{"name": "weather", "parameters": {"location": "x", "unit": "F"}}],
+             [{"name": "now", "parameters": {}}, {"name": "weather", "parameters": {"location": "x", "unit": None}}]],
+     ["[]", '[{"name":"now"}]', '[{"name":"then","parameters":{}}]']),
+    (TREE, [{"value": 1}, {"value": 1, "children": [{"value": -2, "children": []}, {"value": 3}]}], ['{"children":[]}', '{"value":1,"x":2}']),
+    ({"type": "object"}, [{}, {"a": 1, "b": [None]}], ["[]", "{} "]),
+    ({"type": "object", "properties": {"a": {"type": "integer"}}, "additionalProperties": {"type": "string"}},
+     [{}, {"a": 1}, {"b": "x"}, {"a": 1, "b": "x", "ab": "y", "": "z", "\u00e9\"\\": "u"}], ['{"a":"x"}', '{"b":1}', '{"\\u0061":"x"}']),
+    ({"type": "object", "properties": {"a": {}, "b": {}, "c": {}}}, [{}, {"a": 1}, {"b": 1}, {"c": 1}, {"a": 1, "c": 1}, {"a": 1, "b": 1, "c": 1}],
+     ['{"a":1,}', '{,"b":1}', '{"a":1 "b":1}']),
+    ({"type": "object", "required": ["x"], "minProperties": 1}, [{"x": 1}, {"x": None, "y": 2}], ["{}", '{"y":1}']),
+    ({"additionalProperties": {"type": "integer"}, "minProperties": 1, "maxProperties": 3}, [{"a": 1}, {"a": 1, "b": 2}, {"a": 1, "b": 2, "c": 3}],
+     ["{}", '{"a":1,"b":2,"c":3,"d":4}']),
+    ({"type": "object", "properties": {"a": {}, "b": {}}, "minProperties": 1}, [{"a": 1}, {"b": 1}], ["{}"]),
+    ({"properties": {"a": True}, "patternProperties": {}, "maxProperties": 3, "additionalProperties": True},
+     [{}, {"a": 1, "b": 2, "c": 3}, {"b": 1, "c": 2}], ['{"b":1,"c":2,"d":3,"e":4}']),
+    ({"type": "array", "items": {"type": "boolean"}, "minItems": 2, "maxItems": 3}, [[True, False], [True, True, True]], ["[]", "[true]", "[true,true,true,true]"]),
+    ({"prefixItems": [{"const": 1}, {"const": 2}], "items": {"type": "null"}}, [[], [1], [1, 2], [1, 2, None], [1, 2, None, None]], ["[2]", "[1,null]"]),
+    ({"prefixItems": [{"const": 1}], "items": False, "minItems": 1}, [[1]], ["[]", "[1,1]"]),
+    ({"prefixItems": [{"const": 1}], "minItems": 2, "maxItems": 3}, [[1, "x"], [1, None, {}]], ["[1]", "[1,1,1,1]"]),
+    ({"type": "array", "maxItems": 1, "uniqueItems": True}, [[], [1]], ["[1,2]"]),
+    ({"type": "array", "items": False}, [[]], ["[1]"]),
+    ({"type": "string", "minLength": 2, "maxLength": 3}, ["ab", "\u00e9\U0001f642", "\n\"\\"], ['"a"', '"abcd"', '"\\ud83d\\ude42"']),
+    ({"type": "string", "pattern": "^[A-Z]{2}-[0-9]+$"}, ["AB-1"], ['"AB-"', '"xAB-1"']),
+    ({"type": "string", "pattern": "b+"}, ["b", "abba"], ['"a"']),
+    ({"pattern": "^a.\"$"}, ["a\u00e9\""], ['"a\\""']),
+    ({"type": ["integer", "null"]}, [1, None, -9], ["1.5", "true"]),
+    ({"type": "integer", "minimum": -3, "exclusiveMaximum": 4}, list(range(-3, 4)), ["-4", "4", "-0", "03", "1.0"]),
+    ({"type": "number", "exclusiveMinimum": 0, "maximum": 1.5}, [0.1, 1, 1.5, 0.0012, 1.0], ["0", "0.0", "1.51", "-1"]),
+    ({"type": "number", "minimum": -0.5, "maximum": -0.25}, [-0.5, -0.25, -0.3], ["-0.51", "-0.24", "0.3", "-0.2"]),
+    ({"type": "number", "multipleOf": 1}, [3, -4], ["3.5"]),
+    ({"enum": ["a", 1, 1.5, None, True, [1, {"x": []}], "\u20ac\"\n"]}, ["a", 1, 1.5, None, True, [1, {"x": []}], "\u20ac\"\n"], ['"b"', "2", "false"]),
+    ({"type": "integer", "enum": [1, 2.0, "x", 2.5]}, [1, 2], ["2.5", '"x"']),
+    ({"const": {"a": [1, 2], "b": {}}}, [{"a": [1, 2], "b": {}}], ['{"a":[1,2]}']),
+    ({"const": 0.1}, [0.1], ["0.2"]),
+    ({"anyOf": [{"type": "integer"}, {"type": "string", "maxLength": 1}]}, [5, "", "x"], ['"xy"', "null"]),
+    ({"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}, "anyOf": [{"required": ["a"]}, {"required": ["b"]}]},
+     [{"a": 1}, {"b": 1}, {"a": 1, "b": 2}], ["{}"]),
+    ({"allOf": [{"properties": {"a": {"type": "integer"}}, "required": ["a"]}, {"properties": {"b": {"type": "null"}, "a": {"minimum": 5}}}]},
+     [{"a": 5}, {"a": 7, "b": None}], ['{"a":4}', '{"b":null}']),
+    ({"allOf": [{"type": ["integer", "string"]}, {"type": "number"}, {"minimum": 2}, {"minimum": 3}]}, [3], ["2", '"x"']),
+    ({"$ref": "#/definitions/a", "minimum": 3, "definitions": {"a": {"type": "integer", "maximum": 4}}}, [3, 4], ["2", "5"]),
+    ({"$ref": "#/$defs/a~1b%20c~0", "$defs": {"a/b c~": {"$ref": "#/$defs/list/prefixItems/1"}, "list": {"prefixItems": [True, {"const": 7}]}}}, [7], ["8"]),
+    ({"properties": {"a": False, "b": True}}, [{}, {"b": 1}], ['{"a":1}']),
+    ({"anyOf": [False, {"const": 1}]}, [1], ["2"]),
+    ({"minLength": 2, "minimum": 10}, ["ab", 10], ['"a"', "9", "null"]),
+    ({"title": "x", "format": "int64", "type": "integer", "x-order": 1, "examples": [1]}, [1], ['"1"']),
+]
+
+
+def is_time(text):
+    datetime.datetime.fromisoformat("2000-01-01T" + text.replace("Z", "+00:00"))
+
+
+FORMATS = {
+    "date": datetime.date.fromisoformat,
+    "time": is_time,
+    "date-time": lambda t: datetime.datetime.fromisoformat(t.replace("Z", "+00:00")),
+    "uuid": uuid.UUID,
+    "ipv4": ipaddress.IPv4Address,
+    "ipv6": ipaddress.IPv6Address,
+    "email": lambda t: None,
+    "hostname": lambda t: None,
+    "uri": lambda t: None,
+    "duration": lambda t: None,
+}
+FORMAT_INSTANCES = {
+    "date": ["2024-02-28", "1999-12-31"],
+    "time": ["23:59:59Z", "01:02:03.25+05:30"],
+    "date-time": ["2024-06-30T12:00:00Z", "2024-06-30T12:00:00.123456-07:00"],
+    "uuid": ["123e4567-e89b-12d3-a456-426614174000"],
+    "ipv4": ["0.0.0.0", "255.255.255.255", "10.1.2.3"],
+    "ipv6": ["::", "::1", "1::", "2001:db8::ff00:42:8329", "1:2:3:4:5:6:7:8", "1::8", "1:2:3:4:5:6:7::", "::2:3:4:5:6:7:8"],
+    "email": ["a@b.cd", "first.last+tag@mail.example.com"],
+    "hostname": ["localhost", "a-b.example.com"],
+    "uri": ["https://example.com/a/b?x=1#f", "http://localhost:8080", "s3://bucket/key%20x"],
+    "duration": ["P1D", "PT5M", "P1Y2M3DT4H5M6S", "P4W"],
+}
+BAD_FORMATS = {
+    "date": ["2024-02-30", "2024-13-01", "24-01-01", "2024-04-31"],
+    "time": ["24:00:00Z", "12:00:00", "12:60:00Z"],
+    "date-time": ["2024-06-30", "2024-06-30T12:00:00", "2024-06-30 12:00:00Z"],
+    "uuid": ["123e4567", "123e4567-e89b-12d3-a456-42661417400g"],
+    "ipv4": ["256.1.1.1", "1.1.1", "01.1.1.1"],
+    "ipv6": [":::", "1:2:3:4:5:6:7", "1::2::3", "12345::", "1:2:3:4:5:6:7:8:9", "1:2:3:4:5:6:7:8::"],
+    "email": ["a", "a@b", "@b.cd", "a..b@c.de"],
+    "hostname": ["", "-a", "a..b"],
+    "uri": ["a", "http://", "http:// x"],
+    "duration": ["P", "PT", "P1Y1D", "1D"],
+}
+
+
+COMPARE = {"minimum": operator.ge, "maximum": operator.le, "exclusiveMinimum": operator.gt, "exclusiveMaximum": operator.lt}
+
+
+def exact(bound):
+    """As it stands in the schema."""
+    return fractions.Fraction(json.dumps(bound))
+
+
+class Walk:
+    def __init__(self, program):
+        self.process = subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def ask(self, schema, n, judge=()):
+        request = {"kind": "json_schema", "text": json.dumps(schema), "n": n, "seed": 11, "judge": list(judge)}
+        self.process.stdin.write(json.dumps(request) + "\n")
+        self.process.stdin.flush()
+        return json.loads(self.process.stdout.readline())
+
+
+def spellings(v):
+    return [json.dumps(v, ensure_ascii=False), json.dumps(v, separators=(",", ":"), ensure_ascii=False),
+            json.dumps(v, indent=2, ensure_ascii=False), json.dumps(v, indent="\t", ensure_ascii=False)]
+
+
+failures = 0
+
+
+def fail(*what):
+    global failures
+    failures += 1
+    print("FAILED:", *what, file=sys.stderr)
+
+
+def check_walks(schema, walks):
+    validator = jsonschema.Draft202012Validator(schema)
+    for text in walks:
+        try:
+            validator.validate(json.loads(text))
+        except RecursionError:
+            return  # a reference to itself, which has no value here and no end there
+        except (ValueError, jsonschema.ValidationError) as e:
+            fail(json.dumps(schema), "lets through", repr(text), str(e).splitlines()[0])
+
+
+def check_case(walk, schema, valid, invalid):
+    reply = walk.ask(schema, WALKS)
+    if "refused" in reply:
+        fail(json.dumps(schema), "is refused:", reply["refused"])
+        return
+    check_walks(schema, reply["walks"])
+    texts = [text for v in valid for text in spellings(v)]
+    for v in valid:
+        jsonschema.Draft202012Validator(schema).validate(v)
+    for text, verdict in zip(texts, walk.ask(schema, 0, texts)["verdicts"]):
+        if verdict != 2:
+            fail(json.dumps(schema), "does not let through", repr(text))
+    for text, verdict in zip(invalid, walk.ask(schema, 0, invalid)["verdicts"]):
+        if verdict == 2:
+            fail(json.dumps(schema), "lets through", repr(text))
+
+
+def check_formats(walk):
+    for name, check in FORMATS.items():
+        schema = {"type": "string", "format": name}
+        reply = walk.ask(schema, 200)
+        for text in reply["walks"]:
+            try:
+                check(json.loads(text))
+            except ValueError as e:
+                fail(name, "lets through", repr(text), e)
+        check_case(walk, schema, FORMAT_INSTANCES[name], [json.dumps(text) for text in BAD_FORMATS[name]])
+
+
+# ---- bounds
+
+def near(r, bound):
+    """Numbers around a bound, of up to five digits behind the point."""
+    step = fractions.Fraction(1, 10 ** r.randint(0, 5))
+    for k in (-11, -2, -1, 0, 1, 2, 11):
+        yield fractions.Fraction(round(fractions.Fraction(bound) / step) + k) * step
+
+
+def decimal(v):
+    """Of a fraction of at most five digits."""
+    text = f"{abs(v) // 1}.{abs(v) % 1 * 10**5 // 1:05d}".rstrip("0").rstrip(".")
+    return "-" + text if v < 0 else text
+
+
+def check_bounds(walk, n):
+    r = random.Random(3)
+    for _ in range(n):
+        schema = random_number(r)
+        bounds = {k: v for k, v in schema.items() if k != "type"}
+        numbers = {v for bound in [0, *bounds.values()] for v in near(r, bound)}
+        numbers = [v for v in numbers if (v * 10**5).denominator == 1]
+        texts = [decimal(v) for v in numbers]
+        reply = walk.ask(schema, 0, texts)
+        for v, text, verdict in zip(numbers, texts, reply.get("verdicts", [0] * len(texts))):
+            good = all(COMPARE[k](v, exact(bound)) for k, bound in bounds.items()) and (schema["type"] == "number" or v.denominator == 1)
+            if good != (verdict == 2):
+                fail(json.dumps(schema), "lets through" if verdict == 2 else "does not let through", text)
+
+
+# ---- schemas at random
+
+def number(r):
+    return r.choice([r.randint(-120, 120), r.randint(-3, 3), round(r.uniform(-20, 20), r.randint(1, 3)), r.uniform(-1e-3, 1e-3), r.uniform(-1e9, 1e9)])
+
+
+def random_number(r):
+    s = {"type": r.choice(["number", "integer"])}
+    low, high = sorted([number(r), number(r)])
+    if r.random() < 0.6:
+        s[r.choice(["minimum", "exclusiveMinimum"])] = low
+    if r.random() < 0.6:
+        s[r.choice(["maximum", "exclusiveMaximum"])] = high + 2
+    return s
+
+
+def random_string(r):
+    if r.random() < 0.4:
+        return {"type": "string", "pattern": r.choice(["^a+$", "[0-9]{2}", "^(foo|bar)", "x$"])}
+    s = {"type": "string"}
+    if r.random() < 0.5:
+        s["minLength"] = r.randint(0, 3)
+    if r.random() < 0.5:
+        s["maxLength"] = r.randint(3, 6)
+    return s
+
+
+def random_object(r, depth):
+    names = r.sample(["a", "b", "ab", "abc", "", "\u00e9", "x\"y", "a\\"], r.randint(0, 4))
+    s = {"type": "object"}
+    if names or r.random() < 0.5:
+        s["properties"] = {name: random_schema(r, depth - 1) for name in names}
+    if r.random() < 0.6:
+        s["required"] = r.sample(names, r.randint(0, len(names)))
+    if r.random() < 0.5:
+        s["additionalProperties"] = r.choice([True, False, {"type": "integer"}])
+    if r.random() < 0.2 and not names and s.get("additionalProperties") is not False and "properties" not in s:
+        s["minProperties"], s["maxProperties"] = r.randint(0, 1), r.randint(1, 4)
+    return s
+
+
+def random_array(r, depth):
+    s = {"type": "array"}
+    if r.random() < 0.4:
+        s["prefixItems"] = [random_schema(r, depth - 1) for _ in range(r.randint(1, 3))]
+    if r.random() < 0.7:
+        s["items"] = random_schema(r, depth - 1)
+    if r.random() < 0.5:
+        s["minItems"] = r.randint(0, 3)
+    if r.random() < 0.5:
+        s["maxItems"] = r.randint(3, 5)
+    return s
+
+
+def random_schema(r, depth):
+    kind = r.randint(0, 11 if depth > 0 else 4)
+    if kind == 0:
+        return random_number(r)
+    if kind == 1:
+        return random_string(r)
+    if kind == 2:
+        return {"enum": [r.choice([1, 2.5, "x", None, True, [1], {"a": 1}]) for _ in range(3)]}
+    if kind == 3:
+        return r.choice([True, {}, {"type": "boolean"}, {"type": ["null", "integer"]}])
+    if kind == 4:
+        return {"$ref": "#/$defs/" + r.choice("st")}
+    if kind == 5:
+        return {"anyOf": [random_schema(r, depth - 1) for _ in range(r.randint(1, 3))]}
+    if kind == 6:
+        return {"allOf": [random_schema(r, depth - 1) for _ in range(r.randint(1, 3))]}
+    if kind == 7:
+        return {**random_schema_object(r, depth - 1), "anyOf": [random_schema(r, depth - 1) for _ in range(2)]}
+    if kind == 8:
+        return {**random_object(r, depth - 1), "allOf": [random_object(r, depth - 1) for _ in range(2)]}
+    return random_object(r, depth) if kind < 11 else random_array(r, depth)
+
+
+def random_schema_object(r, depth):
+    s = random_schema(r, depth)
+    return s if isinstance(s, dict) else {}
+
+
+def check_random(walk, n):
+    r = random.Random(5)
+    refusals, n_texts = {}, 0
+    for _ in range(n):
+        schema = random_schema_object(r, 3)
+        schema["$defs"] = {"s": random_schema(r, 2), "t": random_object(r, 2)}
+        reply = walk.ask(schema, 4)
+        if "refused" in reply:
+            why = reply["refused"].split(": ")[-1]
+            refusals[why] = refusals.get(why, 0) + 1
+            continue
+        n_texts += len(reply["walks"])
+        check_walks(schema, reply["walks"])
+    print(f"{n} schemas at random, {n_texts} texts; refused:", refusals)
+    if n_texts < n:
+        fail("too few texts of schemas at random")
+
+
+def main(program):
+    walk = Walk(program)
+    for case in CASES:
+        check_case(walk, *case)
+    check_formats(walk)
+    check_bounds(walk, 1500)
+    check_random(walk, 1500)
+    walk.process.stdin.close()
+    return 1 if failures != 0 or walk.process.wait() != 0 else 0
+
+
+sys.exit(main(sys.argv[1]))

@@ -1,0 +1,413 @@
+/* JSON schemas and lists of texts: which replies they let through, and what is refused. */
+#include <jansson.h>
+
+#include "tests/model/grammar_texts.h"
+
+#define SPACES8 "        "
+
+static void schema_lets_through_what_its_keywords_say(void)
+{
+    static const texts_case CASES[] = {
+        {"true",
+         {"1", "\"x\"", "[1, {\"a\":[]}]", "{}", "null", "-0.5e+10", "\"\\u00e9\\ud83d\\ude00\""},
+         {"", " 1", "1 ", "01", "\"\\ud83d\\ud83d\"", "\"\\ude00\\ud83d\"", "[1,]", "\"\n\""}                                                                                                       },
+        {"{\"type\":\"integer\"}",
+         {"0", "-1", "999999999999999999"},
+         {"-0", "01", "1.0", "1e3", "1000000000000000000", "+1"}                                                                                                                                    },
+        {"{\"type\":\"number\"}",                                                      {"0", "-1.5", "1e-7", "12.50"},                                                     {".5", "1.", "1e", "NaN"}},
+        {"{\"type\":[\"boolean\",\"null\"]}",                                          {"true", "false", "null"},                                                          {"True", "\"null\"", "1"}},
+        {"{\"type\":\"string\",\"nullable\":true}",                                    {"\"\"", "null"},                                                                   {"1"}                    },
+        {"{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"integer\"},\"b\":{\"type\":"
+         "\"null\"}},"
+         "\"required\":[\"a\"]}",                                             {"{\"a\":1}", "{\"a\":1,\"b\":null}", "{ \"a\": 1, \"b\": null }",
+          "{\n  \"a\": 1,\n\t\"b\": null\n}"},
+         {"{}", "{\"b\":null}", "{\"b\":null,\"a\":1}", "{\"a\":1,}", "{\"a\":1,\"c\":1}",
+          "{\"a\" :1}", "{\"a\":1 ,\"b\":null}", "{  \"a\":1}"}                                                                                                                                     },
+        {"{\"const\":[1]}",
+         {"[1]", "[\n" SPACES8 SPACES8 SPACES8 SPACES8 "1]"},
+         {"[\n" SPACES8 SPACES8 SPACES8 SPACES8 " 1]", "[\n\n1]", "[1", "[1]\n"}                                                                                                                    },
+        {"{\"properties\":{\"a\":true,\"ab\":true,\"\xc3\xa9\":true},\"additionalProperties\":{"
+         "\"type\":"
+         "\"null\"}}",                                                        {"{\"a\":1,\"ab\":2,\"\xc3\xa9\":3,\"abc\":null}", "{\"b\":null}", "{\"\":null}",
+          "{\"\xc3\xa8\":null}", "{\"\\\"\":null}", "{\"a\xc3\xa9\":null}"},
+         {"{\"b\":1}", "{\"b\":null,\"a\":1}", "{\"\\u0061\":null}", "{\"\\u0062\":null}",
+          "{\"b\":null,\"\xc3\xa9\":null}", "{\"a\\/\":null}"}                                                                                                                                      },
+        {"{\"properties\":{\"\":true,\"\xc3\xa9\":true,\"\\n\\\"\":true},\"additionalProperties\":"
+         "true,"
+         "\"maxProperties\":4}",                                              {"{\"\":1,\"\xc3\xa9\":2,\"\\n\\\"\":3,\"x\":4}", "{\"x\":1}", "{\"\xc3\xa8\":1}"},
+         {"{\"x\":1,\"\":1}", "{\"x\":1,\"y\":2}", "{\"\\t\":1}", "{\"x\":1,\"\\n\\\"\":2}"}                                                                                                        },
+        {"{\"type\":\"array\",\"items\":[{\"const\":1},{\"const\":2}],\"additionalItems\":{"
+         "\"const\":3}}",                                                     {"[]", "[1]", "[1,2]", "[1,2,3,3]"},
+         {"[2]", "[1,3]", "[1,2,2]"}                                                                                                                                                                },
+        {"{\"prefixItems\":[{\"const\":1},{\"const\":2}],\"minItems\":1}",
+         {"[1]", "[1,2]"},
+         {"[]", "[1,2,3]"}                                                                                                                                                                          },
+        {"{\"type\":\"array\",\"minItems\":1,\"items\":{\"type\":\"object\",\"anyOf\":[{"
+         "\"properties\":{"
+         "\"name\":{\"type\":\"string\",\"enum\":[\"f\"]},\"parameters\":{\"type\":\"object\","
+         "\"properties\":{\"x\":{\"type\":\"integer\"}},\"required\":[\"x\"]}},\"required\":["
+         "\"name\","
+         "\"parameters\"]}]}}",                                               {"[{\"name\":\"f\",\"parameters\":{\"x\":1}}]",
+          "[{\"name\": \"f\", \"parameters\": {\"x\": 1}}, {\"name\": \"f\", \"parameters\": "
+          "{\"x\": 2}}]"},
+         {"[]", "[{\"name\":\"g\",\"parameters\":{\"x\":1}}]", "[{\"name\":\"f\"}]",
+          "[{\"name\":\"f\",\"parameters\":{}}]"}                                                                                                                                                   },
+        {"{\"type\":\"string\",\"minLength\":1,\"maxLength\":2}",
+         {"\"a\"", "\"\\n\\\"\"", "\"\\ud83d\\ude00\xf0\x9f\x98\x80\""},
+         {"\"\"", "\"abc\"", "\"\\n\\\"\\\\\""}                                                                                                                                                     },
+        {"{\"type\":\"string\",\"format\":\"ipv4\"}",
+         {"\"127.0.0.1\""},
+         {"\"127.0.0.256\"", "127.0.0.1"}                                                                                                                                                           },
+        {"{\"type\":\"string\",\"format\":\"color\",\"maxLength\":1}",                 {"\"x\""},                                                                          {"\"xy\""}               },
+        {"{\"type\":\"string\",\"pattern\":\"^(a|b){2}$\"}",                           {"\"ab\""},                                                                         {"\"a\"", "\"aba\""}     },
+        {"{\"anyOf\":[{\"const\":1},{\"properties\":{\"a\":{\"$ref\":\"#\"}}}]}",
+         {"1", "{}", "{\"a\":{\"a\":1}}"},
+         {"2", "{\"a\":2}"}                                                                                                                                                                         },
+        {"{\"$id\":\"https://example.com/s\",\"$ref\":\"#/$defs/"
+         "a\",\"$defs\":{\"a\":{\"enum\":[\"\\u0001\\t\"]}}}",                {"\"\\u0001\\t\""},
+         {"\"\\u0001\\u0009\""}                                                                                                                                                                     },
+        {"{\"type\":\"integer\",\"enum\":[1.0,2,2.5,1e300]}",                          {"1", "2"},                                                                         {"1.0", "2.5"}           },
+        {"{\"enum\":[1.0,0.1,1e300]}",                                                 {"1.0", "0.1", "1e+300"},                                                           {"1"}                    },
+        {"{\"enum\":[1,2,3],\"const\":2}",                                             {"2"},                                                                              {"1"}                    },
+        {"{\"enum\":[1,2],\"$ref\":\"#/$defs/x\",\"$defs\":{\"x\":{\"enum\":[2,3]}}}",
+         {"2"},
+         {"1", "3"}                                                                                                                                                                                 },
+        {"{\"type\":[\"string\",\"integer\"],\"allOf\":[{\"type\":\"number\"},{\"minimum\":1},{"
+         "\"minimum\":2,"
+         "\"description\":\"x\"}]}",                                          {"2"},
+         {"1", "\"\""}                                                                                                                                                                              },
+        {"{\"type\":\"object\",\"properties\":{\"a\":{}},\"additionalProperties\":{},\"allOf\":[{"
+         "\"properties\":{\"b\":{\"type\":\"null\"}},"
+         "\"additionalProperties\":true}]}",                                  {"{\"a\":1,\"b\":null,\"c\":2}"},
+         {"{\"b\":1}"}                                                                                                                                                                              },
+        {"{\"type\":\"array\",\"items\":true,\"allOf\":[{\"items\":{\"type\":\"integer\"}},{"
+         "\"items\":{\"minimum\":2}}]}",                                      {"[]", "[2,3]"},
+         {"[1]", "[null]"}                                                                                                                                                                          },
+        {"{\"properties\":{\"a\":{\"type\":\"integer\"}},\"allOf\":[{\"properties\":{\"a\":{"
+         "\"minimum\":1}}}]}",                                                {"{}", "{\"a\":1}"},
+         {"{\"a\":0}", "{\"a\":1.5}"}                                                                                                                                                               },
+    };
+
+    for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++)
+        expect_texts(bt_read_json_schema, &CASES[i]);
+}
+
+static void schema_that_cannot_be_kept_is_refused_by_name(void)
+{
+    static const refused_case CASES[] = {
+        {"",                                                                           "expected a JSON schema, found at byte 0"                     },
+        {"{\"a\":1,\"a\":2}",                                                          "duplicate"                                                   },
+        {"false",                                                                      "at #: false describes no value"                              },
+        {"5",                                                                          "at #: expected a schema, found 5 (a number)"                 },
+        {"{\"properties\":{\"a\":{\"multipleOf\":3}}}",
+         "at #/properties/a: \"multipleOf\" other than 1 is not supported"                                                                           },
+        {"{\"properties\":{\"a/b~\":{\"minLength\":\"x\"}}}",
+         "at #/properties/a~1b~0/minLength: expected a whole number of at least 0, found \"x\""                                                      },
+        {"{\"minLength\":-1}",                                                         "at #/minLength: expected a whole number"                     },
+        {"{\"items\":{\"anyOf\":[true,{\"not\":{}}]}}",
+         "at #/items/anyOf/1: \"not\" is not supported"                                                                                              },
+        {"{\"if\":true}",                                                              "\"if\" is not"                                               },
+        {"{\"contains\":{}}",                                                          "\"contains\" is not"                                         },
+        {"{\"patternProperties\":{\"a\":{}}}",                                         "\"patternProperties\" is not"                                },
+        {"{\"propertyNames\":{\"enum\":[]}}",                                          "\"propertyNames\" is not"                                    },
+        {"{\"dependentRequired\":{\"a\":[]}}",                                         "\"dependentRequired\" is not"                                },
+        {"{\"unevaluatedProperties\":false}",                                          "\"unevaluatedProperties\" is not"                            },
+        {"{\"uniqueItems\":true}",                                                     "\"uniqueItems\" is not"                                      },
+        {"{\"properties\":{\"a\":{\"$id\":\"x\"}}}",                                   "at #/properties/a: \"$id\" is not"                           },
+        {"{\"$ref\":\"other.json\"}",                                                  "at #/$ref: expected a pointer into this schema"              },
+        {"{\"$ref\":\"#name\"}",                                                       "at #/$ref: expected a pointer into this schema"              },
+        {"{\"$ref\":5}",                                                               "at #/$ref: expected a pointer"                               },
+        {"{\"$ref\":\"#/$defs/a\"}",                                                   "\"#/$defs/a\" (a string) names nothing"                      },
+        {"{\"$ref\":\"#/a~2\",\"a~2\":true}",                                          "names nothing"                                               },
+        {"{\"$ref\":\"#/a%4\",\"a%4\":true}",                                          "names nothing"                                               },
+        {"{\"$ref\":\"#/x\",\"x\":{\"items\":{\"not\":true}}}",                        "at #/x/items: \"not\""                                       },
+        {"{\"$ref\":\"#\"}",                                                           "no text at all would do"                                     },
+        {"{\"anyOf\":[{\"$ref\":\"#/x\"},{\"const\":1}],\"x\":{\"anyOf\":[{\"$ref\":\"#/"
+         "x\"},{\"const\":1}]}}",                                             "#/x begins with itself"                                      },
+        {"{\"allOf\":[{\"$ref\":\"#\"},{\"minimum\":1}]}",                             "more than 128 levels deep"                                   },
+        {"{\"type\":\"text\"}",                                                        "at #/type: expected the name of a type, found \"text\""      },
+        {"{\"type\":[\"string\",1]}",                                                  "at #/type: expected an array of names of types"              },
+        {"{\"anyOf\":[]}",                                                             "at #/anyOf: expected an array of schemas"                    },
+        {"{\"allOf\":{}}",                                                             "at #/allOf: expected an array of schemas"                    },
+        {"{\"allOf\":[{\"allOf\":1},{}]}",                                             "at #/allOf/0/allOf: expected an array of schemas"            },
+        {"{\"enum\":5}",                                                               "at #/enum: expected an array of values"                      },
+        {"{\"enum\":[]}",                                                              "no text at all would do"                                     },
+        {"{\"enum\":[\"a\"],\"minLength\":1}",                                         "at #: enum or const beside keywords"                         },
+        {"{\"properties\":[]}",                                                        "at #/properties: expected an object of schemas"              },
+        {"{\"required\":\"a\"}",                                                       "at #/required: expected an array of names"                   },
+        {"{\"required\":[1]}",                                                         "at #/required: expected an array of names"                   },
+        {"{\"required\":[\"a\"],\"additionalProperties\":false}",                      "\"required\" names what"                                     },
+        {"{\"type\":\"object\",\"minProperties\":2}",                                  "\"minProperties\" above"                                     },
+        {"{\"properties\":{\"a\":{},\"b\":{}},\"maxProperties\":1}",                   "\"maxProperties\" below"                                     },
+        {"{\"prefixItems\":{}}",                                                       "at #/prefixItems: expected an array of schemas"              },
+        {"{\"exclusiveMinimum\":true}",                                                "at #/exclusiveMinimum: expected a number, found true"        },
+        {"{\"minimum\":1e18}",                                                         "\"minimum\": numbers have at most 18 digits"                 },
+        {"{\"minimum\":2,\"maximum\":1}",                                              "no text at all would do"                                     },
+        {"{\"type\":\"array\",\"prefixItems\":[{},{}],\"minItems\":2,\"maxItems\":1}",
+         "no text at all would do"                                                                                                                   },
+        {"{\"pattern\":5}",                                                            "at #/pattern: expected a regular expression"                 },
+        {"{\"pattern\":\"(\"}",                                                        "at #/pattern: "                                              },
+        {"{\"pattern\":\"a\",\"maxLength\":5}",                                        "only one of \"pattern\""                                     },
+        {"{\"format\":\"date\",\"maxLength\":5}",                                      "only one of \"pattern\""                                     },
+        {"{\"format\":5}",                                                             "at #/format: expected the name of a format"                  },
+        {"{\"properties\":{\"a\":{}},\"additionalProperties\":false,\"allOf\":[{\"properties\":{"
+         "\"b\":{}}}]}",                                                      "\"additionalProperties\" beside properties of another schema"},
+        {"{\"allOf\":[{\"allOf\":[{\"properties\":{\"b\":{}}}],\"additionalProperties\":false},{}]"
+         "}",                                                                 "\"additionalProperties\" beside properties of another schema"},
+        {"{\"prefixItems\":[{}],\"allOf\":[{\"items\":{\"type\":\"null\"}}]}",
+         "\"prefixItems\" beside items"                                                                                                              },
+        {"{\"pattern\":\"a\",\"allOf\":[{\"pattern\":\"b\"}]}",                        "\"pattern\" differs from the one"                            },
+    };
+
+    for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++)
+        expect_refused(bt_read_json_schema, CASES[i].grammar, strlen(CASES[i].grammar),
+                       CASES[i].why);
+}
+
+/* ---- sizes */
+
+/* head, n times the piece, tail; where the piece has a %, that is its number, and commas part them.
+ */
+static char *repeated(const char *head, const char *piece, int n, const char *tail)
+{
+    size_t room = strlen(head) + (size_t)n * (2 * strlen(piece) + 12) + strlen(tail) + 1;
+    size_t at   = strlen(head);
+    char  *text = bt_calloc(room, 1);
+
+    NEED(text != NULL);
+    memcpy(text, head, at);
+    for (int i = 0; i < n; i++) {
+        if (i > 0 && strchr(piece, '%') != NULL) text[at++] = ',';
+        for (const char *p = piece; *p != '\0'; p++)
+            if (*p == '%')
+                at += (size_t)snprintf(text + at, room - at, "%d", i);
+            else
+                text[at++] = *p;
+    }
+    snprintf(text + at, room - at, "%s", tail);
+    return text;
+}
+
+static void schema_of_a_thousand_properties_is_kept(void)
+{
+    static const char *const TAILS[] = {"}}", "},\"additionalProperties\":true}"};
+    char                     why[BT_GRAMMAR_WHY_BYTES];
+
+    for (int i = 0; i < 2; i++) {
+        char *text =
+            repeated("{\"properties\":{", "\"property_%\":{\"type\":\"integer\",\"minimum\":%}",
+                     1000, TAILS[i]);
+        bt_parts    g = {0};
+        bt_matcher *m = matcher_of(&g, bt_read_json_schema(&g, text, strlen(text)), NULL, why);
+
+        NEED(m != NULL);
+        EXPECT_VERDICT(m, "{}", ACCEPTS);
+        EXPECT_VERDICT(m, "{\"property_0\":0,\"property_500\":500,\"property_999\":1000}", ACCEPTS);
+        EXPECT(judge(m, "{\"property_500\":499}") != ACCEPTS);
+        EXPECT(judge(m, "{\"property_5\":5,\"property_4\":4}") != ACCEPTS);
+        EXPECT_EQ(judge(m, "{\"property_1000\":\"x\"}"), i == 0 ? REFUSES : ACCEPTS);
+        bt_matcher_destroy(m);
+        bt_free(text);
+    }
+}
+
+static void schema_nests_to_a_depth_and_no_deeper(void)
+{
+    for (int depth = BT_GRAMMAR_DEPTH_MAX - 1; depth <= 300;
+         depth += depth < BT_GRAMMAR_DEPTH_MAX ? 1 : 172) {
+        char       *head = repeated("", "{\"items\":", depth, "{\"type\":\"null\"}");
+        char       *text = repeated(head, "}", depth, ""), why[BT_GRAMMAR_WHY_BYTES] = "";
+        bt_parts    g = {0};
+        bt_matcher *m = matcher_of(&g, bt_read_json_schema(&g, text, strlen(text)), NULL, why);
+
+        EXPECT_EQ(m != NULL, depth < BT_GRAMMAR_DEPTH_MAX);
+        if (m == NULL) EXPECT_HAS(why, "items/items: more than 128 levels deep");
+        bt_matcher_destroy(m);
+        bt_free(head);
+        bt_free(text);
+    }
+}
+
+static void schema_of_hostile_size_is_answered_soon(void)
+{
+    static const char *const HEADS[] = {
+        "{\"anyOf\":[",
+        "[",
+        "{\"allOf\":[",
+        "{\"enum\":[",
+        "{\"required\":[",
+        "{\"$ref\":\"#/",
+        "{\"enum\":[1,1,1,1,1,1],\"anyOf\":[",
+        "{\"properties\":{\"",
+        "{\"const\":",
+        "{\"const\":\"",
+    };
+    static const char *const PIECES[] = {
+        "[",
+        "{\"a\":",
+        "true,",
+        "1,",
+        "\"a\",",
+        "{\"$ref\":\"#\"},",
+        "a/",
+        "{\"allOf\":[",
+        "a",
+        "{\"anyOf\":[{\"type\":\"string\"},",
+        "{\"minLength\":70000},",
+        "%",
+    };
+
+    for (size_t i = 0; i < sizeof(HEADS) / sizeof(HEADS[0]); i++)
+        for (size_t k = 0; k < sizeof(PIECES) / sizeof(PIECES[0]); k++)
+            expect_read_soon(bt_read_json_schema, HEADS[i], PIECES[k]);
+}
+
+static void expect_answered_soon(const char *text)
+{
+    bt_parts    g      = {0};
+    bt_grammar *packed = NULL;
+    char        why[BT_GRAMMAR_WHY_BYTES];
+    clock_t     from = clock();
+    bt_status   st = bt_grammar_pack(&g, bt_read_json_schema(&g, text, strlen(text)), &packed, why);
+    double      seconds = (double)(clock() - from) / CLOCKS_PER_SEC;
+
+    if (seconds > 3) fprintf(stderr, "%.60s...: %.3f s\n", text, seconds);
+    EXPECT(st == BT_OK || st == BT_ERR_INVALID_ARG);
+    EXPECT(seconds <= 3);
+    bt_grammar_destroy(packed);
+    bt_parts_fini(&g);
+}
+
+/* Texts that jansson takes: work that a few keywords ask for again and again. */
+static void schema_of_much_work_is_answered_soon(void)
+{
+    static const struct {
+        const char *head, *piece, *tail;
+        int         n;
+    } CASES[] = {
+        {"{\"enum\":[1",                       ",1",                      "],\"anyOf\":[{}",                            50000},
+        {"{\"type\":\"object\",\"anyOf\":[{}", ",{\"required\":[\"a\"]}", "]}",                                         10000},
+        {"{\"properties\":{",                  "\"%\":{}",                "},\"additionalProperties\":true}",           18000},
+        {"{\"properties\":{",                  "\"%\":{}",                "},\"allOf\":[{\"properties\":{\"x\":{}}}]}", 18000},
+        {"{\"enum\":[",                        "\"text %\"",              "]}",                                         18000},
+        {"{\"anyOf\":[",                       "{\"$ref\":\"#/x/%\"}",    "],\"x\":[]}",                                10000},
+        {"{\"anyOf\":[",                       "{\"minimum\":%}",         "]}",                                         15000},
+        {"{\"anyOf\":[",                       "{\"maxLength\":%}",       "]}",                                         15000},
+    };
+
+    for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
+        char *text = repeated(CASES[i].head, CASES[i].piece, CASES[i].n, CASES[i].tail);
+
+        if (i == 0) { /* each branch would look at each value */
+            char *more = repeated(text, ",{\"type\":\"string\"}", 7000, "]}");
+
+            bt_free(text);
+            text = more;
+        }
+        expect_answered_soon(text);
+        bt_free(text);
+    }
+}
+
+/* Each level refers to the next twice. */
+static void schema_that_doubles_is_refused_in_time(void)
+{
+    char   text[8192];
+    size_t n = (size_t)snprintf(text, sizeof(text), "{\"allOf\":[{\"$ref\":\"#/x/0\"},{}],\"x\":[");
+
+    for (int i = 0; i < 60; i++)
+        n += (size_t)snprintf(text + n, sizeof(text) - n,
+                              "{\"allOf\":[{\"$ref\":\"#/x/%d\"},{\"$ref\":\"#/x/%d\"}]},", i + 1,
+                              i + 1);
+    n += (size_t)snprintf(text + n, sizeof(text) - n, "{}]}");
+    expect_refused(bt_read_json_schema, text, n, "the schema is too large");
+}
+
+/* ---- memory */
+
+static void *jansson_alloc(size_t n) { return bt_calloc(1, n); }
+
+/* Each allocation fails once, jansson's too: it calls some of its own failures bad JSON. */
+static void expect_survives(read_fn read, const char *text)
+{
+    bt_status st = BT_ERR_NO_MEMORY;
+
+    for (long k = 0; st != BT_OK && k < 10000; k++) {
+        bt_parts    g                         = {0};
+        bt_grammar *packed                    = NULL;
+        char        why[BT_GRAMMAR_WHY_BYTES] = "";
+        long        live                      = bt_alloc_live();
+        bt_part     whole;
+
+        bt_alloc_fail_at(k);
+        whole = read(&g, text, strlen(text));
+        st    = bt_grammar_pack(&g, whole, &packed, why);
+        bt_alloc_fail_at(-1);
+        EXPECT(st == BT_OK || st == BT_ERR_NO_MEMORY || strstr(why, "found at byte") != NULL);
+        bt_grammar_destroy(packed);
+        bt_parts_fini(&g);
+        EXPECT_EQ(bt_alloc_live(), live);
+    }
+    EXPECT_EQ(st, BT_OK);
+}
+
+static void schema_survives_every_failed_allocation(void)
+{
+    json_set_alloc_funcs(jansson_alloc, bt_free);
+    expect_survives(
+        bt_read_json_schema,
+        "{\"properties\":{\"a\":{\"type\":[\"integer\",\"null\"],\"minimum\":-1.5},\"b\":{\"$ref\":"
+        "\"#/$defs/x~1\"}},"
+        "\"additionalProperties\":{\"enum\":[1.5,\"x\\n\",[{\"k\":null}]]},\"required\":[\"c\"],"
+        "\"$defs\":{\"x/"
+        "\":{\"minLength\":1,\"format\":\"date\",\"type\":\"array\",\"prefixItems\":[true]}}}");
+    expect_survives(
+        bt_read_json_schema,
+        "{\"allOf\":[{\"properties\":{\"a\":{\"enum\":[1,2]}}},{\"properties\":{\"a\":{\"enum\":[2]"
+        "}}},"
+        "{\"required\":[\"a\"]},{\"required\":[\"b\"]}],\"anyOf\":[{\"type\":\"object\"}]}");
+    expect_survives(bt_read_choice, "[\"a\",\"bc\"]");
+    json_set_alloc_funcs(malloc, free);
+}
+
+/* ---- choice */
+
+static void choice_is_one_of_its_texts(void)
+{
+    static const texts_case CASES[] = {
+        {"[\"yes\",\"no\",\"\xc3\xa9\\n\"]",
+         {"yes", "no", "\xc3\xa9\n"},
+         {"", "y", "yesno", "\"yes\""}                         },
+        {"[\"a\",\"a\",\"ab\"]",             {"a", "ab"}, {"b"}},
+    };
+    static const refused_case REFUSED[] = {
+        {"[]",        "expected an array of strings that is not empty, found []"},
+        {"{}",        "expected an array of strings"                            },
+        {"[\"a\",5]", "choice 1: expected a string that is not empty, found 5"  },
+        {"[\"\"]",    "choice 0: expected a string that is not empty"           },
+        {"[\"a\"",    "expected JSON, found at byte 4"                          },
+    };
+
+    for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++)
+        expect_texts(bt_read_choice, &CASES[i]);
+    for (size_t i = 0; i < sizeof(REFUSED) / sizeof(REFUSED[0]); i++)
+        expect_refused(bt_read_choice, REFUSED[i].grammar, strlen(REFUSED[i].grammar),
+                       REFUSED[i].why);
+}
+
+int main(int argc, char **argv)
+{
+    static const bt_test TESTS[] = {
+        BT_TEST(schema_lets_through_what_its_keywords_say),
+        BT_TEST(schema_that_cannot_be_kept_is_refused_by_name),
+        BT_TEST(schema_of_a_thousand_properties_is_kept),
+        BT_TEST(schema_nests_to_a_depth_and_no_deeper),
+        BT_TEST(schema_of_hostile_size_is_answered_soon),
+        BT_TEST(schema_of_much_work_is_answered_soon),
+        BT_TEST(schema_that_doubles_is_refused_in_time),
+        BT_TEST(schema_survives_every_failed_allocation),
+        BT_TEST(choice_is_one_of_its_texts),
+    };
+
+    return BT_RUN_TESTS(TESTS, argc > 1 ? argv[1] : NULL);
+}

@@ -44,7 +44,8 @@ static void follow(bt_matcher *m, const char *text, size_t n)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
 {
-    static const read_fn READ[] = {read_regex, read_somewhere, read_pattern, bt_read_ebnf};
+    static const read_fn READ[] = {read_regex,   read_somewhere,      read_pattern,
+                                   bt_read_ebnf, bt_read_json_schema, bt_read_choice};
     bt_parts             g      = {0};
     bt_grammar          *packed = NULL;
     bt_matcher          *m      = NULL;

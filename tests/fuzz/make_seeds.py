@@ -184,7 +184,12 @@ def http():
 def grammar():
     regexes = [r"^(\d{1,3}\.){3}\d{1,3}$", r"(?:a|[^b-d]+?)*x{2,}", r"(?P<n>\S\w[\]\-])|\u{1F600}\x41$", "a?b*|^c", r"[\s\D].\cA\0"]
     ebnf = ['root ::= "a" b{2,3} | [^a-c\\n]* .\nb ::= ("x" | "")+ # c\n', 'root ::= "(" root ")" | "\\x41"?\n', 'root ::= i ("," i)*\n\ni ::= [0-9]{1,}']
-    for kind, texts in enumerate([regexes, regexes, regexes, ebnf]):
+    schemas = ['{"type":"object","properties":{"a":{"type":["integer","null"],"minimum":-1.5,"exclusiveMaximum":99},"b":{"$ref":"#/$defs/x~1"}},'
+               '"required":["b"],"additionalProperties":{"enum":[1.5,"x",[{"k":null}]]},"$defs":{"x/":{"type":"string","format":"date"}}}',
+               '{"type":"array","prefixItems":[{"const":1}],"items":{"anyOf":[{"$ref":"#"},{"minLength":1,"maxLength":3}]},"minItems":1}',
+               '{"allOf":[{"properties":{"a":{"minimum":1}}},{"properties":{"a":{"type":"number","maximum":2e3}}}],"required":["a"]}']
+    choices = ['["yes","no","\\u00e9"]']
+    for kind, texts in enumerate([regexes, regexes, regexes, ebnf, schemas, choices]):
         for i, text in enumerate(texts):
             read, rest = text.encode(), b"10.0.0.1 aabb(A),1"
             write("grammar", f"{kind}-{i}", bytes([kind, 255 * len(read) // (len(read) + len(rest))]) + read + rest)

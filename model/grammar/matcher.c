@@ -123,38 +123,41 @@ out:
 
 bt_status bt_matcher_step_token(bt_matcher *m, uint32_t state, uint32_t id, uint32_t *state_out)
 {
-    uint32_t               where = id < m->list->n_ids ? m->list->where[id] : 0;
-    const bt_sorted_token *t     = where != 0 ? &m->list->sorted[where - 1] : NULL;
+    const bt_token_text *t = id < m->list->n_ids ? &m->list->texts[id] : NULL;
 
     *state_out = BT_STATE_DEAD;
-    return t == NULL ? BT_OK : bt_matcher_step(m, state, m->list->bytes + t->at, t->n, state_out);
+    return t == NULL || t->n == 0
+               ? BT_OK
+               : bt_matcher_step(m, state, m->list->bytes + t->at, t->n, state_out);
 }
 
 /* ---- masks */
 
-/* m->path[0] is the state; its entries up to the bytes that a token shares with the one before are
- * those of that one. */
+static void allow(uint32_t *bits, uint32_t id) { bits[id / 32] |= 1u << id % 32; }
+
+/* m->path has the states along the nodes above the one that is looked at. */
 static bt_status make_mask(bt_matcher *m, uint32_t state, uint32_t *bits)
 {
     bt_status            st   = BT_OK;
     const bt_token_list *list = m->list;
-    uint32_t             i    = 0;
 
     m->path[0]    = state;
     m->n_readings = 0;
-    while (i < list->n) {
-        const bt_sorted_token *t  = &list->sorted[i];
-        uint32_t               at = t->shared;
+    for (uint32_t i = 0; i < list->n_nodes;) {
+        const bt_token_node *node = &list->nodes[i];
+        uint32_t             to;
 
-        for (; at < t->n && m->path[at] != BT_STATE_DEAD; at++)
-            BT_TRY(step(m, m->path[at], (uint8_t)list->bytes[t->at + at], &m->path[at + 1]));
+        BT_TRY(step(m, m->path[node->depth - 1], node->byte, &to));
+        if (to == BT_STATE_DEAD) { /* nor do those below it */
+            i = node->next;
+            continue;
+        }
+        m->path[node->depth] = to;
+        if (node->id != BT_NOT_A_TOKEN) allow(bits, node->id);
         i++;
-        if (m->path[at] != BT_STATE_DEAD)
-            bits[t->id / 32] |= 1u << t->id % 32;
-        else /* nor do those that begin likewise, up to here */
-            while (i < list->n && list->sorted[i].shared >= at)
-                i++;
     }
+    for (uint32_t i = 0; i < list->n_same; i++)
+        if (bits[list->same[i][1] / 32] >> list->same[i][1] % 32 & 1) allow(bits, list->same[i][0]);
 out:
     return st;
 }
@@ -186,13 +189,17 @@ out:
 
 size_t bt_matcher_bytes(const bt_matcher *m) { return bt_states_bytes(&m->states); }
 
+bool bt_matcher_is_large(const bt_matcher *m)
+{
+    return bt_matcher_bytes(m) > BT_MATCHER_BYTES + 2 * m->bytes_least;
+}
+
 bt_status bt_matcher_trim(bt_matcher *m, uint32_t n, uint32_t **live)
 {
     bt_status st    = BT_OK;
     bt_states fresh = {0};
     uint32_t *moved = NULL, start;
 
-    if (bt_matcher_bytes(m) <= BT_MATCHER_BYTES + 2 * m->bytes_least) return BT_OK;
     moved = bt_calloc(n, sizeof(*moved));
     BT_REQUIRE(moved != NULL, BT_ERR_NO_MEMORY, "%u states of a grammar", n);
     BT_TRY(bt_states_init(&fresh, m->states.n_classes));

@@ -20,8 +20,8 @@ typedef struct bt_token_list bt_token_list;
 typedef struct bt_matcher    bt_matcher;
 
 enum {
-    BT_STATE_DEAD    = 0,       /* nothing may follow, and the text is none of the grammar's */
-    BT_MATCHER_BYTES = 8 << 20, /* trim() leaves it alone up to this, and what is live thrice */
+    BT_STATE_DEAD         = 0,       /* nothing may follow, and the text is none of the grammar's */
+    BT_MATCHER_BYTES      = 8 << 20, /* is_large() from there on, and thrice what is live */
     BT_MATCHER_MOST_BYTES = 64 << 20
 };
 
@@ -31,7 +31,7 @@ bt_status bt_token_list_create(const bt_tokenizer *tok, uint32_t n_ids, bt_token
 void      bt_token_list_destroy(bt_token_list *list);
 
 /* Takes ownership of the grammar, on success; the list is borrowed, and may be NULL where no mask
- * is asked for.  NO_MEMORY. */
+ * is asked for.  NO_MEMORY; UNSUPPORTED as of bt_matcher_step(). */
 bt_status bt_matcher_create(bt_grammar *grammar, const bt_token_list *list,
                             bt_matcher **matcher_out);
 void      bt_matcher_destroy(bt_matcher *m);
@@ -53,8 +53,10 @@ static inline uint32_t bt_mask_words(uint32_t n_ids) { return (n_ids + 31) / 32;
  * end a reply are the caller's affair (bt_matcher_accepts()).  Errors as of bt_matcher_step(). */
 bt_status bt_matcher_mask(bt_matcher *m, uint32_t state, uint32_t *bits);
 
-/* Gives back what nobody needs any more when it is much: live[0..n) are the states that go on; they
- * have new numbers then, and all others are void.  NO_MEMORY leaves everything as it was. */
+/* Whether there is much that nobody may need any more. */
+bool bt_matcher_is_large(const bt_matcher *m);
+/* Gives it back: live[0..n) are the states that go on; they have new numbers then, and all others
+ * are void, but for the start.  NO_MEMORY leaves everything as it was. */
 bt_status bt_matcher_trim(bt_matcher *m, uint32_t n, uint32_t **live);
 size_t    bt_matcher_bytes(const bt_matcher *m);
 

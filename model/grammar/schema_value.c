@@ -9,7 +9,7 @@
 #include "core/alloc.h"
 #include "model/grammar/schema.h"
 
-enum { MOST_INDENT = 32, MOST_DIGITS = 17, MOST_WHOLE_DIGITS = 18 };
+enum { MOST_INDENT = 20, MOST_DIGITS = 17, MOST_WHOLE_DIGITS = 18 };
 
 static bt_part digit(bt_parts *g) { return bt_part_byte(g, '0', '9'); }
 

@@ -20,7 +20,7 @@ MAY = {  # folder: what it may include besides itself; "a/b" is one header witho
     "model": ["core", "device", "parallel", "attention", "moe"],
     "proto": ["core"],
     "worker": WORK + ["proto"],
-    "coordinator": ["core", "proto", "model/tokenizer"],
+    "coordinator": ["core", "proto", "model/tokenizer", "model/grammar/grammar", "model/grammar/matcher"],
     "cli": ["core", "proto", "model/tokenizer", "model/safetensors"],
     "tools": ["core", "device", "attention", "moe", "model"],
     "launch": ["core"],

@@ -24,8 +24,8 @@ static void schema_lets_through_what_its_keywords_say(void)
          {"{}", "{\"b\":null}", "{\"b\":null,\"a\":1}", "{\"a\":1,}", "{\"a\":1,\"c\":1}",
           "{\"a\" :1}", "{\"a\":1 ,\"b\":null}", "{  \"a\":1}"}                                                                                                                                     },
         {"{\"const\":[1]}",
-         {"[1]", "[\n" SPACES8 SPACES8 SPACES8 SPACES8 "1]"},
-         {"[\n" SPACES8 SPACES8 SPACES8 SPACES8 " 1]", "[\n\n1]", "[1", "[1]\n"}                                                                                                                    },
+         {"[1]", "[\n" SPACES8 SPACES8 "    1]"},
+         {"[\n" SPACES8 SPACES8 "     1]", "[\n\n1]", "[1", "[1]\n"}                                                                                                                                },
         {"{\"properties\":{\"a\":true,\"ab\":true,\"\xc3\xa9\":true},\"additionalProperties\":{"
          "\"type\":"
          "\"null\"}}",                                                        {"{\"a\":1,\"ab\":2,\"\xc3\xa9\":3,\"abc\":null}", "{\"b\":null}", "{\"\":null}",

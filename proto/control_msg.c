@@ -189,6 +189,18 @@ out:
     return st;
 }
 
+static bt_status copy_constraint(const void *text, size_t n, bt_sampling *s)
+{
+    bt_status st = BT_OK;
+
+    s->constraint = bt_calloc(n, 1);
+    BT_REQUIRE(s->constraint != NULL, BT_ERR_NO_MEMORY, "a constraint of %zu bytes", n);
+    if (n > 0) memcpy(s->constraint, text, n);
+    s->n_constraint_bytes = (uint32_t)n;
+out:
+    return st;
+}
+
 bt_status bt_pb_take_sampling(const PB(Sampling) *pb, bool eval, bt_sampling *sampling_out)
 {
     bt_status   st = BT_OK;
@@ -218,6 +230,10 @@ bt_status bt_pb_take_sampling(const PB(Sampling) *pb, bool eval, bt_sampling *sa
     s.repetition_penalty = pb->repetition_penalty;
     BT_TRY(take_bias(pb, &s));
     BT_TRY(bt_pb_take_u32s(pb->stop_token_ids, pb->n_stop_token_ids, &s.stop_tokens, &s.n_stop));
+    s.constraint_kind  = pb->constraint_kind;
+    s.constraint_after = pb->constraint_after;
+    if (pb->constraint_kind != 0)
+        BT_TRY(copy_constraint(pb->constraint.data, pb->constraint.len, &s));
     *sampling_out = bt_sampling_take(&s);
 out:
     bt_sampling_free(&s);
@@ -228,9 +244,10 @@ bt_sampling bt_sampling_take(bt_sampling *from)
 {
     bt_sampling taken = *from;
 
-    from->n_stop = from->n_bias = 0;
+    from->n_stop = from->n_bias = from->n_constraint_bytes = 0;
     from->stop_tokens = from->bias_ids = NULL;
     from->biases                       = NULL;
+    from->constraint                   = NULL;
     return taken;
 }
 
@@ -239,6 +256,7 @@ void bt_sampling_free(bt_sampling *s)
     bt_free(s->stop_tokens);
     bt_free(s->bias_ids);
     bt_free(s->biases);
+    bt_free(s->constraint);
     bt_sampling_take(s);
 }
 
@@ -254,6 +272,8 @@ bt_status bt_sampling_copy(const bt_sampling *from, bt_sampling *to_out)
         BT_REQUIRE(s.biases != NULL, BT_ERR_NO_MEMORY, "%u biases", borrowed.n_bias);
         memcpy(s.biases, borrowed.biases, borrowed.n_bias * sizeof(*s.biases));
     }
+    if (borrowed.constraint != NULL)
+        BT_TRY(copy_constraint(borrowed.constraint, borrowed.n_constraint_bytes, &s));
     *to_out = bt_sampling_take(&s);
 out:
     bt_sampling_free(&s);
@@ -282,4 +302,8 @@ void bt_pb_make_sampling(const bt_sampling *sampling, PB(Sampling) *pb_out)
     pb_out->n_bias_ids = pb_out->n_biases = sampling->n_bias;
     pb_out->bias_ids                      = sampling->bias_ids;
     pb_out->biases                        = sampling->biases;
+    pb_out->constraint_kind               = sampling->constraint_kind;
+    pb_out->constraint_after              = sampling->constraint_after;
+    pb_out->constraint.len                = sampling->n_constraint_bytes;
+    pb_out->constraint.data               = (uint8_t *)sampling->constraint;
 }

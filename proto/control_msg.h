@@ -35,9 +35,13 @@ typedef struct {
     uint32_t  top_k;
     float     top_p, min_p, frequency_penalty, presence_penalty, repetition_penalty;
     uint32_t  n_stop, n_bias;
-    uint32_t *stop_tokens; /* [n_stop] */
-    uint32_t *bias_ids;    /* [n_bias], distinct */
-    float    *biases;      /* [n_bias] */
+    uint32_t *stop_tokens;      /* [n_stop] */
+    uint32_t *bias_ids;         /* [n_bias], distinct */
+    float    *biases;           /* [n_bias] */
+    uint32_t  constraint_kind;  /* of control.proto's Constraint; 0: none */
+    uint32_t  constraint_after; /* 0, or 1 + a token */
+    uint32_t  n_constraint_bytes;
+    char     *constraint; /* [n_constraint_bytes] */
 } bt_sampling;
 
 typedef struct {

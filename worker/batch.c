@@ -33,6 +33,7 @@ bt_status bt_batch_init(bt_batch *b, const bt_worker_config *cfg)
     b->logit_rows   = bt_calloc(rows, sizeof(*b->logit_rows));
     b->first_logit  = bt_calloc(rows, sizeof(*b->first_logit));
     b->first_draw   = bt_calloc(rows, sizeof(*b->first_draw));
+    b->first_mask   = bt_calloc(rows, sizeof(*b->first_mask));
     b->fed          = bt_calloc(rows, sizeof(*b->fed));
     b->due          = bt_calloc(rows, sizeof(*b->due));
     b->logits       = bt_calloc(rows * cfg->facts.model->vocab_size, sizeof(*b->logits));
@@ -46,9 +47,9 @@ bt_status bt_batch_init(bt_batch *b, const bt_worker_config *cfg)
     b->out_capacity = 2 * cfg->max_rows;
     BT_REQUIRE(b->pieces != NULL && b->spans != NULL && b->tokens != NULL &&
                    b->logit_rows != NULL && b->first_logit != NULL && b->first_draw != NULL &&
-                   b->fed != NULL && b->due != NULL && b->logits != NULL && b->forced != NULL &&
-                   b->chosen != NULL && b->group_rows != NULL && b->last_rows != NULL &&
-                   b->finish != NULL && b->held != NULL && b->out != NULL,
+                   b->first_mask != NULL && b->fed != NULL && b->due != NULL && b->logits != NULL &&
+                   b->forced != NULL && b->chosen != NULL && b->group_rows != NULL &&
+                   b->last_rows != NULL && b->finish != NULL && b->held != NULL && b->out != NULL,
                BT_ERR_NO_MEMORY, "a step of %u rows (%zu bytes): try a smaller --max-rows",
                cfg->max_rows, batch_bytes(cfg));
 out:
@@ -64,6 +65,7 @@ void bt_batch_fini(bt_batch *b)
     bt_free(b->logit_rows);
     bt_free(b->first_logit);
     bt_free(b->first_draw);
+    bt_free(b->first_mask);
     bt_free(b->fed);
     bt_free(b->due);
     bt_free(b->logits);

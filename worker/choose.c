@@ -62,29 +62,23 @@ static const float *logits_of_draw(const bt_batch *b, uint32_t piece, uint32_t i
     return b->logits + (size_t)(b->first_logit[piece] + row) * n_vocab;
 }
 
-/* How many choices are drawn after the piece, and how the i-th of them. */
-static uint32_t n_draws(const bt_batch *b, uint32_t piece)
-{
-    const bt_piece *p = &b->pieces[piece];
-
-    return p->request == NULL || !b->due[piece] ? 0
-           : bt_piece_is_prompt(p)              ? p->request->n_choices
-                                                : 1 + p->n_draft;
-}
-
 static bt_sample_how how_of_draw(const bt_worker *w, const bt_batch *b, uint32_t piece, uint32_t i)
 {
     const bt_piece   *p = &b->pieces[piece];
     const bt_request *r = p->request;
+    bt_sample_how     how =
+        bt_piece_is_prompt(p)
+                ? bt_worker_how(w, r, r->choices[i], r->n_prompt)
+                : bt_worker_how(w, r, r->sampling.choice, r->n_prompt + r->n_known + r->n_drawn + i);
 
-    return bt_piece_is_prompt(p)
-               ? bt_worker_how(w, r, r->choices[i], r->n_prompt)
-               : bt_worker_how(w, r, r->sampling.choice, r->n_prompt + r->n_known + r->n_drawn + i);
+    if (r->constraint != NULL)
+        bt_worker_apply_mask(w, b->first_mask[piece] + (bt_piece_is_prompt(p) ? 0 : i), &how);
+    return how;
 }
 
 /* ---- choices of the host, each made by a thread that is free */
 
-static void run_on_all(const bt_worker *w, uint32_t n, bt_cpu_task task, void *ctx)
+void bt_worker_on_all(const bt_worker *w, uint32_t n, bt_cpu_task task, void *ctx)
 {
     if (w->cfg.threads != NULL) {
         bt_cpu_pool_run(w->cfg.threads, n, task, ctx);
@@ -122,7 +116,7 @@ out:
     return st;
 }
 
-void bt_worker_draw(bt_worker *w, uint32_t n) { run_on_all(w, n, draw_task, w); }
+void bt_worker_draw(bt_worker *w, uint32_t n) { bt_worker_on_all(w, n, draw_task, w); }
 
 /* All choices of the step into w->host_draws, a piece's from first_draw on. */
 static bt_status draw_here(bt_worker *w, bt_batch *b)
@@ -130,13 +124,14 @@ static bt_status draw_here(bt_worker *w, bt_batch *b)
     bt_status st = BT_OK;
     uint32_t  n  = 0;
 
+    BT_TRY(bt_worker_make_masks(w, b));
     for (uint32_t i = 0; i < b->n_pieces; i++) {
         b->first_draw[i] = n;
-        n += n_draws(b, i);
+        n += bt_batch_n_draws(b, i);
     }
     BT_TRY(bt_worker_take_draws(w, n));
     for (uint32_t i = 0; i < b->n_pieces; i++)
-        for (uint32_t k = 0; k < n_draws(b, i); k++)
+        for (uint32_t k = 0; k < bt_batch_n_draws(b, i); k++)
             w->host_draws[b->first_draw[i] + k] =
                 (bt_host_draw){.logits   = logits_of_draw(b, i, k, w->cfg.facts.model->vocab_size),
                                .how      = how_of_draw(w, b, i, k),
@@ -180,6 +175,7 @@ static bt_status choose(bt_worker *w, bt_batch *b, uint32_t piece, uint32_t choi
     const bt_request *r  = b->pieces[piece].request;
     bt_token          t  = {0};
 
+    BT_TRY(bt_worker_mask_status(w, r));
     BT_REQUIRE(take_drawn(w, b, r, b->first_draw[piece] + draw, &t), BT_ERR_DEVICE,
                "the highest of %u logits for position %u is not a finite number",
                w->cfg.facts.model->vocab_size, position);
@@ -341,7 +337,7 @@ static bt_status send_prompt_logprobs(bt_worker *w, const bt_batch *b, uint32_t 
     u->top_logprobs = bt_calloc((size_t)u->n * u->n_top + 1, sizeof(*u->top_logprobs));
     BT_REQUIRE(u->logprobs != NULL && u->top_ids != NULL && u->top_logprobs != NULL,
                BT_ERR_NO_MEMORY, "logprobs of %u prompt tokens", u->n);
-    run_on_all(w, u->n, prompt_row_task, &rows);
+    bt_worker_on_all(w, u->n, prompt_row_task, &rows);
     st     = w->cfg.links.up(w->cfg.links.ctx, &m);
     m.kind = BT_UP_READY; /* it owns nothing any more */
 out:
@@ -395,7 +391,7 @@ static bool add_draws(bt_worker *w, bt_batch *b, uint32_t piece)
     const bt_request *r = b->pieces[piece].request;
 
     b->first_draw[piece] = w->draws.n;
-    for (uint32_t i = 0; i < n_draws(b, piece); i++) {
+    for (uint32_t i = 0; i < bt_batch_n_draws(b, piece); i++) {
         bt_sample_how how = how_of_draw(w, b, piece, i);
         uint32_t      row = b->first_logit[piece] + (bt_piece_is_prompt(&b->pieces[piece]) ? 0 : i);
 
@@ -428,6 +424,7 @@ bt_status bt_worker_plan_draws(bt_worker *w, bt_batch *b)
     b->step.sampling = w->draws.sampling;
     if (w->draws.sampling == NULL || wants_logits(b)) goto out;
     BT_TRY(move_histories(w, b));
+    BT_TRY(bt_worker_make_masks(w, b));
     for (uint32_t i = 0; i < b->n_pieces; i++)
         if (!add_draws(w, b, i)) goto out;
     b->on_device  = true;

@@ -63,6 +63,7 @@ void bt_rank_leave_together(bt_rank *r)
     bt_free(r->seats[0].ranks);
     bt_free(r->seats[1].ranks);
     bt_free(r->gone);
+    bt_constraints_close(r->constraints);
     bt_safetensors_close(r->st);
     bt_device_destroy(r->dev);
     bt_links_fini(&r->links);

@@ -236,9 +236,27 @@ static void fill_next(bt_worker *w, const bt_batch *b, uint32_t round, bt_step *
 
 static bt_sample_how how_of(const bt_worker *w, const bt_batch *b, uint32_t k, uint32_t round)
 {
-    const bt_request *r = b->held[w->mtp.pieces[k]]; /* the piece's own, unless that has failed */
+    const bt_request *r   = b->held[w->mtp.pieces[k]]; /* the piece's own, unless that has failed */
+    bt_sample_how     how = bt_worker_how(w, r, r->sampling.choice, r->n_computed + 1 + round);
 
-    return bt_worker_how(w, r, r->sampling.choice, r->n_computed + 1 + round);
+    bt_worker_apply_mask(w, k, &how);
+    return how;
+}
+
+/* A draft that its request's constraint does not allow would never be right. */
+static bt_status make_masks(bt_worker *w, const bt_batch *b, uint32_t round)
+{
+    bt_status st = BT_OK;
+
+    BT_TRY(bt_worker_take_masks(w, w->mtp.n));
+    for (uint32_t k = 0; k < w->mtp.n; k++) {
+        const bt_request *r = b->held[w->mtp.pieces[k]];
+
+        bt_worker_add_mask(w, r, r->n_mtp == round ? round : 0);
+    }
+    bt_worker_fill_masks(w);
+out:
+    return st;
 }
 
 /* On the device with the step, unless it has no room for them. */
@@ -320,6 +338,7 @@ bt_status bt_worker_run_mtp(bt_worker *w, bt_batch *b)
             fill_first(w, b, &step);
         else
             fill_next(w, b, round, &step);
+        BT_TRY(make_masks(w, b, round));
         plan_draws(w, b, round, &step);
         BT_TRY(w->cfg.links.draft(w->cfg.links.ctx, &step));
         BT_TRY(take_drafts(w, b, round, &step));

@@ -50,6 +50,7 @@ typedef struct {
     bt_handoff        *handoff;
     bt_links           links;
     bt_worker         *worker;
+    bt_constraints    *constraints; /* NULL: the model has no tokenizer */
     bt_plan           *plans;
     uint64_t           progress_ns;              /* when the last Progress was sent */
     uint64_t           progress_bytes;           /* what it said */

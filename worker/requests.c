@@ -118,6 +118,17 @@ out:
     return st;
 }
 
+static bt_status read_constraint(const bt_rank_facts *f, const bt_sampling *s, bt_request *r)
+{
+    bt_status st = BT_OK;
+
+    if (s->constraint_kind == 0 || r->eval) return BT_OK;
+    BT_TRY(bt_constraint_acquire(f->constraints, s, &r->constraint));
+    r->constraint_at = bt_constraint_begin(r->constraint, s);
+out:
+    return st;
+}
+
 /* What drafts are made of: the prompt, where the order has it. */
 static bt_status read_drafter(const bt_rank_facts *f, const bt_down_reserve *m, bt_request *r)
 {
@@ -140,6 +151,8 @@ bt_status bt_request_note(bt_request *r, uint32_t id)
 
     if (r->looks_up) BT_TRY(bt_drafter_add(&r->drafter, 1, &id));
     if (bt_sampling_counts_tokens(&r->sampling)) BT_TRY(bt_history_add(&r->history, id, false));
+    if (r->constraint != NULL)
+        BT_TRY(bt_constraint_next(r->constraint, &r->constraint_at, id, &r->constraint_at));
 out:
     return st;
 }
@@ -246,6 +259,7 @@ bt_status bt_request_from_reserve(const bt_rank_facts *f, bt_down_reserve *m,
         BT_TRY(read_forced(f, r, m->eval_experts, m->n_eval_expert_bytes, (uint32_t)all,
                            (uint32_t)all));
     if (!m->eval) BT_TRY(read_history(f, &m->sampling, m->n_prompt, m->prompt, r));
+    BT_TRY(read_constraint(f, &m->sampling, r));
     BT_TRY(read_map(f, r, m->form_map, m->n_form_map_bytes));
     BT_TRY(read_tail(f, m, r));
     BT_TRY(read_drafter(f, m, r));
@@ -313,6 +327,7 @@ bt_status bt_request_from_prefill(const bt_rank_facts *f, bt_down_prefill *m,
     if (m->eval)
         BT_TRY(read_forced(f, r, m->eval_experts, m->n_eval_expert_bytes, m->n_prompt, UINT32_MAX));
     if (!m->eval) BT_TRY(read_history(f, &m->sampling, m->n_prompt, m->prompt, r));
+    BT_TRY(read_constraint(f, &m->sampling, r));
     BT_TRY(read_map(f, r, m->form_map, m->n_form_map_bytes));
     BT_TRY(read_choices(r, m->n_choices, &m->choices));
     BT_TRY(bt_handoff_out_init(
@@ -349,8 +364,11 @@ bt_status bt_request_add_choice(const bt_request *first, uint32_t choice, uint32
     BT_TRY(bt_sampling_copy(&first->sampling, &r->sampling));
     r->sampling.choice = choice;
     BT_TRY(bt_history_copy(&first->history, &r->history));
-    r->drafts   = first->drafts;
-    r->looks_up = first->looks_up;
+    bt_constraint_share(first->constraint);
+    r->constraint    = first->constraint;
+    r->constraint_at = first->constraint_at;
+    r->drafts        = first->drafts;
+    r->looks_up      = first->looks_up;
     BT_TRY(bt_drafter_copy(&first->drafter, &r->drafter));
     if (n_replay > 0) {
         r->replay = bt_calloc(n_replay, sizeof(*r->replay));
@@ -393,6 +411,7 @@ void bt_request_destroy(bt_request *r)
     bt_handoff_out_fini(&r->out);
     bt_handoff_in_fini(&r->in);
     bt_sampling_free(&r->sampling);
+    bt_constraint_release(r->constraint);
     bt_history_fini(&r->history);
     bt_drafter_fini(&r->drafter);
     bt_form_map_fini(&r->map);

@@ -26,6 +26,7 @@
 
 #include "model/config.h"
 #include "proto/control_msg.h"
+#include "worker/constraint.h"
 #include "worker/draft.h"
 #include "worker/form_map.h"
 #include "worker/handoff_in.h"
@@ -38,11 +39,12 @@ typedef struct {
     uint32_t               n_prefill, n_decode; /* 0 and 0: every rank has both roles */
     const bt_model_config *model;               /* borrowed */
     uint32_t               n_pages;
-    const bt_seats        *seats; /* borrowed: [2] of its cell by now, or NULL: as launched */
-    bool     share_generated;     /* full pages of generated tokens enter the prefix cache too */
-    bool     keeps_maps;          /* that, or forms by cost: requests carry form maps */
-    uint32_t speculate;           /* most tokens of a draft that is looked up; 0: none */
-    uint32_t mtp;                 /* likewise, by the model's own layer */
+    const bt_seats        *seats;    /* borrowed: [2] of its cell by now, or NULL: as launched */
+    bool            share_generated; /* full pages of generated tokens enter the prefix cache too */
+    bool            keeps_maps;      /* that, or forms by cost: requests carry form maps */
+    uint32_t        speculate;       /* most tokens of a draft that is looked up; 0: none */
+    uint32_t        mtp;             /* likewise, by the model's own layer */
+    bt_constraints *constraints;     /* borrowed; NULL: the rank takes none */
 } bt_rank_facts;
 
 static inline bool bt_rank_has_both(const bt_rank_facts *f) { return f->n_prefill == 0; }
@@ -90,17 +92,19 @@ typedef struct {
     uint32_t         epoch; /* of its placement */
     bt_request_state state;
     bool             eval;
-    bt_sampling      sampling;    /* owned: its arrays */
-    bt_history       history;     /* owned; of the sampling that counts tokens, else empty */
-    bool             drafts;      /* it may bring rows of a draft when it decodes */
-    bool             looks_up;    /* some of them in its own tokens, */
-    bt_drafter       drafter;     /* owned: which this has; else empty */
-    uint32_t draft[BT_DRAFT_MAX]; /* of the step that is planned or runs; bt_piece.n_draft */
-    uint32_t n_mtp, mtp_at;       /* by the model's own layer: so many tokens are there for the
-                                     position and on */
-    bt_draft_pace pace;           /* of these */
-    uint32_t      on_device;      /* the device's history that equals it, with what is under way; 0:
-                                     none */
+    bt_sampling      sampling;      /* owned: its arrays */
+    bt_constraint   *constraint;    /* counted: what its reply must be; NULL: anything */
+    bt_constraint_at constraint_at; /* behind its last known token */
+    bt_history       history;       /* owned; of the sampling that counts tokens, else empty */
+    bool             drafts;        /* it may bring rows of a draft when it decodes */
+    bool             looks_up;      /* some of them in its own tokens, */
+    bt_drafter       drafter;       /* owned: which this has; else empty */
+    uint32_t draft[BT_DRAFT_MAX];   /* of the step that is planned or runs; bt_piece.n_draft */
+    uint32_t n_mtp, mtp_at;         /* by the model's own layer: so many tokens are there for the
+                                       position and on */
+    bt_draft_pace pace;             /* of these */
+    uint32_t      on_device; /* the device's history that equals it, with what is under way; 0:
+                                none */
     uint32_t  n_prompt;
     uint32_t *prompt;     /* owned; NULL on a decode rank */
     uint32_t  peer;       /* world rank of the other end of its hand-off; ours with both roles */

@@ -7,9 +7,9 @@
  * Each rank does this for itself: a plan's rows are what it says, whatever they were planned from.
  *
  * The host catches up before the next plan where that needs the tokens: for penalties of a request
- * whose tokens the device does not count (device/sampling.h), and when pages run short, so that
- * nobody is retracted for one that has ended.  A step with rows of a prompt, or whose tokens the
- * host chooses, is never left under way. */
+ * whose tokens the device does not count (device/sampling.h), for a constraint, and when pages run
+ * short, so that nobody is retracted for one that has ended.  A step with rows of a prompt, or
+ * whose tokens the host chooses, is never left under way. */
 #include "worker/state.h"
 
 static uint64_t now_ns(const bt_worker *w) { return w->cfg.links.now_ns(w->cfg.links.ctx); }
@@ -209,6 +209,7 @@ bool bt_worker_must_catch_up(const bt_worker *w)
         const bt_request *r = w->requests.at[i];
 
         if (bt_worker_needs_history(r)) return true;
+        if (r->state == BT_REQUEST_DECODE && r->constraint != NULL) return true;
         n_pages += bt_request_needs_page(r);
     }
     return n_pages > bt_kv_pool_n_available(w->cfg.pool);

@@ -42,6 +42,7 @@ static bt_status read_model(bt_rank *r)
     BT_TRY(bt_model_config_read(r->opt.model, &r->cfg));
     BT_TRY(bt_safetensors_open(r->opt.model, &r->st));
     if (r->opt.mtp != 0) BT_TRY(bt_model_config_serve_mtp(&r->cfg));
+    BT_TRY(bt_constraints_open(r->opt.model, r->cfg.vocab_size, &r->constraints));
     r->fingerprint = bt_model_fingerprint(&r->cfg, r->st);
     r->config_hash = bt_config_hash(r->opt.model);
 out:
@@ -279,6 +280,7 @@ static bt_status draw_account(bt_rank *r)
     r->facts.share_generated = r->opt.share_generated;
     r->facts.speculate       = r->opt.speculate;
     r->facts.mtp             = r->opt.mtp;
+    r->facts.constraints     = r->constraints;
     r->facts.keeps_maps      = r->opt.share_generated || r->opt.form == BT_FORM_BY_COST;
     bt_memory_print(m);
 out:

@@ -24,6 +24,7 @@ typedef struct {
                                            token, where only the device knows it yet */
     uint32_t *first_logit;              /* [max_rows] of each piece: its first row in `logits` */
     uint32_t *first_draw;               /* [max_rows] of each piece */
+    uint32_t *first_mask;               /* [max_rows] of each piece whose reply is constrained */
     bool     *due;                      /* [max_rows] a token follows the piece */
     float    *logits;                   /* [max_rows][vocab_size]; untouched rows cost no memory */
     uint16_t *forced, *chosen;          /* [n_moe_layers][rows of the step][top_k] */
@@ -50,6 +51,16 @@ typedef struct {
     bt_token           token;
 } bt_host_draw;
 
+/* The tokens that may follow a draw's constraint, while its step is planned or its tokens chosen.
+ */
+typedef struct {
+    const bt_request *request;
+    bt_constraint    *constraint; /* NULL: all may */
+    bt_constraint_at  at;
+    bool              only_ends; /* no token of a text may follow */
+    bt_status         st;        /* of making it */
+} bt_draw_mask;
+
 /* Drafts by the model's own layer, behind a step whose tokens are known (mtp.c). */
 typedef struct {
     uint32_t      n;      /* pieces of the step that draft, and so rows, */
@@ -74,6 +85,9 @@ struct bt_worker {
     bt_sampler      *samplers;   /* owned: one for each of the threads that choose here */
     bt_host_draw    *host_draws; /* owned: [host_draws_capacity], which grows; of a step */
     uint32_t         n_samplers, host_draws_capacity;
+    bt_draw_mask    *masks;     /* owned: [masks_capacity], which grows; of a step */
+    uint32_t        *mask_bits; /* owned: [masks_capacity][mask words] */
+    uint32_t         n_masks, masks_capacity;
     bt_draw_list     draws;
     bt_mtp           mtp; /* empty where there are none */
 
@@ -128,6 +142,32 @@ void      bt_worker_draw(bt_worker *w, uint32_t n);
 /* After the step: chooses every token that is due.  A piece whose request fails loses it. */
 bt_status bt_worker_choose_all(bt_worker *w, bt_batch *b);
 bt_status bt_worker_send_tokens(bt_worker *w, const bt_batch *b);
+
+/* How many tokens are drawn after the piece. */
+static inline uint32_t bt_batch_n_draws(const bt_batch *b, uint32_t piece)
+{
+    const bt_piece *p = &b->pieces[piece];
+
+    return p->request == NULL || !b->due[piece] ? 0
+           : bt_piece_is_prompt(p)              ? p->request->n_choices
+                                                : 1 + p->n_draft;
+}
+/* A task for each of n, on all threads that choose here. */
+void bt_worker_on_all(const bt_worker *w, uint32_t n, bt_cpu_task task, void *ctx);
+
+/* masks.c */
+/* Of all draws of the step whose replies are constrained. */
+bt_status bt_worker_make_masks(bt_worker *w, bt_batch *b);
+/* Begins a list of n masks. */
+bt_status bt_worker_take_masks(bt_worker *w, uint32_t n);
+/* One more: behind n_draft tokens of the request's draft.  Of one that is not constrained all
+ * tokens may come. */
+void bt_worker_add_mask(bt_worker *w, const bt_request *r, uint32_t n_draft);
+void bt_worker_fill_masks(bt_worker *w);
+/* Restricts a draw to the list's mask of that number. */
+void bt_worker_apply_mask(const bt_worker *w, uint32_t mask, bt_sample_how *how);
+/* What making the request's masks met, because of which no token may have been found for it. */
+bt_status bt_worker_mask_status(const bt_worker *w, const bt_request *r);
 
 /* run.c */
 /* The rows of w->batch as the group has agreed; then what the step before has brought.  The step

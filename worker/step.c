@@ -88,6 +88,8 @@ void bt_worker_destroy(bt_worker *w)
         bt_sampler_fini(&w->samplers[--w->n_samplers]);
     bt_free(w->samplers);
     bt_free(w->host_draws);
+    bt_free(w->masks);
+    bt_free(w->mask_bits);
     bt_draw_list_fini(&w->draws);
     bt_mtp_fini(&w->mtp);
     bt_free(w);

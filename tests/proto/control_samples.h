@@ -247,7 +247,11 @@ static inline bt_sampling sample_sampling(void)
                          .ignore_eos         = true,
                          .logprobs           = true,
                          .n_stop             = 2,
-                         .stop_tokens        = sample_ids(2)};
+                         .stop_tokens        = sample_ids(2),
+                         .constraint_kind    = 2,
+                         .constraint_after   = 1008,
+                         .n_constraint_bytes = 3,
+                         .constraint         = bt_strdup("a\nb")};
 }
 
 static inline bt_down sample_down(bt_down_kind kind)

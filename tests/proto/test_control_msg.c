@@ -93,6 +93,10 @@ static void control_msg_fields_keep_their_values(void)
     EXPECT_EQ(dback.u.prefill.sampling.top_logprobs, 5);
     EXPECT_EQ(dback.u.prefill.sampling.bias_ids[2], d.u.prefill.sampling.bias_ids[2]);
     EXPECT(dback.u.prefill.sampling.biases[2] == -7.5f);
+    EXPECT_EQ(dback.u.prefill.sampling.constraint_kind, 2);
+    EXPECT_EQ(dback.u.prefill.sampling.constraint_after, 1008);
+    EXPECT(dback.u.prefill.sampling.n_constraint_bytes == 3 &&
+           memcmp(dback.u.prefill.sampling.constraint, "a\nb", 3) == 0);
     bt_free(bytes);
     bt_up_free(&m);
     bt_up_free(&back);

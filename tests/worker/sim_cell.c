@@ -62,6 +62,7 @@ static void create_rank(sim_cell *c, uint32_t rank)
                                      .share_generated = c->opt.share,
                                      .speculate       = c->opt.speculate,
                                      .mtp             = c->opt.mtp,
+                                     .constraints     = c->constraints,
                                      .keeps_maps      = sim_keeps_maps(c)};
     cfg.form       = c->opt.by_cost ? BT_FORM_BY_COST : BT_FORM_BY_ROLE;
     cfg.group_size = c->group_size[r->group];
@@ -89,6 +90,8 @@ sim_cell *sim_create(const sim_options *opt)
     if (bt_device_cpu_create(&cpu, &c->dev) != BT_OK) abort();
     if (bt_sampler_init(&c->sampler, bt_cpu_kernels_find("scalar")->rows, SIM_VOCAB) != BT_OK)
         abort();
+    if (bt_constraints_open(BT_SOURCE_DIR "/models/demo", SIM_VOCAB, &c->constraints) != BT_OK)
+        abort();
     c->ops = *c->dev->ops;
     if (opt->lookahead) c->ops.sampling = &sim_sampling;
     c->dev->ops = &c->ops;
@@ -112,6 +115,7 @@ void sim_destroy(sim_cell *c)
         bt_worker_destroy(r->worker);
         bt_kv_pool_destroy(r->pool);
     }
+    bt_constraints_close(c->constraints);
     bt_sampler_fini(&c->sampler);
     bt_device_destroy(c->dev);
     free(c);

@@ -42,6 +42,8 @@ typedef struct {
     bool     force; /* experts */
     float    temperature;
     float    repetition; /* 0: no penalty; else it, and others with it */
+    uint32_t held; /* not 0: its reply must be small letters and blanks, so many bytes at most, */
+    uint32_t held_after; /* 1 + the token that lets that begin; 0: from the start on */
     uint32_t top_logprobs;
     uint32_t
         prompt_logprobs; /* not 0: it has no keys of pages either, as the coordinator does it */

@@ -62,6 +62,12 @@ static bt_sampling sampling_of(const sim_request *q)
         s.frequency_penalty  = SIM_FREQUENCY;
         s.presence_penalty   = SIM_PRESENCE;
     }
+    if (q->held != 0) {
+        s.constraint         = bt_calloc(32, 1);
+        s.n_constraint_bytes = (uint32_t)snprintf(s.constraint, 32, "[a-z ]{0,%u}", q->held);
+        s.constraint_kind    = BT_CONSTRAINT_REGEX;
+        s.constraint_after   = q->held_after;
+    }
     if (q->stop_token < SIM_VOCAB) {
         s.stop_tokens    = bt_calloc(1, sizeof(uint32_t));
         s.stop_tokens[0] = q->stop_token;

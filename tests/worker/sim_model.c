@@ -79,12 +79,37 @@ static void logits_by_map(const sim_request *q, const uint32_t *tokens, uint32_t
     sim_fill_logits(h, logits);
 }
 
+/* What may follow n_bytes of a reply that is held to small letters and blanks. */
+static void fill_allowed(const sim_request *r, uint32_t n_bytes, uint32_t *bits)
+{
+    memset(bits, 0, (SIM_VOCAB + 31) / 32 * sizeof(*bits));
+    for (uint32_t id = 0; id < SIM_VOCAB; id++) {
+        size_t      n;
+        const char *text = bt_tokenizer_bytes(sim_tokenizer(), id, &n, NULL);
+        bool        may  = bt_tokenizer_is_text(sim_tokenizer(), id) && n_bytes + n <= r->held;
+
+        for (size_t i = 0; i < n; i++)
+            may = may && (text[i] == ' ' || (text[i] >= 'a' && text[i] <= 'z'));
+        if (may || id == SIM_EOS || id == r->stop_token) bits[id / 32] |= 1u << id % 32;
+    }
+}
+
+bt_tokenizer *sim_tokenizer(void)
+{
+    static bt_tokenizer *tok; /* of all cells; never closed */
+
+    if (tok == NULL && bt_tokenizer_open(BT_SOURCE_DIR "/models/demo", &tok) != BT_OK) abort();
+    return tok;
+}
+
 void sim_expected(const sim_request *r, uint32_t *tokens_out, uint32_t *n_out, bt_finish *how_out)
 {
     static float logits[SIM_VOCAB];
     uint32_t     all[SIM_CONTEXT], n = r->n_prompt, id;
     bt_sampler   sampler;
     bt_history   seen = {0};
+    uint32_t     allowed[(SIM_VOCAB + 31) / 32], n_bytes = 0;
+    bool         holds = r->held != 0 && r->held_after == 0;
 
     for (uint32_t i = 0; r->repetition != 0 && i < n; i++)
         if (bt_history_add(&seen, r->prompt[i], true) != BT_OK) abort();
@@ -104,7 +129,16 @@ void sim_expected(const sim_request *r, uint32_t *tokens_out, uint32_t *n_out, b
             logits_by_map(r, all, n, logits);
         else
             sim_logits_of(all, n, logits);
+        if (holds) fill_allowed(r, n_bytes, allowed);
+        if (holds) how.allowed = allowed;
         if (!bt_sample(&sampler, logits, &how, &id)) abort();
+        if (holds) {
+            size_t text;
+
+            bt_tokenizer_bytes(sim_tokenizer(), id, &text, NULL);
+            n_bytes += (uint32_t)text;
+        }
+        holds = holds || (r->held != 0 && id + 1 == r->held_after);
         if (r->repetition != 0 && bt_history_add(&seen, id, false) != BT_OK) abort();
         all[n]                 = id;
         tokens_out[(*n_out)++] = id;

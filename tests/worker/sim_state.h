@@ -35,6 +35,8 @@ typedef struct {
     bt_status      st;
 } sim_late_step;
 
+bt_tokenizer *sim_tokenizer(void); /* the demo model's, whose first tokens are the cell's */
+
 typedef struct sim_rank sim_rank;
 struct sim_rank {
     sim_cell     *cell;
@@ -64,6 +66,7 @@ struct sim_cell {
     bt_model_config model;
     bt_device      *dev;
     bt_device_ops   ops; /* its own, or also a device's that chooses tokens */
+    bt_constraints *constraints;
     bt_sampler      sampler;
     uint64_t        n_ahead, n_uncounted, n_stale;
     uint32_t        n_ranks, group_size[2], group_first[2];

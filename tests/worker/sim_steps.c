@@ -82,7 +82,11 @@ void sim_draw_for(sim_rank *r, sim_late_step *l, uint32_t row, const bt_span *sp
             d->mask == 0 ? NULL : l->draws.masks + (size_t)(d->mask - 1) * ((SIM_VOCAB + 31) / 32);
         r->cell->n_uncounted +=
             d->history == 0 && span->role == BT_ROLE_GENERATED && has_edit(l, i);
-        if (!bt_sample(&r->cell->sampler, edited(l, i, logits), &how, &l->ids[i])) abort();
+        if (!bt_sample(&r->cell->sampler, edited(l, i, logits), &how, &l->ids[i])) {
+            if (d->mask == 0) abort(); /* else behind a draft that does not belong there */
+            l->ids[i] = r->last_ids[i] = (uint32_t)BT_NO_TOKEN;
+            continue;
+        }
         if (d->history != 0 && bt_history_add(history, l->ids[i], false) != BT_OK) abort();
         bt_logprobs(&r->cell->sampler, logits, l->ids[i], 0, &l->logprobs[i], ids, top);
         r->last_ids[i] = l->ids[i];

@@ -149,6 +149,40 @@ static void cell_keeps_what_is_right_of_the_layer_s_drafts(void)
     }
 }
 
+/* Replies that are held to a grammar, from their start on or behind a token that comes often, alone
+ * and as choices, with drafts and without: each is what the grammar says from there on. */
+static void cell_holds_replies_to_their_grammars(void)
+{
+    uint32_t n_begun = 0;
+
+    for (uint32_t i = 0; i < N_CELLS; i++) {
+        for (uint32_t seed = 0; seed < SEEDS; seed++) {
+            sim_options  opt = cell_of(i, seed);
+            sim_cell    *c;
+            sim_request *q[6];
+
+            opt.n_peaks = 3;
+            c           = sim_create(&opt);
+            for (uint32_t k = 0; k < 6; k++) {
+                q[k]             = sim_add(c, 3 + 11 * k, 12 + 9 * k);
+                q[k]->held       = 5 + 8 * k;
+                q[k]->held_after = k % 3 == 0 ? 0 : 1 + k % 2;
+                if (k % 2 == 0) q[k]->temperature = 2.0f;
+                if (k == 4) sim_split(c, q[k], 2);
+            }
+            for (uint32_t k = 0; k < 6; k++)
+                sim_start(c, q[k]);
+            EXPECT(sim_run(c));
+            for (uint32_t k = 0; k < 6; k++) {
+                expect_choices_right(c, q[k]);
+                n_begun += q[k]->held_after != 0 && q[k]->finish == BT_FINISH_EOS;
+            }
+            expect_clean_end(c, opt.n_pages);
+        }
+    }
+    EXPECT(n_begun > SEEDS);
+}
+
 /* More requests with penalties at once than the device counts tokens of: the others' tokens are the
  * host's to count, and come as they must. */
 static void cell_has_more_penalties_than_the_device_has_histories(void)
@@ -580,6 +614,7 @@ int main(int argc, char **argv)
         BT_TEST(cell_launches_steps_ahead),
         BT_TEST(cell_keeps_what_is_right_of_drafts),
         BT_TEST(cell_keeps_what_is_right_of_the_layer_s_drafts),
+        BT_TEST(cell_holds_replies_to_their_grammars),
         BT_TEST(cell_has_more_penalties_than_the_device_has_histories),
         BT_TEST(cell_ends_requests_whose_rows_are_under_way),
         BT_TEST(cell_wakes_for_every_wave),

@@ -1,0 +1,217 @@
+#include "worker/constraint.h"
+
+#include <limits.h>
+#include <pthread.h>
+#include <string.h>
+
+#include "core/alloc.h"
+#include "model/json.h"
+
+struct bt_constraints {
+    bt_tokenizer  *tok;  /* owned */
+    bt_token_list *list; /* owned */
+    bt_constraint *first;
+};
+
+struct bt_constraint {
+    bt_constraints    *all;  /* borrowed: whose list it is in */
+    bt_constraint     *next; /* borrowed */
+    uint32_t           n_holders;
+    bt_constraint_kind kind;
+    uint32_t           n_bytes;
+    char              *text;    /* owned [n_bytes] */
+    pthread_mutex_t    lock;    /* of the matcher: masks are made by several threads */
+    bt_matcher        *matcher; /* owned */
+};
+
+bt_status bt_constraints_open(const char *model, uint32_t n_vocab, bt_constraints **all_out)
+{
+    bt_status       st  = BT_OK;
+    bt_constraints *all = NULL;
+    char            path[PATH_MAX];
+
+    *all_out = NULL;
+    bt_tokenizer_file(model, path);
+    if (!bt_json_file_exists(path)) goto out;
+    all = bt_calloc(1, sizeof(*all));
+    BT_REQUIRE(all != NULL, BT_ERR_NO_MEMORY, "constraints");
+    if (bt_tokenizer_open(model, &all->tok) != BT_OK) {
+        BT_WARN("without a tokenizer this rank takes no requests for structured output");
+        goto out;
+    }
+    BT_TRY(bt_token_list_create(all->tok, n_vocab, &all->list));
+    *all_out = all;
+    all      = NULL; /* handed over */
+out:
+    bt_constraints_close(all);
+    return st;
+}
+
+void bt_constraints_close(bt_constraints *all)
+{
+    if (all == NULL) return;
+    BT_ASSERT(all->first == NULL);
+    bt_token_list_destroy(all->list);
+    bt_tokenizer_close(all->tok);
+    bt_free(all);
+}
+
+/* ---- one of them */
+
+static bt_status too_many_ways(bt_status st)
+{
+    BT_REQUIRE(st != BT_ERR_UNSUPPORTED, BT_ERR_INVALID_ARG,
+               "the constraint can be read in too many ways: it needs more memory or time than a "
+               "request is given");
+out:
+    return st;
+}
+
+static bool is_of(const bt_constraint *c, const bt_sampling *s)
+{
+    return c->kind == (bt_constraint_kind)s->constraint_kind &&
+           c->n_bytes == s->n_constraint_bytes && memcmp(c->text, s->constraint, c->n_bytes) == 0;
+}
+
+static void destroy(bt_constraint *c)
+{
+    if (c == NULL) return;
+    bt_matcher_destroy(c->matcher);
+    pthread_mutex_destroy(&c->lock);
+    bt_free(c->text);
+    bt_free(c);
+}
+
+/* NULL and INVALID_ARG: logged. */
+static bt_status read_text(const bt_constraints *all, const bt_sampling *s,
+                           bt_matcher **matcher_out)
+{
+    bt_status   st                        = BT_OK;
+    bt_grammar *grammar                   = NULL;
+    char        why[BT_GRAMMAR_WHY_BYTES] = "";
+
+    BT_REQUIRE(s->constraint_kind < BT_CONSTRAINT_KINDS, BT_ERR_INVALID_ARG,
+               "a constraint of kind %u, expected one below %d", s->constraint_kind,
+               (int)BT_CONSTRAINT_KINDS);
+    st = bt_grammar_create((bt_constraint_kind)s->constraint_kind, s->constraint,
+                           s->n_constraint_bytes, &grammar, why);
+    BT_REQUIRE(st != BT_ERR_INVALID_ARG, BT_ERR_INVALID_ARG, "%s: %s",
+               bt_constraint_name((bt_constraint_kind)s->constraint_kind), why);
+    BT_TRY(st);
+    BT_TRY(too_many_ways(bt_matcher_create(grammar, all->list, matcher_out)));
+    grammar = NULL; /* handed over */
+out:
+    bt_grammar_destroy(grammar);
+    return st;
+}
+
+static bt_status create(bt_constraints *all, const bt_sampling *s, bt_constraint **constraint_out)
+{
+    bt_status      st = BT_OK;
+    bt_constraint *c  = bt_calloc(1, sizeof(*c));
+
+    BT_REQUIRE(c != NULL, BT_ERR_NO_MEMORY, "a constraint");
+    pthread_mutex_init(&c->lock, NULL);
+    c->all     = all;
+    c->kind    = (bt_constraint_kind)s->constraint_kind;
+    c->n_bytes = s->n_constraint_bytes;
+    c->text    = bt_calloc(c->n_bytes, 1);
+    BT_REQUIRE(c->text != NULL, BT_ERR_NO_MEMORY, "a constraint of %u bytes", c->n_bytes);
+    memcpy(c->text, s->constraint, c->n_bytes);
+    BT_TRY(read_text(all, s, &c->matcher));
+    c->next         = all->first;
+    all->first      = c;
+    *constraint_out = c;
+    c               = NULL; /* handed over */
+out:
+    destroy(c);
+    return st;
+}
+
+bt_status bt_constraint_acquire(bt_constraints *all, const bt_sampling *sampling,
+                                bt_constraint **constraint_out)
+{
+    bt_status      st = BT_OK;
+    bt_constraint *c  = all == NULL ? NULL : all->first;
+
+    BT_REQUIRE(all != NULL, BT_ERR_INVALID_ARG,
+               "structured output needs a tokenizer in the model's directory, this rank has none");
+    while (c != NULL && !is_of(c, sampling))
+        c = c->next;
+    if (c == NULL) BT_TRY(create(all, sampling, &c));
+    c->n_holders++;
+    *constraint_out = c;
+out:
+    return st;
+}
+
+void bt_constraint_share(bt_constraint *c)
+{
+    if (c != NULL) c->n_holders++;
+}
+
+void bt_constraint_release(bt_constraint *c)
+{
+    bt_constraint **at = c == NULL ? NULL : &c->all->first;
+
+    if (c == NULL || --c->n_holders > 0) return;
+    while (*at != c)
+        at = &(*at)->next;
+    *at = c->next;
+    destroy(c);
+}
+
+/* ---- where a choice stands */
+
+bt_constraint_at bt_constraint_begin(const bt_constraint *c, const bt_sampling *sampling)
+{
+    return (bt_constraint_at){bt_matcher_start(c->matcher), sampling->constraint_after};
+}
+
+bt_status bt_constraint_next(bt_constraint *c, const bt_constraint_at *at, uint32_t id,
+                             bt_constraint_at *next_out)
+{
+    bt_status        st   = BT_OK;
+    bt_constraint_at next = *at;
+
+    pthread_mutex_lock(&c->lock);
+    if (at->after == 0)
+        st = bt_matcher_step_token(c->matcher, at->state, id, &next.state);
+    else if (at->after == id + 1)
+        next = (bt_constraint_at){.state = bt_matcher_start(c->matcher)};
+    pthread_mutex_unlock(&c->lock);
+    BT_TRY(too_many_ways(st));
+    *next_out = next;
+out:
+    return st;
+}
+
+bt_status bt_constraint_mask(bt_constraint *c, const bt_constraint_at *at, uint32_t *bits,
+                             bool *ends_out)
+{
+    bt_status st;
+
+    pthread_mutex_lock(&c->lock);
+    st        = bt_matcher_mask(c->matcher, at->state, bits);
+    *ends_out = bt_matcher_accepts(c->matcher, at->state);
+    pthread_mutex_unlock(&c->lock);
+    return too_many_ways(st);
+}
+
+bool bt_constraint_is_large(const bt_constraint *c) { return bt_matcher_is_large(c->matcher); }
+
+bt_status bt_constraint_trim(bt_constraint *c, uint32_t n, bt_constraint_at **live)
+{
+    bt_status  st     = BT_OK;
+    uint32_t **states = bt_calloc(n, sizeof(*states));
+
+    BT_REQUIRE(states != NULL, BT_ERR_NO_MEMORY, "%u states of a constraint", n);
+    for (uint32_t i = 0; i < n; i++) {
+        if (live[i]->after != 0) live[i]->state = bt_matcher_start(c->matcher);
+        states[i] = &live[i]->state;
+    }
+    BT_TRY(bt_matcher_trim(c->matcher, n, states));
+out:
+    bt_free(states);
+    return st;
+}

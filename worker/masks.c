@@ -1,0 +1,133 @@
+/* worker/masks.c - which tokens may follow the rows of a step whose replies are constrained: one
+ * mask for each draw, made by a thread that is free.
+ *
+ * Behind a row of a draft, what may follow depends on the draft's tokens before it.  Where these do
+ * not belong, nothing that is drawn behind them will stand either. */
+#include <string.h>
+
+#include "core/alloc.h"
+#include "worker/state.h"
+
+static uint32_t n_words(const bt_worker *w)
+{
+    return bt_mask_words(w->cfg.facts.model->vocab_size);
+}
+
+bt_status bt_worker_take_masks(bt_worker *w, uint32_t n)
+{
+    bt_status st = BT_OK;
+    void     *grown;
+
+    w->n_masks = 0;
+    if (n <= w->masks_capacity) return BT_OK;
+    grown = bt_realloc(w->masks, n, sizeof(*w->masks));
+    if (grown != NULL) w->masks = grown;
+    BT_REQUIRE(grown != NULL, BT_ERR_NO_MEMORY, "masks of %u tokens", n);
+    grown = bt_realloc(w->mask_bits, (size_t)n * n_words(w), sizeof(*w->mask_bits));
+    BT_REQUIRE(grown != NULL, BT_ERR_NO_MEMORY, "masks of %u tokens", n);
+    w->mask_bits      = grown;
+    w->masks_capacity = n;
+out:
+    return st;
+}
+
+void bt_worker_add_mask(bt_worker *w, const bt_request *r, uint32_t n_draft)
+{
+    bt_constraint_at at = r->constraint_at;
+    bt_status        st = BT_OK;
+    bt_constraint   *c  = r->constraint;
+
+    for (uint32_t i = 0; i < n_draft && c != NULL && st == BT_OK; i++)
+        st = bt_constraint_next(c, &at, r->draft[i], &at);
+    BT_ASSERT(w->n_masks < w->masks_capacity);
+    w->masks[w->n_masks++] = (bt_draw_mask){
+        .request = r, .constraint = c != NULL && at.after == 0 ? c : NULL, .at = at, .st = st};
+}
+
+/* What the constraint has learnt may be given back before the step's masks are made. */
+static bt_status trim(bt_worker *w, bt_constraint *c)
+{
+    bt_status          st   = BT_OK;
+    uint32_t           n    = 0;
+    bt_constraint_at **live = NULL;
+
+    if (!bt_constraint_is_large(c)) goto out;
+    live = bt_calloc(w->requests.n, sizeof(*live));
+    BT_REQUIRE(live != NULL, BT_ERR_NO_MEMORY, "%u requests of a constraint", w->requests.n);
+    for (uint32_t i = 0; i < w->requests.n; i++)
+        if (w->requests.at[i]->constraint == c) live[n++] = &w->requests.at[i]->constraint_at;
+    BT_TRY(bt_constraint_trim(c, n, live));
+out:
+    bt_free(live);
+    return st;
+}
+
+static void allow(uint32_t *bits, uint32_t n_vocab, uint32_t n, const uint32_t *ids)
+{
+    for (uint32_t i = 0; i < n; i++)
+        if (ids[i] < n_vocab) bits[ids[i] / 32] |= 1u << ids[i] % 32;
+}
+
+static void mask_task(void *ctx, uint32_t i, uint32_t thread)
+{
+    bt_worker             *w     = ctx;
+    bt_draw_mask          *m     = &w->masks[i];
+    const bt_model_config *model = w->cfg.facts.model;
+    uint32_t              *bits = w->mask_bits + (size_t)i * n_words(w), any = 0;
+    bool                   ends = false;
+
+    (void)thread;
+    memset(bits, 0, n_words(w) * sizeof(*bits));
+    if (m->constraint == NULL || m->st != BT_OK) return;
+    m->st = bt_constraint_mask(m->constraint, &m->at, bits, &ends);
+    for (uint32_t word = 0; word < n_words(w); word++)
+        any |= bits[word];
+    m->only_ends = ends && any == 0;
+    if (!ends) return;
+    allow(bits, model->vocab_size, model->n_eos, model->eos_tokens);
+    allow(bits, model->vocab_size, m->request->sampling.n_stop, m->request->sampling.stop_tokens);
+}
+
+void bt_worker_fill_masks(bt_worker *w) { bt_worker_on_all(w, w->n_masks, mask_task, w); }
+
+static bool is_constrained(const bt_batch *b, uint32_t piece)
+{
+    return bt_batch_n_draws(b, piece) > 0 && b->pieces[piece].request->constraint != NULL;
+}
+
+/* All choices of a prompt share a mask. */
+bt_status bt_worker_make_masks(bt_worker *w, bt_batch *b)
+{
+    bt_status st = BT_OK;
+    uint32_t  n  = 0;
+
+    for (uint32_t i = 0; i < b->n_pieces; i++) {
+        if (!is_constrained(b, i)) continue;
+        BT_TRY(trim(w, b->pieces[i].request->constraint));
+        n += 1 + b->pieces[i].n_draft;
+    }
+    BT_TRY(bt_worker_take_masks(w, n));
+    for (uint32_t i = 0; i < b->n_pieces; i++) {
+        b->first_mask[i] = w->n_masks;
+        for (uint32_t k = 0; is_constrained(b, i) && k <= b->pieces[i].n_draft; k++)
+            bt_worker_add_mask(w, b->pieces[i].request, k);
+    }
+    bt_worker_fill_masks(w);
+out:
+    return st;
+}
+
+void bt_worker_apply_mask(const bt_worker *w, uint32_t mask, bt_sample_how *how)
+{
+    if (w->masks[mask].constraint == NULL) return;
+    how->allowed = w->mask_bits + (size_t)mask * n_words(w);
+    /* min_tokens would leave nothing to follow a text that is complete. */
+    if (w->masks[mask].only_ends) how->banned[0] = how->banned[1] = (bt_id_list){0};
+}
+
+bt_status bt_worker_mask_status(const bt_worker *w, const bt_request *r)
+{
+    for (uint32_t i = 0; i < w->n_masks && r->constraint != NULL; i++)
+        if (w->masks[i].request == r && w->masks[i].st != BT_OK) return w->masks[i].st;
+    return BT_OK;
+}

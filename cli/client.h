@@ -30,6 +30,17 @@ typedef struct {
 /* PEER names address, status and reason. */
 bt_status bt_client_model_info(bt_client *client, bt_client_model *model_out);
 
+/* What the answer must be: the protocol's fields of these names. */
+typedef enum {
+    BT_ANSWER_ANYTHING,
+    BT_ANSWER_JSON_OBJECT,
+    BT_ANSWER_JSON_SCHEMA,
+    BT_ANSWER_REGEX,
+    BT_ANSWER_GRAMMAR,
+    BT_ANSWER_CHOICE,
+    BT_ANSWER_STRUCTURAL_TAG
+} bt_client_answer;
+
 /* As the protocol's fields of these names; zeroes are greedy, one choice, and what the server does
  * by itself. */
 typedef struct {
@@ -47,6 +58,10 @@ typedef struct {
     bool     logprobs, prompt_logprobs;
     int32_t  seed, top_logprobs, top_prompt_logprobs;
     uint32_t max_tokens, min_tokens, top_k, n_choices;
+    bt_client_answer answer;
+    char            *answer_text;    /* of the kinds that have one */
+    char           **answer_choices; /* [n_answer_choices], of BT_ANSWER_CHOICE */
+    size_t           n_answer_choices;
 } bt_client_request;
 
 /* Alternatives of one token, best first. */

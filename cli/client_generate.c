@@ -190,6 +190,36 @@ static void fill_optional(const bt_client_request *r, VLLM(SamplingParams) * s)
 
 typedef VLLM(SamplingParams__LogitBiasEntry) bias_entry;
 
+/* choice: room for that message. */
+static void fill_answer(const bt_client_request *r, VLLM(ChoiceConstraint) * choice,
+                        VLLM(SamplingParams) * s)
+{
+#define CASE(name) VLLM__GRPC__ENGINE__SAMPLING_PARAMS__CONSTRAINT_##name
+    static const int CASES[] = {[BT_ANSWER_ANYTHING]       = CASE(_NOT_SET),
+                                [BT_ANSWER_JSON_OBJECT]    = CASE(JSON_OBJECT),
+                                [BT_ANSWER_JSON_SCHEMA]    = CASE(JSON_SCHEMA),
+                                [BT_ANSWER_REGEX]          = CASE(REGEX),
+                                [BT_ANSWER_GRAMMAR]        = CASE(GRAMMAR),
+                                [BT_ANSWER_CHOICE]         = CASE(CHOICE),
+                                [BT_ANSWER_STRUCTURAL_TAG] = CASE(STRUCTURAL_TAG)};
+#undef CASE
+
+    s->constraint_case = CASES[r->answer];
+    switch (r->answer) {
+    case BT_ANSWER_ANYTHING: break;
+    case BT_ANSWER_JSON_OBJECT: s->json_object = true; break;
+    case BT_ANSWER_JSON_SCHEMA: s->json_schema = r->answer_text; break;
+    case BT_ANSWER_REGEX: s->regex = r->answer_text; break;
+    case BT_ANSWER_GRAMMAR: s->grammar = r->answer_text; break;
+    case BT_ANSWER_STRUCTURAL_TAG: s->structural_tag = r->answer_text; break;
+    case BT_ANSWER_CHOICE:
+        choice->n_choices = r->n_answer_choices;
+        choice->choices   = r->answer_choices;
+        s->choice         = choice;
+        break;
+    }
+}
+
 /* *block_out is memory to be freed once it is packed. */
 static bt_status fill_sampling(const bt_client_request *r, VLLM(SamplingParams) * s,
                                void                   **block_out)
@@ -238,9 +268,10 @@ bt_status bt_client_generate(bt_client *client, const bt_client_request *request
     generation g     = {.request = request, .on_tokens = on_tokens, .ctx = ctx};
     void      *block = NULL;
     char       id[64];
-    VLLM(GenerateRequest) q  = VLLM__GRPC__ENGINE__GENERATE_REQUEST__INIT;
-    VLLM(TokenizedInput) in  = VLLM__GRPC__ENGINE__TOKENIZED_INPUT__INIT;
-    VLLM(SamplingParams) how = VLLM__GRPC__ENGINE__SAMPLING_PARAMS__INIT;
+    VLLM(GenerateRequest) q       = VLLM__GRPC__ENGINE__GENERATE_REQUEST__INIT;
+    VLLM(TokenizedInput) in       = VLLM__GRPC__ENGINE__TOKENIZED_INPUT__INIT;
+    VLLM(SamplingParams) how      = VLLM__GRPC__ENGINE__SAMPLING_PARAMS__INIT;
+    VLLM(ChoiceConstraint) choice = VLLM__GRPC__ENGINE__CHOICE_CONSTRAINT__INIT;
 
     BT_ASSERT(request->n_choices <= BT_CLIENT_CHOICES);
     g.result.n_choices = request->n_choices != 0 ? request->n_choices : 1;
@@ -248,6 +279,7 @@ bt_status bt_client_generate(bt_client *client, const bt_client_request *request
     snprintf(id, sizeof(id), "baton-%d-%llx-%u", (int)getpid(), (unsigned long long)g.start_ns,
              client->n_requests++);
     BT_TRY(fill_sampling(request, &how, &block));
+    fill_answer(request, &choice, &how);
     in.n_input_ids    = request->n_prompt;
     in.input_ids      = (uint32_t *)request->prompt;
     q.request_id      = id;

@@ -117,10 +117,13 @@ int main(int argc, char **argv)
     };
     const struct argp parser = {OPTIONS, parse, NULL, DOC, children, NULL, NULL};
     options           opt    = {0};
+    int               code;
 
     signal(SIGPIPE, SIG_IGN); /* a reader who has gone is an error of a write */
     argp_parse(&parser, argc, argv, 0, NULL, &opt);
     bt_log_init_verb("generate", BT_LOG_WARN);
     if (bt_limits_check() != BT_OK) return EXIT_FAILURE;
-    return bt_talk_exit_code(generate(&opt));
+    code = bt_talk_exit_code(generate(&opt));
+    bt_request_options_fini(&opt.talk.request);
+    return code;
 }

@@ -1,9 +1,13 @@
 #include "cli/request_options.h"
 
+#include <errno.h>
 #include <limits.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/alloc.h"
+#include "core/file.h"
 #include "core/parse.h"
 
 enum {
@@ -25,9 +29,15 @@ enum {
     OPT_KEEP_SPECIAL,
     OPT_LOGPROBS,
     OPT_PROMPT_LOGPROBS,
-    OPT_NO_STREAM
+    OPT_NO_STREAM,
+    OPT_JSON_OBJECT, /* these six in the order of bt_client_answer */
+    OPT_JSON_SCHEMA,
+    OPT_REGEX,
+    OPT_GRAMMAR,
+    OPT_CHOICE,
+    OPT_STRUCTURAL_TAG
 };
-enum { MAX_TOP = 20 };
+enum { MAX_TOP = 20, MAX_ANSWER_BYTES = 1 << 18 };
 
 static const struct argp_option OPTIONS[] = {
     BT_OPTION_GROUP("Where the answer ends:", 2),
@@ -39,7 +49,15 @@ static const struct argp_option OPTIONS[] = {
     BT_OPTION("include-stop", OPT_INCLUDE_STOP, NULL, "Show the stop text or token too"),
     BT_OPTION("stop-token", OPT_STOP_TOKEN, "ID", "Stop at this token; may be repeated"),
     BT_OPTION("ignore-eos", OPT_IGNORE_EOS, NULL, "Do not stop at the model's end-of-text token"),
-    BT_OPTION_GROUP("How tokens are chosen:", 3),
+    BT_OPTION_GROUP("What the answer must be (@FILE instead of a text reads it from there):", 3),
+    BT_OPTION("json-object", OPT_JSON_OBJECT, NULL, "A JSON object"),
+    BT_OPTION("json-schema", OPT_JSON_SCHEMA, "TEXT", "JSON that this schema describes"),
+    BT_OPTION("regex", OPT_REGEX, "TEXT", "What this regular expression matches as a whole"),
+    BT_OPTION("grammar", OPT_GRAMMAR, "TEXT", "What the rule `root` of this grammar (EBNF) is"),
+    BT_OPTION("choice", OPT_CHOICE, "TEXT", "This text, or another one given so; may be repeated"),
+    BT_OPTION("structural-tag", OPT_STRUCTURAL_TAG, "TEXT",
+              "Text in which these tags, as JSON, have contents of a form"),
+    BT_OPTION_GROUP("How tokens are chosen:", 4),
     BT_OPTION("temperature", OPT_TEMPERATURE, "T",
               "0 takes the likeliest token; higher is more varied (default 0)"),
     BT_OPTION("top-k", OPT_TOP_K, "K", "Choose among the K likeliest tokens (default: all)"),
@@ -58,7 +76,7 @@ static const struct argp_option OPTIONS[] = {
               "(default 1)"),
     BT_OPTION("logit-bias", OPT_BIAS, "ID=X", "Add X to this token's logit; may be repeated"),
     BT_OPTION("seed", OPT_SEED, "N", "Same seed, same answer (default: the server draws one)"),
-    BT_OPTION_GROUP("What is shown:", 4),
+    BT_OPTION_GROUP("What is shown:", 5),
     BT_OPTION("choices", 'n', "N", "N answers to the one prompt, at most 64 (default 1)"),
     BT_OPTION_FLAGS(
         "logprobs", OPT_LOGPROBS, "TOP", OPTION_ARG_OPTIONAL,
@@ -126,6 +144,57 @@ static void add_bias(bt_request_options *o, struct argp_state *state, const char
     o->request.bias_ids = o->bias_ids;
     o->request.biases   = o->biases;
     o->request.n_biases = n + 1;
+}
+
+/* What the file has; owned by the options. */
+static char *read_file(bt_request_options *o, struct argp_state *state, const char *path)
+{
+    const char *why = NULL;
+    FILE       *f   = bt_open_regular(path, &why);
+    size_t      n;
+
+    if (f == NULL) argp_error(state, "%s: %s", path, why);
+    o->answer_file = bt_calloc(MAX_ANSWER_BYTES + 1, 1);
+    if (o->answer_file == NULL) argp_failure(state, EXIT_FAILURE, ENOMEM, "%s", path);
+    n = fread(o->answer_file, 1, MAX_ANSWER_BYTES + 1, f);
+    if (ferror(f) != 0 || n > MAX_ANSWER_BYTES || strlen(o->answer_file) != n)
+        argp_error(state, "%s: expected a text of at most %d bytes", path, MAX_ANSWER_BYTES);
+    fclose(f);
+    return o->answer_file;
+}
+
+static void set_answer(bt_request_options *o, struct argp_state *state, bt_client_answer answer,
+                       char *arg)
+{
+    static const char *const NAMES[] = {[BT_ANSWER_ANYTHING]       = NULL,
+                                        [BT_ANSWER_JSON_OBJECT]    = "--json-object",
+                                        [BT_ANSWER_JSON_SCHEMA]    = "--json-schema",
+                                        [BT_ANSWER_REGEX]          = "--regex",
+                                        [BT_ANSWER_GRAMMAR]        = "--grammar",
+                                        [BT_ANSWER_CHOICE]         = "--choice",
+                                        [BT_ANSWER_STRUCTURAL_TAG] = "--structural-tag"};
+    bt_client_request       *r       = &o->request;
+
+    if (r->answer != BT_ANSWER_ANYTHING && (r->answer != answer || answer != BT_ANSWER_CHOICE))
+        argp_error(state, "an answer can be held to one of --json-object, --json-schema, --regex, "
+                          "--grammar, --choice and --structural-tag, once");
+    r->answer = answer;
+    if (arg != NULL && arg[0] == '\0')
+        argp_error(state, "%s is empty, expected a text, or @FILE", NAMES[answer]);
+    if (answer != BT_ANSWER_CHOICE) {
+        r->answer_text = arg != NULL && arg[0] == '@' ? read_file(o, state, arg + 1) : arg;
+        return;
+    }
+    if (r->n_answer_choices == BT_REQUEST_STOPS)
+        argp_error(state, "more than %d of --choice", BT_REQUEST_STOPS);
+    o->answer_choices[r->n_answer_choices++] = arg;
+    r->answer_choices                        = o->answer_choices;
+}
+
+void bt_request_options_fini(bt_request_options *options)
+{
+    bt_free(options->answer_file);
+    options->answer_file = options->request.answer_text = NULL;
 }
 
 static int32_t top_of(struct argp_state *state, const char *name, const char *arg)
@@ -214,6 +283,15 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case OPT_STOP: add_stop(o, state, arg); return 0;
     case OPT_STOP_TOKEN: add_stop_token(o, state, arg); return 0;
     case OPT_BIAS: add_bias(o, state, arg); return 0;
+    case OPT_JSON_OBJECT:
+    case OPT_JSON_SCHEMA:
+    case OPT_REGEX:
+    case OPT_GRAMMAR:
+    case OPT_CHOICE:
+    case OPT_STRUCTURAL_TAG:
+        set_answer(o, state, (bt_client_answer)(key - OPT_JSON_OBJECT + BT_ANSWER_JSON_OBJECT),
+                   arg);
+        return 0;
     case ARGP_KEY_END: check_choice(state, r); return 0;
     default: return parse_choice(key, arg, state, r);
     }

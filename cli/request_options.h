@@ -15,7 +15,11 @@ typedef struct {
     char             *stop[BT_REQUEST_STOPS]; /* borrowed from argv */
     int32_t           bias_ids[BT_REQUEST_BIASES];
     float             biases[BT_REQUEST_BIASES];
+    char             *answer_choices[BT_REQUEST_STOPS]; /* borrowed from argv */
+    char             *answer_file;                      /* owned: what an option's @FILE has */
 } bt_request_options;
+
+void bt_request_options_fini(bt_request_options *options);
 
 /* A child parser; its input is zeroed options. */
 extern const struct argp bt_request_argp;

@@ -57,6 +57,14 @@ static void ask_same(const PB(SamplingParams) *p, bt_ask *ask)
     ask->stop_token_ids      = p->stop_token_ids;
 }
 
+/* What the field of that name asks of the reply. */
+static void ask_text(bt_constraint_kind kind, const char *name, const char *text, bt_ask *ask)
+{
+    ask->constraint      = kind;
+    ask->constraint_name = name;
+    ask->constraint_text = text;
+}
+
 /* ---- logprobs */
 
 /* Of tokens [from, to): borrows the choice's arrays.  *block_out is memory to be freed. */

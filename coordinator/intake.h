@@ -11,12 +11,14 @@
 
 #include "coordinator/relay.h"
 #include "coordinator/stop_strings.h"
+#include "model/grammar/grammar.h"
 
 typedef struct {
     uint32_t vocab_size, max_context, page_tokens;
     uint64_t max_tokens; /* of a request that one rank's pool can hold */
     uint64_t max_prompt; /* likewise, of its prompt */
-    bool     tokenizer;  /* the model has one: stop strings can be found */
+    bool     tokenizer;  /* the model has one: stop strings can be found, replies constrained */
+    uint32_t think_begin, think_end; /* 1 + its tokens around thoughts; 0: none */
 } bt_intake_limits;
 
 /* What a protocol calls fields that the protocols call differently. */
@@ -45,6 +47,14 @@ typedef struct {
     bool (*bias)(const void *params, size_t i, const char **key_out, int64_t *id_out,
                  float *bias_out);
     const void *params; /* bias()'s */
+
+    bt_constraint_kind constraint;      /* of the reply; NONE: anything */
+    const char        *constraint_name; /* of its field */
+    const char        *constraint_text; /* but for CHOICE, which has these: */
+    size_t             n_constraint_choices;
+    char             **constraint_choices;
+    bool constraint_from_first; /* from the first token on, whatever the prompt begins */
+    bool thinks; /* the reply begins with thoughts, though the prompt does not say so */
 } bt_ask;
 
 /* How the client wants its answer. */
@@ -84,5 +94,8 @@ bt_status bt_intake(const bt_ask *ask, const bt_intake_limits *limits,
  * took so far is owned by sampling and answer also when it refuses. */
 bt_status bt_intake_sampling(const bt_ask *ask, const bt_intake_limits *limits,
                              bt_sampling *sampling, bt_intake_answer *answer, char *refusal);
+/* Likewise (intake_constraint.c): what the reply must be. */
+bt_status bt_intake_constraint(const bt_ask *ask, const bt_intake_limits *limits,
+                               bt_sampling *sampling, char *refusal);
 
 #endif

@@ -169,6 +169,7 @@ bt_status bt_intake_sampling(const bt_ask *p, const bt_intake_limits *limits, bt
     BT_TRY(take_stop_ids(p, limits, s, refusal));
     BT_TRY(take_biases(p, limits, s, refusal));
     BT_TRY(take_stop_strings(p, limits, answer, refusal));
+    BT_TRY(bt_intake_constraint(p, limits, s, refusal));
 out:
     return st;
 }

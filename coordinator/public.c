@@ -363,16 +363,25 @@ static void on_down(bt_rpc_tag *tag, bool ok)
     pub->is_down = true;
 }
 
-/* Without one only stop strings cannot be had. */
+/* 1 + the id of an added token; 0: there is none. */
+static uint32_t added_id(const bt_public *pub, const char *text)
+{
+    return pub->tokenizer == NULL ? 0 : (uint32_t)(bt_tokenizer_added_id(pub->tokenizer, text) + 1);
+}
+
+/* Without one only stop strings and structured output cannot be had. */
 static void open_tokenizer(bt_public *pub, const char *model)
 {
     char path[PATH_MAX];
 
     bt_tokenizer_file(model, path);
     if (access(path, F_OK) != 0)
-        BT_WARN("no stop strings: %s: %s", path, strerror(errno));
+        BT_WARN("no stop strings and no structured output: %s: %s", path, strerror(errno));
     else if (bt_tokenizer_open(model, &pub->tokenizer) != BT_OK)
-        BT_WARN("no stop strings: %s", bt_error_text());
+        BT_WARN("no stop strings and no structured output: %s", bt_error_text());
+    pub->limits.tokenizer   = pub->tokenizer != NULL;
+    pub->limits.think_begin = added_id(pub, "<think>");
+    pub->limits.think_end   = added_id(pub, "</think>");
 }
 
 static bt_status init(bt_public *pub, const bt_public_config *config)
@@ -391,7 +400,6 @@ static bt_status init(bt_public *pub, const bt_public_config *config)
     bt_public_grow(pub);
     BT_TRY(bt_reflection_create(&pub->reflection));
     open_tokenizer(pub, config->model_path);
-    pub->limits.tokenizer = pub->tokenizer != NULL;
     pub->model_path       = bt_strdup(config->model_path);
     pub->served_name      = bt_strdup(config->served_name);
     pub->version          = bt_strdup(config->version);

@@ -52,22 +52,27 @@ static bt_status check_request(const generate_request *pb, char *refusal)
     return BT_OK;
 }
 
-static const char *constraint_name(const params *p)
+static void ask_constraint(const params *p, bt_ask *ask)
 {
     switch (p->constraint_case) {
-    case PB_CASE(SAMPLING_PARAMS__CONSTRAINT_REGEX): return "regex";
-    case PB_CASE(SAMPLING_PARAMS__CONSTRAINT_JSON_SCHEMA): return "json_schema";
-    case PB_CASE(SAMPLING_PARAMS__CONSTRAINT_EBNF_GRAMMAR): return "ebnf_grammar";
-    case PB_CASE(SAMPLING_PARAMS__CONSTRAINT_STRUCTURAL_TAG): return "structural_tag";
-    default: return NULL;
+    case PB_CASE(SAMPLING_PARAMS__CONSTRAINT_REGEX):
+        ask_text(BT_CONSTRAINT_REGEX, "regex", p->regex, ask);
+        break;
+    case PB_CASE(SAMPLING_PARAMS__CONSTRAINT_JSON_SCHEMA):
+        ask_text(BT_CONSTRAINT_JSON_SCHEMA, "json_schema", p->json_schema, ask);
+        break;
+    case PB_CASE(SAMPLING_PARAMS__CONSTRAINT_EBNF_GRAMMAR):
+        ask_text(BT_CONSTRAINT_EBNF, "ebnf_grammar", p->ebnf_grammar, ask);
+        break;
+    case PB_CASE(SAMPLING_PARAMS__CONSTRAINT_STRUCTURAL_TAG):
+        ask_text(BT_CONSTRAINT_STRUCTURAL_TAG, "structural_tag", p->structural_tag, ask);
+        break;
+    default: break;
     }
 }
 
 static bt_status check_params(const params *p, char *refusal)
 {
-    const char *constraint = constraint_name(p);
-
-    BT_INTAKE_REFUSE_UNLESS(constraint == NULL, "%s is not supported", constraint);
     BT_INTAKE_REFUSE_UNLESS(p->custom_params == NULL, "custom_params is not supported");
     BT_INTAKE_REFUSE_UNLESS(
         p->_stream_interval_case == PB_CASE(SAMPLING_PARAMS___STREAM_INTERVAL__NOT_SET) ||
@@ -93,6 +98,7 @@ static bool bias(const void *from, size_t i, const char **key_out, int64_t *id_o
 static void ask_params(const params *p, bt_ask *ask)
 {
     ask_same(p, ask);
+    ask_constraint(p, ask);
     ask->top_k      = p->top_k > 0 ? (uint32_t)p->top_k : 0;
     ask->min_tokens = p->min_new_tokens;
     ask->max_tokens = p->max_new_tokens;
@@ -121,6 +127,7 @@ static bt_status intake(const ProtobufCMessage *request, const bt_intake_limits 
     BT_TRY(check_params(p, refusal));
     ask_params(p, &ask);
     ask.stream              = pb->stream;
+    ask.thinks              = pb->require_reasoning;
     ask.n_ids               = pb->tokenized->n_input_ids;
     ask.ids                 = pb->tokenized->input_ids;
     ask.has_logprobs        = pb->return_logprob;

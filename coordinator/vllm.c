@@ -50,27 +50,37 @@ static bt_status check_request(const generate_request *pb, char *refusal)
     return BT_OK;
 }
 
-static const char *constraint_name(const params *p)
+static void ask_constraint(const params *p, bt_ask *ask)
 {
+    ask->constraint_from_first = p->grammar_from_first_token;
     switch (p->constraint_case) {
-    case PB_CASE(SAMPLING_PARAMS__CONSTRAINT_JSON_SCHEMA): return "json_schema";
-    case PB_CASE(SAMPLING_PARAMS__CONSTRAINT_REGEX): return "regex";
-    case PB_CASE(SAMPLING_PARAMS__CONSTRAINT_GRAMMAR): return "grammar";
-    case PB_CASE(SAMPLING_PARAMS__CONSTRAINT_STRUCTURAL_TAG): return "structural_tag";
+    case PB_CASE(SAMPLING_PARAMS__CONSTRAINT_JSON_SCHEMA):
+        ask_text(BT_CONSTRAINT_JSON_SCHEMA, "json_schema", p->json_schema, ask);
+        break;
+    case PB_CASE(SAMPLING_PARAMS__CONSTRAINT_REGEX):
+        ask_text(BT_CONSTRAINT_REGEX, "regex", p->regex, ask);
+        break;
+    case PB_CASE(SAMPLING_PARAMS__CONSTRAINT_GRAMMAR):
+        ask_text(BT_CONSTRAINT_EBNF, "grammar", p->grammar, ask);
+        break;
+    case PB_CASE(SAMPLING_PARAMS__CONSTRAINT_STRUCTURAL_TAG):
+        ask_text(BT_CONSTRAINT_STRUCTURAL_TAG, "structural_tag", p->structural_tag, ask);
+        break;
     case PB_CASE(SAMPLING_PARAMS__CONSTRAINT_JSON_OBJECT):
-        return p->json_object ? "json_object" : NULL;
-    case PB_CASE(SAMPLING_PARAMS__CONSTRAINT_CHOICE): return "choice";
-    default: return NULL;
+        if (p->json_object)
+            ask_text(BT_CONSTRAINT_JSON_SCHEMA, "json_object", "{\"type\":\"object\"}", ask);
+        break;
+    case PB_CASE(SAMPLING_PARAMS__CONSTRAINT_CHOICE):
+        ask_text(BT_CONSTRAINT_CHOICE, "choice", NULL, ask);
+        ask->n_constraint_choices = p->choice->n_choices;
+        ask->constraint_choices   = p->choice->choices;
+        break;
+    default: break;
     }
 }
 
 static bt_status check_params(const params *p, char *refusal)
 {
-    const char *constraint = constraint_name(p);
-
-    BT_INTAKE_REFUSE_UNLESS(constraint == NULL, "%s is not supported", constraint);
-    BT_INTAKE_REFUSE_UNLESS(!p->grammar_from_first_token,
-                            "grammar_from_first_token is not supported");
     BT_INTAKE_REFUSE_UNLESS(p->_truncate_prompt_tokens_case ==
                                 PB_CASE(SAMPLING_PARAMS___TRUNCATE_PROMPT_TOKENS__NOT_SET),
                             "truncate_prompt_tokens is not supported");
@@ -90,6 +100,7 @@ static bool bias(const void *from, size_t i, const char **key_out, int64_t *id_o
 static void ask_params(const params *p, bt_ask *ask)
 {
     ask_same(p, ask);
+    ask_constraint(p, ask);
     if (p->_temperature_case == PB_CASE(SAMPLING_PARAMS___TEMPERATURE__NOT_SET))
         ask->temperature = 1.0f;
     ask->top_k          = p->top_k;

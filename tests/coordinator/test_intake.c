@@ -11,6 +11,8 @@
 static const bt_intake_limits LIMITS = {
     .vocab_size = 100, .max_context = 64, .page_tokens = 8, .max_tokens = 48, .max_prompt = 40};
 
+#define CONSTRAINT(name) VLLM__GRPC__ENGINE__SAMPLING_PARAMS__CONSTRAINT_##name
+
 typedef struct {
     Vllm__Grpc__Engine__GenerateRequest request;
     Vllm__Grpc__Engine__SamplingParams  params;
@@ -268,6 +270,131 @@ static void intake_takes_biases_and_stop_strings_whole_or_not_at_all(void)
     EXPECT_EQ(bt_alloc_live(), live);
 }
 
+/* The sampling's constraint, which the caller frees; kind 0: refused, with the text. */
+static bt_sampling try_constraint(const sample *s, const bt_intake_limits *limits, char *text)
+{
+    bt_relay_submission r      = {0};
+    bt_intake_answer    answer = {0};
+
+    text[0] = 0;
+    if (bt_dialect_vllm.intake(&s->request.base, limits, &r, &answer, text) != BT_OK)
+        return (bt_sampling){0};
+    bt_free(r.prompt);
+    bt_intake_answer_free(&answer);
+    return r.sampling;
+}
+
+static void intake_reads_constraints_or_refuses_them_with_words(void)
+{
+    static const struct {
+        int         field;
+        const char *value, *refusal; /* NULL: it is taken */
+    } CASES[] = {
+        {CONSTRAINT(REGEX),       "a{2,3}",                  NULL                                    },
+        {CONSTRAINT(GRAMMAR),     "root ::= \"x\"",          NULL                                    },
+        {CONSTRAINT(JSON_SCHEMA), "{\"type\":\"boolean\"}",  NULL                                    },
+        {CONSTRAINT(REGEX),       "(a",                      "regex: "                               },
+        {CONSTRAINT(GRAMMAR),     "root ::= root \"a\" | b", "grammar: "                             },
+        {CONSTRAINT(JSON_SCHEMA), "{\"type\":7}",            "json_schema: "                         },
+        {CONSTRAINT(REGEX),       "(a?){9999}",              "regex: it can be read in too many ways"},
+    };
+    bt_intake_limits limits = LIMITS;
+    char             text[BT_INTAKE_TEXT];
+
+    limits.tokenizer = true;
+    for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
+        sample      s;
+        bt_sampling taken;
+
+        sample_init(&s, 5);
+        s.params.constraint_case = (int)CASES[i].field;
+        s.params.regex           = (char *)CASES[i].value; /* a member of the union as the others */
+        taken                    = try_constraint(&s, &limits, text);
+        if (CASES[i].refusal == NULL)
+            EXPECT(taken.n_constraint_bytes == strlen(CASES[i].value) &&
+                   memcmp(taken.constraint, CASES[i].value, taken.n_constraint_bytes) == 0);
+        else
+            EXPECT_HAS(text, CASES[i].refusal);
+        EXPECT_EQ(taken.constraint_kind != 0, CASES[i].refusal == NULL);
+        bt_sampling_free(&taken);
+        s.params.ignore_eos = true;
+        EXPECT_EQ(try_constraint(&s, &limits, text).constraint_kind, 0);
+        EXPECT_HAS(text, "with ignore_eos");
+        s.params.ignore_eos = false;
+        EXPECT_EQ(try_constraint(&s, &LIMITS, text).constraint_kind, 0);
+        EXPECT_HAS(text, "the model has no tokenizer here");
+    }
+}
+
+static void intake_makes_one_text_of_choices(void)
+{
+    sample                               s;
+    char                                 text[BT_INTAKE_TEXT];
+    char                                *list[] = {"a\"b", "\xc3\xa4"};
+    Vllm__Grpc__Engine__ChoiceConstraint choice = VLLM__GRPC__ENGINE__CHOICE_CONSTRAINT__INIT;
+    bt_intake_limits                     limits = LIMITS;
+    bt_sampling                          taken;
+
+    limits.tokenizer = true;
+    sample_init(&s, 5);
+    s.params.constraint_case = CONSTRAINT(CHOICE);
+    s.params.choice          = &choice;
+    EXPECT_EQ(try_constraint(&s, &limits, text).constraint_kind, 0);
+    EXPECT_HAS(text, "choice: ");
+    choice.n_choices = 2;
+    choice.choices   = list;
+    taken            = try_constraint(&s, &limits, text);
+    EXPECT_EQ(taken.constraint_kind, BT_CONSTRAINT_CHOICE);
+    EXPECT(taken.constraint != NULL && strcmp(taken.constraint, "[\"a\\\"b\",\"\xc3\xa4\"]") == 0);
+    bt_sampling_free(&taken);
+    s.params.constraint_case = CONSTRAINT(JSON_OBJECT);
+    s.params.choice          = NULL;                                 /* the union */
+    EXPECT_EQ(try_constraint(&s, &limits, text).constraint_kind, 0); /* false asks for nothing */
+    EXPECT_EQ(text[0], 0);
+    s.params.json_object = true;
+    taken                = try_constraint(&s, &limits, text);
+    EXPECT_EQ(taken.constraint_kind, BT_CONSTRAINT_JSON_SCHEMA);
+    bt_sampling_free(&taken);
+}
+
+static void intake_lets_thoughts_end_before_a_constraint(void)
+{
+    static const struct {
+        uint32_t ids[4];
+        bool     from_first;
+        uint32_t after;
+    } CASES[] = {
+        {{1, 2, 3, 4},    false, 0 },
+        {{1, 50, 3, 4},   false, 52},
+        {{1, 50, 3, 51},  false, 0 },
+        {{50, 51, 50, 1}, false, 52},
+        {{1, 50, 3, 4},   true,  0 },
+    };
+    bt_intake_limits limits = LIMITS, without;
+    char             text[BT_INTAKE_TEXT];
+
+    limits.tokenizer   = true;
+    without            = limits;
+    limits.think_begin = 51; /* 1 + the tokens */
+    limits.think_end   = 52;
+    for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
+        sample      s;
+        bt_sampling taken;
+
+        sample_init(&s, 4);
+        memcpy(s.ids, CASES[i].ids, sizeof(CASES[i].ids));
+        s.params.constraint_case          = CONSTRAINT(REGEX);
+        s.params.regex                    = "a";
+        s.params.grammar_from_first_token = CASES[i].from_first;
+        taken                             = try_constraint(&s, &limits, text);
+        EXPECT_EQ(taken.constraint_after, CASES[i].after);
+        bt_sampling_free(&taken);
+        taken = try_constraint(&s, &without, text);
+        EXPECT_EQ(taken.constraint_after, 0);
+        bt_sampling_free(&taken);
+    }
+}
+
 static const bt_test tests[] = {
     BT_TEST(intake_takes_all_that_fits_and_no_token_more),
     BT_TEST(intake_checks_every_id),
@@ -276,6 +403,9 @@ static const bt_test tests[] = {
     BT_TEST(intake_tiny_top_p_stays_on),
     BT_TEST(intake_shows_values_just_outside_as_they_are),
     BT_TEST(intake_takes_biases_and_stop_strings_whole_or_not_at_all),
+    BT_TEST(intake_reads_constraints_or_refuses_them_with_words),
+    BT_TEST(intake_makes_one_text_of_choices),
+    BT_TEST(intake_lets_thoughts_end_before_a_constraint),
 };
 
 int main(int argc, char **argv) { return BT_RUN_TESTS(tests, argc > 1 ? argv[1] : NULL); }

@@ -1,0 +1,80 @@
+/* What the reply must be (structured output): read here as the ranks will read it, so that what is
+ * refused is refused before anything is sent. */
+#include <stdlib.h>
+#include <string.h>
+
+#include <jansson.h>
+
+#include "coordinator/intake.h"
+#include "core/alloc.h"
+#include "model/grammar/matcher.h"
+
+/* The text that the ranks get; the caller frees.  NULL: no memory. */
+static char *text_of(const bt_ask *ask, size_t *n_out)
+{
+    json_t *list = json_array();
+    char   *json, *text = NULL;
+
+    if (ask->constraint != BT_CONSTRAINT_CHOICE) {
+        json_decref(list);
+        *n_out = strlen(ask->constraint_text);
+        return bt_strdup(ask->constraint_text);
+    }
+    for (size_t i = 0; i < ask->n_constraint_choices; i++)
+        json_array_append_new(list, json_string(ask->constraint_choices[i]));
+    json =
+        json_array_size(list) == ask->n_constraint_choices ? json_dumps(list, JSON_COMPACT) : NULL;
+    if (json != NULL) text = bt_strdup(json);
+    *n_out = text != NULL ? strlen(text) : 0;
+    free(json);
+    json_decref(list);
+    return text;
+}
+
+/* The token behind which the constraint holds, plus 1; 0: it holds from the first one on.  Where
+ * the prompt leaves the model thinking, that is the end of its thoughts. */
+static uint32_t begins_after(const bt_ask *ask, const bt_intake_limits *limits)
+{
+    bool open = ask->thinks;
+
+    if (ask->constraint_from_first || limits->think_end == 0) return 0;
+    for (size_t i = ask->n_ids; i-- > 0;) {
+        if (ask->ids[i] + 1 != limits->think_end && ask->ids[i] + 1 != limits->think_begin)
+            continue;
+        open = ask->ids[i] + 1 == limits->think_begin;
+        break;
+    }
+    return open ? limits->think_end : 0;
+}
+
+bt_status bt_intake_constraint(const bt_ask *ask, const bt_intake_limits *limits, bt_sampling *s,
+                               char *refusal)
+{
+    bt_status   st;
+    size_t      n                         = 0;
+    bt_grammar *grammar                   = NULL;
+    bt_matcher *matcher                   = NULL;
+    char        why[BT_GRAMMAR_WHY_BYTES] = "";
+
+    if (ask->constraint == BT_CONSTRAINT_NONE) return BT_OK;
+    BT_INTAKE_REFUSE_UNLESS(limits->tokenizer,
+                            "%s is not supported: the model has no tokenizer here",
+                            ask->constraint_name);
+    BT_INTAKE_REFUSE_UNLESS(!ask->ignore_eos,
+                            "%s with ignore_eos: a reply that is complete must be able to end",
+                            ask->constraint_name);
+    s->constraint = text_of(ask, &n);
+    BT_INTAKE_NEED(s->constraint != NULL);
+    s->constraint_kind    = (uint32_t)ask->constraint;
+    s->n_constraint_bytes = (uint32_t)n;
+    s->constraint_after   = begins_after(ask, limits);
+    st                    = bt_grammar_create(ask->constraint, s->constraint, n, &grammar, why);
+    if (st == BT_OK) st = bt_matcher_create(grammar, NULL, &matcher);
+    if (matcher == NULL) bt_grammar_destroy(grammar);
+    bt_matcher_destroy(matcher);
+    BT_INTAKE_REFUSE_UNLESS(st != BT_ERR_UNSUPPORTED, "%s: it can be read in too many ways",
+                            ask->constraint_name);
+    BT_INTAKE_REFUSE_UNLESS(st != BT_ERR_INVALID_ARG, "%s: %s", ask->constraint_name, why);
+    BT_INTAKE_NEED(st == BT_OK);
+    return BT_OK;
+}

@@ -10,12 +10,26 @@ import urllib.request
 PAGE_TOKENS = 64
 LIMIT_S = 300
 VOCAB = 2048
+CONSTRAINTS = [
+    dict(json_schema='{"type":"object","properties":{"name":{"type":"string"},"n":{"type":"integer"},"of":{"$ref":"#"}},"required":["name"]}'),
+    dict(regex="([a-z]{1,9} ){3,40}[a-z]+"), dict(grammar='root ::= "[" (root ("," root)*)? "]" | [a-z ]+\n'), dict(json_object=True)]
 
 
 def page_bytes(model):
     with open(os.path.join(model, "config.json")) as f:
         c = json.load(f)
     return c["num_hidden_layers"] * PAGE_TOKENS * 2 * (c["kv_lora_rank"] + c["qk_rope_head_dim"] + c.get("index_head_dim", 0))
+
+
+def token_texts(model):
+    """The bytes of each id, from tokenizer.json."""
+    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    hidden = [b for b in range(256) if b not in shown]
+    of = {chr(b): b for b in shown} | {chr(256 + i): b for i, b in enumerate(hidden)}  # the byte-level alphabet
+    with open(os.path.join(model, "tokenizer.json"), encoding="utf-8") as f:
+        tokens = json.load(f)
+    texts = {i: bytes(of[c] for c in t) for t, i in tokens["model"]["vocab"].items() if all(c in of for c in t)}
+    return texts | {t["id"]: t["content"].encode() for t in tokens["added_tokens"]}
 
 
 def metrics(cell, until=lambda m: True, seconds=120):
@@ -79,8 +93,8 @@ def random_ids(rng, n):
 
 
 def random_requests(n, seed, longest=60):
-    """(name, ids, max_tokens, sampling) of n requests, most of them behind one of a few common prefixes."""
-    rng, out = random.Random(seed), []
+    """(name, ids, max_tokens, sampling) of n requests, most of them behind one of a few common prefixes, some held to a grammar."""
+    rng, held, out = random.Random(seed), random.Random(seed), []
     prefixes = [random_ids(rng, k) for k in (64, 130, 200, 320)]
     for i in range(n):
         head = rng.choice(prefixes + [[]])
@@ -102,6 +116,8 @@ def random_requests(n, seed, longest=60):
             sampling["n"] = 2
         if i % 3 == 0:  # little at first, and grows: these are retracted where pages are few
             ids, most, sampling["ignore_eos"] = ids[-20:], rng.randrange(longest, 3 * longest), True
+        if i % 5 == 4:
+            sampling.update(held.choice(CONSTRAINTS), ignore_eos=False)
         out.append((f"r{i}", ids, most, sampling))
     return out
 

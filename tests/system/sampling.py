@@ -6,7 +6,6 @@
 The same requests (filters, penalties, bias, min_tokens, stop strings, choices, alternatives, each with its seed) go to every cell, one by
 one and 12 at once: ids, logprobs and alternatives must be equal to the bit everywhere.  Then what each field promises is read off the
 answers themselves."""
-import json
 import os
 import random
 import sys
@@ -18,16 +17,6 @@ import load  # noqa: E402
 import tensors  # noqa: E402
 
 LIMIT_S = 180
-
-
-def byte_of_characters():
-    """The byte-level alphabet: which byte each character of a token stands for."""
-    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    hidden = [b for b in range(256) if b not in shown]
-    return {chr(b): b for b in shown} | {chr(256 + i): b for i, b in enumerate(hidden)}
-
-
-BYTES = byte_of_characters()
 
 
 def fields(seed):
@@ -162,10 +151,7 @@ def check_prompt_logprobs(client, source):
 
 def check_stop_strings(client, a, model):
     """Against the text that baton itself decodes."""
-    with open(os.path.join(model, "tokenizer.json"), encoding="utf-8") as f:
-        tokens = json.load(f)
-    vocab = {i: bytes(BYTES[c] for c in t) for t, i in tokens["model"]["vocab"].items() if all(c in BYTES for c in t)}
-    vocab.update({t["id"]: t["content"].encode() for t in tokens["added_tokens"]})  # not skipped: skip_special_tokens is not set
+    vocab = load.token_texts(model)  # special ones are not skipped: skip_special_tokens is not set
     prompt = prompts(a.source)["chat"]
     plain = client.generate(prompt, temperature=0.0, max_tokens=48)[0][0]
     words = [vocab[i] for i in plain]

@@ -151,9 +151,8 @@ class Refusals(Served):
         self.assertIn(words, details)
 
     def test_unsupported_fields_are_refused_by_name(self):
-        cases = dict(json_schema="{}", regex="a", grammar="a", structural_tag="a",
-                     json_object=True, choice=vllm.ChoiceConstraint(choices=["a"]),
-                     truncate_prompt_tokens=5)  # constraints: since the model has no tokenizer
+        cases = dict(json_schema="{", regex="(a", grammar="a", structural_tag="a", choice=vllm.ChoiceConstraint(),
+                     truncate_prompt_tokens=5)
         for name, value in cases.items():
             with self.subTest(name):
                 self.refused(name, **{name: value})

@@ -138,7 +138,7 @@ class Refusals(Spoken):
         self.assertIn(words, details)
 
     def test_unsupported_fields_are_refused_by_name(self):
-        for name, value in dict(regex="a", json_schema="{}", ebnf_grammar="a", structural_tag="a", custom_params=sglang.Undecoded(), stream_interval=5).items():
+        for name, value in dict(regex="(a", json_schema="{", ebnf_grammar="a", structural_tag="a", custom_params=sglang.Undecoded(), stream_interval=5).items():
             with self.subTest(name):
                 self.refused(name, sampling={name: value})
         for name, value in dict(mm_inputs=sglang.Undecoded(), input_embeds=[0.5], token_ids_logprob=[3], return_hidden_states=True, custom_logit_processor="x",

@@ -7,8 +7,10 @@ With --sglang the cell speaks both protocols, and the gateway SglangScheduler wi
 circuit breaker on.  The texts must be those that the engine gives for the same tokens without a gateway.  Skips (77), with the reason,
 where pip cannot install it."""
 import concurrent.futures
+import json
 import os
 import random
+import re
 import sys
 import time
 
@@ -224,10 +226,44 @@ def disconnects(g, engine):
         assert load.metrics(engine.cell)["baton_rank_rows_total:generated"] == rows, f"{what}: something runs on"
 
 
+PERSON = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 10}, "age": {"type": "integer", "minimum": 0, "maximum": 130}},
+          "required": ["name", "age"], "additionalProperties": False}
+
+
+def check_person(person):
+    assert set(person) == {"name", "age"} and len(person["name"]) <= 10 and 0 <= person["age"] <= 130, person
+
+
+def structured(g, engine):
+    """Replies of a form: JSON that a schema describes, any JSON object, an expression, a grammar, and tools that must be called."""
+    chat, n_whole = "/v1/chat/completions", 0
+    forms = [(dict(response_format=dict(type="json_schema", json_schema=dict(name="who", strict=True, schema=PERSON))), lambda t: check_person(json.loads(t))),
+             (dict(response_format=dict(type="json_object")), lambda t: dict(json.loads(t))),
+             (dict(regex="[a-z]{3,9}!"), lambda t: re.fullmatch("[a-z]{3,9}!", t) or 1 / 0),
+             (dict(ebnf='root ::= "yes" | "no"'), lambda t: ["yes", "no"].index(t))]
+    for form, check in forms:
+        for i in range(4):
+            body = chat_body(f"Who speaks? {i}", **form, temperature=(0, 0.8)[i % 2], seed=i, max_tokens=300)
+            reply = plain(g, chat, body)["choices"][0]
+            if i % 2 == 0:
+                assert Streamed(g, chat, body).texts == [content(reply)], (form, reply)
+            if reply["finish_reason"] == "stop":
+                check(content(reply))
+                n_whole += 1
+    assert n_whole >= 12, f"{n_whole} replies of 16 ended by themselves"
+    tool = dict(type="function", function=dict(name="meet", parameters=PERSON))
+    for choice in ("required", dict(type="function", function=dict(name="meet"))):
+        replies = [plain(g, chat, chat_body(f"Who? {i}", tools=[tool], tool_choice=choice, temperature=1, max_tokens=500))["choices"][0] for i in range(8)]
+        calls = [c["function"] for r in replies for c in r["message"].get("tool_calls") or []]  # none where tokens ran out before the last one's end
+        assert calls and all(c["name"] == "meet" for c in calls), replies
+        for c in calls:
+            check_person(json.loads(c["arguments"]))
+
+
 def bad_input(g, engine):
     """Refused with a sentence, by gateway or engine; more often than the breaker would bear a failing worker."""
     chat, text = "/v1/chat/completions", "/v1/completions"
-    schema = dict(type="json_schema", json_schema=dict(name="x", schema=dict(type="object")))
+    schema = dict(type="json_schema", json_schema=dict(name="x", schema=dict(type="object", minProperties=7)))
     cases = [(chat, b"{\"model\": \"demo\", \"messages\": [", None), (chat, b"\xff\xfe\x00", None), (chat, b"", None),
              (chat, dict(model=MODEL, messages=[]), None), (chat, chat_body("x", max_tokens=0), None),
              (chat, chat_body("x", temperature=3.5), None), (chat, chat_body("x", n=99), None),
@@ -296,9 +332,9 @@ def main():
     program, version = smg.install(a.cache, a.version)
     pb, rpc = cells.stubs(a.source)
     model = os.path.join(a.source, "models/demo")
-    checks = [chat_and_completions, choices_and_seeds, logprobs, stop_strings, cached_tokens, many_streams, disconnects, bad_input]
+    checks = [chat_and_completions, choices_and_seeds, logprobs, stop_strings, structured, cached_tokens, many_streams, disconnects, bad_input]
     if a.sglang:
-        checks = [spoken, chat_and_completions, choices, native, logprobs, stop_strings, cached_tokens, many_greedy_streams, disconnects, bad_input]
+        checks = [spoken, chat_and_completions, choices, native, logprobs, stop_strings, structured, cached_tokens, many_greedy_streams, disconnects, bad_input]
     with cells.Cell(a.bin, model, "2+2", "--http-port", "0", *PATIENT, *["--sglang"] * a.sglang) as cell, smg.Gateway(program, cell.address) as g:
         engine = smg.Engine(a.bin, model, pb, rpc, cell)
         g.wait_served(chat_body("Hello."))

@@ -146,7 +146,7 @@ def absurd(pb, rng):
         lambda: s.stop.extend(["x"] * 5000),
         lambda: s.stop.append("y" * 2000000),
         lambda: s.stop_token_ids.append(huge),
-        lambda: setattr(s, "json_schema", "{}"),
+        lambda: setattr(s, "json_schema", rng.choice(["{", "[" * 100000, '{"not": {}}'])),
         lambda: setattr(s, "regex", "(" * 1000),
         lambda: setattr(q, "request_id", rng.choice(["", "a\nb", "z" * 100000])),
         lambda: setattr(q, "text", "words"),

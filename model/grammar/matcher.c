@@ -135,15 +135,15 @@ bt_status bt_matcher_step_token(bt_matcher *m, uint32_t state, uint32_t id, uint
 
 static void allow(uint32_t *bits, uint32_t id) { bits[id / 32] |= 1u << id % 32; }
 
-/* m->path has the states along the nodes above the one that is looked at. */
-static bt_status make_mask(bt_matcher *m, uint32_t state, uint32_t *bits)
+/* The group's tokens, one by one.  m->path has the states along the nodes above the one that is
+ * looked at. */
+static bt_status walk(bt_matcher *m, uint32_t group, uint32_t *bits)
 {
     bt_status            st   = BT_OK;
     const bt_token_list *list = m->list;
+    uint32_t             end  = list->first_node[group + 1];
 
-    m->path[0]    = state;
-    m->n_readings = 0;
-    for (uint32_t i = 0; i < list->n_nodes;) {
+    for (uint32_t i = list->first_node[group]; i < end;) {
         const bt_token_node *node = &list->nodes[i];
         uint32_t             to;
 
@@ -156,6 +156,126 @@ static bt_status make_mask(bt_matcher *m, uint32_t state, uint32_t *bits)
         if (node->id != BT_NOT_A_TOKEN) allow(bits, node->id);
         i++;
     }
+out:
+    return st;
+}
+
+/* Some states; more than fit are as good as none of use. */
+typedef struct {
+    uint32_t at[16], n;
+    bool     dead, full;
+} few_states;
+
+static void add_state(few_states *s, uint32_t state)
+{
+    for (uint32_t i = 0; i < s->n; i++)
+        if (s->at[i] == state) return;
+    if (state == BT_STATE_DEAD)
+        s->dead = true;
+    else if (s->n == sizeof(s->at) / sizeof(s->at[0]))
+        s->full = true;
+    else
+        s->at[s->n++] = state;
+}
+
+/* Adds what the states come to with each byte of lo..hi.  Classes are ranges of bytes. */
+static bt_status add_steps(bt_matcher *m, const few_states *from, uint8_t lo, uint8_t hi,
+                           few_states *to)
+{
+    bt_status      st       = BT_OK;
+    const uint8_t *class_of = m->grammar->class_of;
+    uint32_t       next;
+
+    for (uint32_t i = 0; i < from->n; i++)
+        for (uint32_t class = class_of[lo]; class <= class_of[hi] && !to->dead && !to->full;
+             class ++) {
+            BT_TRY(step(m, from->at[i], m->byte_of[class], &next));
+            add_state(to, next);
+        }
+out:
+    return st;
+}
+
+/* What the states come to with each character of a plain group. */
+static bt_status add_plain_char(bt_matcher *m, const few_states *from, few_states *to)
+{
+    static const struct {
+        uint32_t n;
+        uint8_t  bytes[4][2];
+    } CHARS[] = {
+        {1, {{0x20, 0x21}}                                          },
+        {1, {{0x23, 0x5B}}                                          },
+        {1, {{0x5D, 0x7F}}                                          },
+        {2, {{0xC2, 0xDF}, {0x80, 0xBF}}                            },
+        {3, {{0xE0, 0xE0}, {0xA0, 0xBF}, {0x80, 0xBF}}              },
+        {3, {{0xE1, 0xEC}, {0x80, 0xBF}, {0x80, 0xBF}}              },
+        {3, {{0xED, 0xED}, {0x80, 0x9F}, {0x80, 0xBF}}              },
+        {3, {{0xEE, 0xEF}, {0x80, 0xBF}, {0x80, 0xBF}}              },
+        {4, {{0xF0, 0xF0}, {0x90, 0xBF}, {0x80, 0xBF}, {0x80, 0xBF}}},
+        {4, {{0xF1, 0xF3}, {0x80, 0xBF}, {0x80, 0xBF}, {0x80, 0xBF}}},
+        {4, {{0xF4, 0xF4}, {0x80, 0x8F}, {0x80, 0xBF}, {0x80, 0xBF}}},
+    };
+    bt_status st = BT_OK;
+
+    for (size_t c = 0; c < sizeof(CHARS) / sizeof(CHARS[0]) && !to->dead && !to->full; c++) {
+        few_states at = *from;
+
+        for (uint32_t i = 0; i < CHARS[c].n; i++) {
+            few_states next = {0};
+
+            BT_TRY(add_steps(m, &at, CHARS[c].bytes[i][0], CHARS[c].bytes[i][1], &next));
+            at = next;
+            if (at.dead || at.full) break;
+        }
+        for (uint32_t i = 0; i < at.n; i++)
+            add_state(to, at.at[i]);
+        to->dead = to->dead || at.dead;
+        to->full = to->full || at.full;
+    }
+out:
+    return st;
+}
+
+static bool are_same(const few_states *a, const few_states *b)
+{
+    return a->n == b->n && memcmp(a->at, b->at, a->n * sizeof(a->at[0])) == 0;
+}
+
+/* So many characters of the plain groups may follow, whichever they are; up to those of the last
+ * group. */
+static bt_status count_plain(bt_matcher *m, uint32_t state, uint32_t *n_out)
+{
+    bt_status  st   = BT_OK;
+    uint32_t   most = bt_plain_chars(BT_PLAIN_GROUPS - 1);
+    few_states at   = {.at = {state}, .n = 1};
+
+    for (*n_out = 0; *n_out < most; ++*n_out) {
+        few_states next = {0};
+
+        BT_TRY(add_plain_char(m, &at, &next));
+        if (next.dead || next.full) break;
+        if (are_same(&at, &next)) *n_out = most - 1;
+        at = next;
+    }
+out:
+    return st;
+}
+
+static bt_status make_mask(bt_matcher *m, uint32_t state, uint32_t *bits)
+{
+    bt_status            st      = BT_OK;
+    const bt_token_list *list    = m->list;
+    uint32_t             n_chars = 0;
+
+    m->path[0]    = state;
+    m->n_readings = 0;
+    BT_TRY(count_plain(m, state, &n_chars));
+    for (uint32_t group = 0; group < BT_TOKEN_GROUPS; group++)
+        if (group < BT_PLAIN_GROUPS && n_chars >= bt_plain_chars(group))
+            for (uint32_t word = 0; word < bt_mask_words(list->n_ids); word++)
+                bits[word] |= list->plain[group][word];
+        else
+            BT_TRY(walk(m, group, bits));
     for (uint32_t i = 0; i < list->n_same; i++)
         if (bits[list->same[i][1] / 32] >> list->same[i][1] % 32 & 1) allow(bits, list->same[i][0]);
 out:

@@ -1,5 +1,6 @@
 /* Parts, packing, states and masks: what may follow a text, against plain searches. */
 #include "core/alloc.h"
+#include "model/grammar/tokens.h"
 #include "tests/model/grammar_check.h"
 
 static bt_token_list *g_list;
@@ -284,6 +285,23 @@ static void chars_of_json_are_escaped_where_they_must_be(void)
 /* ---- tokens */
 
 /* Every token's bit is what its bytes come to. */
+static void check_mask_of(bt_matcher *m, uint32_t state, const bt_token_list *list)
+{
+    static uint32_t bits[(1 << 18) / 32];
+    uint32_t        n_wrong = 0;
+
+    EXPECT_EQ(bt_matcher_mask(m, state, bits), BT_OK);
+    for (uint32_t id = 0; id < list->n_ids; id++) {
+        const bt_token_text *t    = &list->texts[id];
+        uint32_t             next = BT_STATE_DEAD;
+
+        if (t->n > 0) EXPECT_EQ(bt_matcher_step(m, state, list->bytes + t->at, t->n, &next), BT_OK);
+        n_wrong += (next != BT_STATE_DEAD) != (bits[id / 32] >> id % 32 & 1);
+    }
+    EXPECT_EQ(n_wrong, 0);
+}
+
+/* Likewise, by the tokenizer. */
 static void check_mask(bt_matcher *m, uint32_t state, uint32_t n_ids)
 {
     static uint32_t bits[(1 << 18) / 32];
@@ -326,6 +344,64 @@ static void mask_allows_exactly_the_tokens_that_may_follow(void)
     bt_chars_fini(&set);
     check_mask(m, bt_matcher_start(m), n_ids);
     bt_matcher_destroy(m);
+}
+
+/* Characters at the ends of ranges of UTF-8, and what is no plain text. */
+static const uint32_t EDGES[] = {'a',         'e',    ' ',     0x7F,    0x80,    0xE9,    0x7FF,
+                                 0x800,       0xFFF,  0x1000,  0xCFFF,  0xD000,  0xD7FF,  0xE000,
+                                 0xFFFD,      0xFFFF, 0x10000, 0x3FFFF, 0x40000, 0xFFFFF, 0x100000,
+                                 BT_CHAR_MAX, '"',    '\\',    '\n'};
+enum { N_EDGES = sizeof(EDGES) / sizeof(EDGES[0]), N_TEXTS = 4096 };
+
+/* Texts of 1 to 20 of them, most short; a few end within a character. */
+static bt_token_list *texts_of_edges(void)
+{
+    bt_token_list *list  = NULL;
+    bt_token_text *texts = bt_calloc(N_TEXTS, sizeof(*texts));
+    char          *bytes = bt_calloc(N_TEXTS, 20 * 4);
+    uint32_t       at = 0, random = 1;
+
+    for (uint32_t id = 0; id < N_TEXTS; id++) {
+        uint32_t n_chars = 1 + (id % 7 == 0 ? id / 7 % 20 : id % 3),
+                 kinds   = id % 5 == 0 ? N_EDGES : N_EDGES - 3;
+
+        texts[id].at = at;
+        for (uint32_t i = 0; i < n_chars; i++) {
+            random = random * 1664525 + 1013904223;
+            at += (uint32_t)put_utf8(EDGES[(random >> 16) % kinds], bytes + at);
+        }
+        at -= id % 50 == 0 && at > texts[id].at + 1;
+        texts[id].n = at - texts[id].at;
+    }
+    if (bt_token_list_make(N_TEXTS, texts, bytes, at, &list) != BT_OK) abort();
+    return list;
+}
+
+/* Tokens that are allowed without a look at each: so many characters, of which one may be missing.
+ */
+static void mask_of_plain_texts_is_that_of_their_bytes(void)
+{
+    static const uint32_t COUNTS[] = {0, 1, 3, 4, 5, 8, 9, 15, 16, 17, 40, BT_UNLIMITED};
+    bt_token_list        *list     = texts_of_edges();
+
+    for (size_t i = 0; i < sizeof(COUNTS) / sizeof(COUNTS[0]); i++)
+        for (size_t k = 0; k <= N_EDGES; k++) {
+            uint32_t without = k < N_EDGES ? EDGES[k] : 0;
+            bt_parts g       = {0};
+            bt_chars set     = {0};
+            char     why[BT_GRAMMAR_WHY_BYTES];
+            bt_part  text;
+
+            bt_chars_add(&g, &set, 0x20, without - (without > 0));
+            bt_chars_add(&g, &set, without < 0x20 ? 0x20 : without + 1, BT_CHAR_MAX);
+            text = bt_part_repeat(&g, bt_part_json_chars(&g, &set), 0, COUNTS[i]);
+            bt_chars_fini(&set);
+            text          = bt_part_then(&g, text, bt_part_text(&g, "\""));
+            bt_matcher *m = matcher_of(&g, text, list, why);
+            check_mask_of(m, bt_matcher_start(m), list);
+            bt_matcher_destroy(m);
+        }
+    bt_token_list_destroy(list);
 }
 
 /* ---- memory */
@@ -409,6 +485,7 @@ static const bt_test TESTS[] = {
     BT_TEST(chars_are_exactly_their_code_points),
     BT_TEST(chars_of_json_are_escaped_where_they_must_be),
     BT_TEST(mask_allows_exactly_the_tokens_that_may_follow),
+    BT_TEST(mask_of_plain_texts_is_that_of_their_bytes),
     BT_TEST(trim_keeps_what_lives),
     BT_TEST(grammar_without_memory_leaves_nothing_behind),
 };

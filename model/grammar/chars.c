@@ -121,22 +121,22 @@ static uint32_t utf8_put(uint32_t c, uint8_t *out)
     return 4;
 }
 
-/* Characters lo..hi of which all have as many bytes, and of these each, beside those before it that
- * are equal, goes its whole way or is the same: then each byte is a range. */
-static bt_part plain_range(bt_parts *g, uint32_t lo, uint32_t hi)
+/* A way of characters lo..hi of which all have as many bytes, and of these each, beside those
+ * before it that are equal, goes its whole way or is the same: then each byte is a range. */
+static void add_plain_range(bt_parts *g, bt_part p, uint32_t lo, uint32_t hi)
 {
-    uint8_t  from[4], to[4];
+    uint8_t  from[4], to[4], bytes[4][2];
     uint32_t n = utf8_put(lo, from);
-    bt_part  p;
 
     utf8_put(hi, to);
-    p = bt_part_byte(g, from[0], to[0]);
-    for (uint32_t i = 1; i < n; i++)
-        p = bt_part_then(g, p, bt_part_byte(g, from[i], to[i]));
-    return p;
+    for (uint32_t i = 0; i < n; i++) {
+        bytes[i][0] = from[i];
+        bytes[i][1] = to[i];
+    }
+    bt_part_add_way(g, p, n, (const uint8_t(*)[2])bytes);
 }
 
-/* The last character from lo on, up to hi, with which lo makes a range of plain_range(). */
+/* The last character from lo on, up to hi, with which lo makes a range of add_plain_range(). */
 static uint32_t plain_end(uint32_t lo, uint32_t hi)
 {
     static const uint32_t lengths[] = {0x7F, 0x7FF, 0xFFFF};
@@ -153,64 +153,61 @@ static uint32_t plain_end(uint32_t lo, uint32_t hi)
     return hi;
 }
 
-/* One of lo..hi, or what p is; p.start 0 and p.end 0: nothing yet. */
-static void add_range(bt_parts *g, bt_part *p, bool *any, uint32_t lo, uint32_t hi)
+static void add_range(bt_parts *g, bt_part p, uint32_t lo, uint32_t hi)
 {
     while (lo <= hi && g->st == BT_OK) {
-        uint32_t end  = plain_end(lo, hi);
-        bt_part  next = plain_range(g, lo, end);
+        uint32_t end = plain_end(lo, hi);
 
-        *p   = *any ? bt_part_either(g, *p, next) : next;
-        *any = true;
-        lo   = end + 1;
+        add_plain_range(g, p, lo, end);
+        lo = end + 1;
     }
 }
 
 bt_part bt_part_chars(bt_parts *g, bt_chars *set)
 {
-    bt_part p   = {0};
-    bool    any = false;
+    bt_part p = bt_part_never(g);
 
     bt_chars_sort(g, set);
     for (uint32_t i = 0; i < set->n; i++)
-        add_range(g, &p, &any, set->at[i].lo, set->at[i].hi);
-    return any ? p : bt_part_never(g);
+        add_range(g, p, set->at[i].lo, set->at[i].hi);
+    return p;
 }
 
 /* The escape of a character that must not stand in a JSON string as it is. */
-static void json_escape(uint32_t c, char out[8])
+static void add_escape(bt_parts *g, bt_part p, uint32_t c)
 {
     static const char shorts[] = "\"\\\b\f\n\r\t", names[] = "\"\\bfnrt";
     const char       *at = c == 0 ? NULL : strchr(shorts, (int)c);
+    char              text[8];
+    uint8_t           bytes[8][2];
+    uint32_t          n = 0;
 
     if (at != NULL)
-        snprintf(out, 8, "\\%c", names[at - shorts]);
+        snprintf(text, sizeof(text), "\\%c", names[at - shorts]);
     else
-        snprintf(out, 8, "\\u%04x", c);
+        snprintf(text, sizeof(text), "\\u%04x", c);
+    for (; text[n] != '\0'; n++)
+        bytes[n][0] = bytes[n][1] = (uint8_t)text[n];
+    bt_part_add_way(g, p, n, (const uint8_t(*)[2])bytes);
 }
 
 static bool must_escape(uint32_t c) { return c < 0x20 || c == '"' || c == '\\'; }
 
 bt_part bt_part_json_chars(bt_parts *g, bt_chars *set)
 {
-    bt_part p   = {0};
-    bool    any = false;
+    bt_part p = bt_part_never(g);
 
     bt_chars_sort(g, set);
     for (uint32_t i = 0; i < set->n; i++) {
         uint32_t lo = set->at[i].lo, hi = set->at[i].hi, from = lo;
 
         for (uint32_t c = lo; c <= hi && c <= '\\'; c++) {
-            char text[8];
-
             if (!must_escape(c)) continue;
-            if (c > from) add_range(g, &p, &any, from, c - 1);
-            json_escape(c, text);
-            p    = any ? bt_part_either(g, p, bt_part_text(g, text)) : bt_part_text(g, text);
-            any  = true;
+            if (c > from) add_range(g, p, from, c - 1);
+            add_escape(g, p, c);
             from = c + 1;
         }
-        add_range(g, &p, &any, from, hi);
+        add_range(g, p, from, hi);
     }
-    return any ? p : bt_part_never(g);
+    return p;
 }

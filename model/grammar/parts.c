@@ -89,6 +89,18 @@ bt_part bt_part_nothing(bt_parts *g)
     return p;
 }
 
+void bt_part_add_way(bt_parts *g, bt_part p, uint32_t n, const uint8_t (*bytes)[2])
+{
+    for (uint32_t i = 0, from = p.start; i < n && g->st == BT_OK; i++) {
+        uint32_t to = i + 1 < n ? add_node(g) : p.end;
+
+        add_edge(
+            g, from,
+            (bt_part_edge){.to = to, .kind = BT_EDGE_BYTES, .lo = bytes[i][0], .hi = bytes[i][1]});
+        from = to;
+    }
+}
+
 bt_part bt_part_byte(bt_parts *g, uint8_t lo, uint8_t hi)
 {
     bt_part p = bt_part_never(g);

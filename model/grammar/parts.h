@@ -75,6 +75,9 @@ bt_part bt_part_repeat(bt_parts *g, bt_part a, uint32_t min, uint32_t max);
 
 /* Of an automaton that a reader lays out itself: the empty text leads from one node to another. */
 void bt_part_join(bt_parts *g, uint32_t from, uint32_t to);
+/* One more way through the part: n > 0 bytes, each of bytes[i][0]..bytes[i][1].  A node of many
+ * ways is followed faster than as many parts of bt_part_either(). */
+void bt_part_add_way(bt_parts *g, bt_part p, uint32_t n, const uint8_t (*bytes)[2]);
 
 /* A rule, which is said later, once (bt_rule_is), and called before or after.  name: for refusals,
  * copied; NULL: none.  A rule that is never said is no text at all. */

@@ -8,7 +8,6 @@
 #include "model/json.h"
 
 struct bt_constraints {
-    bt_tokenizer  *tok;  /* owned */
     bt_token_list *list; /* owned */
     bt_constraint *first;
 };
@@ -28,22 +27,24 @@ bt_status bt_constraints_open(const char *model, uint32_t n_vocab, bt_constraint
 {
     bt_status       st  = BT_OK;
     bt_constraints *all = NULL;
+    bt_tokenizer   *tok = NULL;
     char            path[PATH_MAX];
 
     *all_out = NULL;
     bt_tokenizer_file(model, path);
     if (!bt_json_file_exists(path)) goto out;
-    all = bt_calloc(1, sizeof(*all));
-    BT_REQUIRE(all != NULL, BT_ERR_NO_MEMORY, "constraints");
-    if (bt_tokenizer_open(model, &all->tok) != BT_OK) {
+    if (bt_tokenizer_open(model, &tok) != BT_OK) {
         BT_WARN("without a tokenizer this rank takes no requests for structured output");
         goto out;
     }
-    BT_TRY(bt_token_list_create(all->tok, n_vocab, &all->list));
+    all = bt_calloc(1, sizeof(*all));
+    BT_REQUIRE(all != NULL, BT_ERR_NO_MEMORY, "constraints");
+    BT_TRY(bt_token_list_create(tok, n_vocab, &all->list));
     *all_out = all;
     all      = NULL; /* handed over */
 out:
     bt_constraints_close(all);
+    bt_tokenizer_close(tok);
     return st;
 }
 
@@ -52,7 +53,6 @@ void bt_constraints_close(bt_constraints *all)
     if (all == NULL) return;
     BT_ASSERT(all->first == NULL);
     bt_token_list_destroy(all->list);
-    bt_tokenizer_close(all->tok);
     bt_free(all);
 }
 

@@ -15,7 +15,8 @@ typedef struct bt_constraints bt_constraints; /* of a rank */
 typedef struct bt_constraint  bt_constraint;  /* counted */
 
 /* Reads the tokenizer in the model's directory.  *all_out is NULL where there is none, or none that
- * can be read (logged): such a rank takes no constraints.  NO_MEMORY. */
+ * can be read (logged): such a rank takes no constraints.  NO_MEMORY.  A vocabulary of 129,280
+ * tokens takes some 0.4 s. */
 bt_status bt_constraints_open(const char *model, uint32_t n_vocab, bt_constraints **all_out);
 void bt_constraints_close(bt_constraints *all); /* nobody holds one any more; NULL is allowed */
 

@@ -4,6 +4,7 @@
 #ifndef BT_WORKER_RANK_H
 #define BT_WORKER_RANK_H
 
+#include <pthread.h>
 #include <stdatomic.h>
 
 #include "proto/control_attach.h"
@@ -50,7 +51,10 @@ typedef struct {
     bt_handoff        *handoff;
     bt_links           links;
     bt_worker         *worker;
-    bt_constraints    *constraints; /* NULL: the model has no tokenizer */
+    bt_constraints    *constraints;   /* NULL: the model has no tokenizer */
+    pthread_t          tokens_reader; /* makes them while the weights come, */
+    bool               reads_tokens;  /* as long as it has not been joined; */
+    bt_status          tokens_st;     /* and this is what came of it */
     bt_plan           *plans;
     uint64_t           progress_ns;              /* when the last Progress was sent */
     uint64_t           progress_bytes;           /* what it said */

@@ -16,6 +16,7 @@
 #include "core/alloc.h"
 #include "core/clock.h"
 #include "core/machine.h"
+#include "core/thread.h"
 #include "parallel/carrier.h"
 #include "proto/config_hash.h"
 #include "worker/draws.h"
@@ -28,6 +29,28 @@
  * to a layer, 2.25 MiB of latents of 576, so that pages keep up with the layers. */
 enum { SLOT_BYTES = 4 << 20, N_SLOTS = 8 };
 _Static_assert(BT_STAGING_BYTES == SLOT_BYTES * (N_SLOTS + BT_HANDOFF_INBOXES), "staging");
+
+static void *read_tokens(void *ctx)
+{
+    bt_rank *r = ctx;
+
+    r->tokens_st = bt_constraints_open(r->opt.model, r->cfg.vocab_size, &r->constraints);
+    return NULL;
+}
+
+/* A large vocabulary takes some tenths of a second: beside the weights. */
+static void begin_tokens(bt_rank *r)
+{
+    r->reads_tokens = bt_thread_start(&r->tokens_reader, read_tokens, r) == 0;
+    if (!r->reads_tokens) read_tokens(r);
+}
+
+static bt_status await_tokens(bt_rank *r)
+{
+    if (r->reads_tokens) pthread_join(r->tokens_reader, NULL);
+    r->reads_tokens = false;
+    return r->tokens_st;
+}
 
 static bt_status read_model(bt_rank *r)
 {
@@ -42,7 +65,7 @@ static bt_status read_model(bt_rank *r)
     BT_TRY(bt_model_config_read(r->opt.model, &r->cfg));
     BT_TRY(bt_safetensors_open(r->opt.model, &r->st));
     if (r->opt.mtp != 0) BT_TRY(bt_model_config_serve_mtp(&r->cfg));
-    BT_TRY(bt_constraints_open(r->opt.model, r->cfg.vocab_size, &r->constraints));
+    begin_tokens(r);
     r->fingerprint = bt_model_fingerprint(&r->cfg, r->st);
     r->config_hash = bt_config_hash(r->opt.model);
 out:
@@ -280,7 +303,6 @@ static bt_status draw_account(bt_rank *r)
     r->facts.share_generated = r->opt.share_generated;
     r->facts.speculate       = r->opt.speculate;
     r->facts.mtp             = r->opt.mtp;
-    r->facts.constraints     = r->constraints;
     r->facts.keeps_maps      = r->opt.share_generated || r->opt.form == BT_FORM_BY_COST;
     bt_memory_print(m);
 out:
@@ -374,6 +396,7 @@ static bt_status create_worker(bt_rank *r)
     bt_wait wait = {.timeout_ns = r->opt.timeout_ns, .what = "capture of graphs", .layer = -1};
     bt_worker_config cfg;
 
+    r->facts.constraints = r->constraints;
     BT_TRY(bt_kv_pool_create(r->dev, &pool, &r->pool));
     if (r->handoff != NULL && r->nccl == NULL)
         BT_TRY(bt_page_rows_reserve(r->pool, bt_handoff_payload_max(r->handoff)));
@@ -441,6 +464,7 @@ bt_status bt_rank_start(bt_rank *r)
     BT_TRY(bt_rank_make_hello(r, &hello));
     BT_TRY(bt_links_send(&r->links, &hello));
     BT_TRY(load(r));
+    BT_TRY(await_tokens(r));
     BT_TRY(create_worker(r));
     BT_TRY(print_headroom(r));
     BT_TRY(bt_rank_say_ready(r));

@@ -19,7 +19,8 @@ from cell_serving import expect_right, steps_ahead, steps_as_graphs  # noqa: E40
 def make_requests():
     rng = random.Random(3)
     ways = [dict(temperature=0.0, logprobs=2), dict(temperature=0.7), dict(temperature=0.9, top_k=30, logit_bias={9: 2.0}),
-            dict(temperature=0.0, repetition_penalty=1.2), dict(temperature=0.8, n=2), dict(temperature=0.0, min_tokens=20, stop_token_ids=list(range(8, 900)))]
+            dict(temperature=0.0, repetition_penalty=1.2), dict(temperature=0.8, n=2), dict(temperature=0.0, min_tokens=20, stop_token_ids=list(range(8, 900))),
+            dict(temperature=0.0, regex="([a-zA-Z ,']|\\n){40,200}[.!]")]
     return [(f"r{i}", load.random_ids(rng, 20 + 23 * i), 24, dict(seed=i, **way)) for i, way in enumerate(ways)]
 
 

@@ -43,11 +43,12 @@ def make_requests():
     prefix = load.random_ids(rng, 66)
     ways = [dict(temperature=0.0, logprobs=4), dict(temperature=0.9, top_k=20, logprobs=1), dict(temperature=1.0, top_p=0.8, logprobs=0),
             dict(temperature=0.7, min_p=0.05, repetition_penalty=1.3), dict(temperature=0.0, logit_bias={9: 3.0}, n=2), dict(temperature=1.2),
-            dict(temperature=1.0, stop_token_ids=list(range(8, 120))), dict(temperature=1.0, stop=["e", "th"], n=2), dict(temperature=1.0, min_tokens=9, stop_token_ids=list(range(8, 1000)))]
+            dict(temperature=1.0, stop_token_ids=list(range(8, 120))), dict(temperature=1.0, stop=["e", "th"], n=2), dict(temperature=1.0, min_tokens=9, stop_token_ids=list(range(8, 1000))),
+            dict(temperature=1.0, ignore_eos=False, regex="([a-z]{1,9} ){9}[a-z]*[.]"), dict(temperature=0.0, ignore_eos=False, n=2, json_object=True, logprobs=3)]
     out = []
     for i, way in enumerate(ways):
         ids = prefix + load.random_ids(rng, 5 + i) if i % 2 else load.random_ids(rng, 48 + i)
-        out.append((f"r{i}", ids, 8 if i % 2 else 100 if i < 4 else 20, dict(seed=i, ignore_eos=True, **way)))
+        out.append((f"r{i}", ids, 8 if i % 2 else 100 if i < 4 else 20, dict(dict(seed=i, ignore_eos=True), **way)))
     return out
 
 

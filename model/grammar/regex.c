@@ -252,7 +252,7 @@ static piece read_item(reader *r)
 static bool take_into_run(reader *r)
 {
     bt_source *s    = &r->s;
-    size_t     from = s->at;
+    size_t     from = s->at, self; /* where it begins, and behind a backslash */
     uint32_t   c    = (uint8_t)bt_source_peek(s);
 
     if (strchr("([.*+?^$|)", (int)c) != NULL) return false;
@@ -270,14 +270,14 @@ static bool take_into_run(reader *r)
         s->at = from;
         return false;
     }
-    from = s->at;
+    self = s->at;
     bt_source_char(s);
     if (quantifier_comes(r)) {
         s->at = from;
         return false;
     }
-    memcpy(r->run + r->n_run, s->text + from, s->at - from);
-    r->n_run += s->at - from;
+    memcpy(r->run + r->n_run, s->text + self, s->at - self);
+    r->n_run += s->at - self;
     return true;
 }
 

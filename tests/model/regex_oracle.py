@@ -9,8 +9,8 @@ import sys
 import warnings
 
 ALPHABET = "ab-"
-TEXTS = ["".join(t) for n in range(6) for t in itertools.product(ALPHABET, repeat=n)] + ["\u00e9", "a\u00e9b", "b1", " ", "{", "a{1", "a]"]
-ATOMS = ["a", "b", "a", "b", "-", "ab", "ba", ".", "[ab]", "[^a]", "[a-b]", "[b-]", "[^-]", r"\-", r"\x61", r"\u0062", r"\w", r"\d", r"\S", r"[^\s\d]", "{", "]",
+TEXTS = ["".join(t) for n in range(6) for t in itertools.product(ALPHABET, repeat=n)] + ["\u00e9", "a\u00e9b", "b1", " ", "{", "a{1", "a]", ".", "..", "a.b", "(", "((a"]
+ATOMS = ["a", "b", "a", "b", "-", "ab", "ba", ".", "[ab]", "[^a]", "[a-b]", "[b-]", "[^-]", r"\-", r"\.", r"\(", r"\x61", r"\u0062", r"\w", r"\d", r"\S", r"[^\s\d]", "{", "]",
          "\u00e9", "[a\u00e9]", "{1"]
 QUANTIFIERS = ["*", "+", "?", "*?", "+?", "??", "{2}", "{0}", "{1,}", "{,2}", "{1,3}", "{0,2}?", "{2,4}", "{,}", "{2,1}"]
 N_REGEXES = 3000

@@ -29,6 +29,7 @@ static void regex_whole_takes_what_matches_it_all(void)
         {"(^a|b)(c|d$)",              {"ac", "ad", "bc", "bd"},                        {"a", "cd"}                         },
         {"a|",                        {"a", ""},                                       {"|", "aa"}                         },
         {"()|(|x)y",                  {"", "y", "xy"},                                 {"x"}                               },
+        {"-?\\d+\\.?\\d*\\(?\\$*",    {"-1.5", "2", "3.($$"},                          {"1x5", "1.5x", "."}                },
         {"ab*",                       {"a", "ab", "abbb"},                             {"abab", ""}                        },
         {"ab+c?",                     {"ab", "abbc"},                                  {"a", "abcc"}                       },
         {"(ab)*?c",                   {"c", "abc", "ababc"},                           {"ab", "aab"}                       },

@@ -244,10 +244,11 @@ static bt_part read_enum(bt_schema *s, const json_t *schema, uint32_t spoken,
     uint32_t types       = bt_schema_types(s, schema, at);
     bt_part  part        = bt_part_never(s->g);
     size_t   n           = values == NULL ? 1 : json_array_size(values);
+    size_t   weight      = values != NULL && fixed != NULL ? bt_schema_weight(fixed) : 1;
 
     if (values != NULL && !json_is_array(values))
         bt_schema_unexpected(s, schema, "enum", at, "an array of values");
-    for (size_t i = 0; i < n && bt_schema_step(s, at, 1); i++) {
+    for (size_t i = 0; i < n && bt_schema_step(s, at, weight); i++) {
         const json_t *v = values == NULL ? fixed : json_array_get(values, i);
 
         if ((type_of(v) & types) == 0) continue;

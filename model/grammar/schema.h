@@ -80,6 +80,8 @@ void bt_schema_unexpected(bt_schema *s, const json_t *schema, const char *keywor
                           const bt_schema_at *at, const char *expected);
 /* Counts n pieces of work.  False: there is an error, maybe that it is too much. */
 bool bt_schema_step(bt_schema *s, const bt_schema_at *at, size_t n);
+/* Pieces of work of comparing a value with another one (json_equal()). */
+size_t bt_schema_weight(const json_t *value);
 /* One level deeper; bt_schema_leave() goes with it in any case. */
 bool bt_schema_enter(bt_schema *s, const bt_schema_at *at);
 void bt_schema_leave(bt_schema *s);

@@ -181,12 +181,24 @@ static void set_types(bt_schema *s, json_t *into, uint32_t types)
 
 /* ---- two values of a keyword */
 
-static json_t *both(bt_schema *s, json_t *a, json_t *b)
+static bool is_same(bt_schema *s, const json_t *a, const json_t *b, const bt_schema_at *at)
 {
-    return bt_schema_owned(s, json_pack("{s:[O,O]}", "allOf", a, b));
+    return bt_schema_step(s, at, bt_schema_weight(a)) && json_equal(a, b);
 }
 
-static json_t *both_properties(bt_schema *s, json_t *a, json_t *b)
+/* Where `a` came of this, its list is made longer: many do not come to lie in each other. */
+static json_t *both(bt_schema *s, json_t *a, json_t *b, const bt_schema_at *at)
+{
+    json_t *known = json_object_size(a) == 1 ? json_object_get(a, "allOf") : NULL;
+    json_t *all   = NULL;
+
+    if (!bt_schema_step(s, at, json_array_size(known))) return NULL;
+    all = json_array_size(known) > 0 ? json_copy(known) : json_pack("[O]", a);
+    if (json_array_append(all, b) != 0) bt_schema_owned(s, NULL);
+    return bt_schema_owned(s, json_pack("{s:o}", "allOf", all));
+}
+
+static json_t *both_properties(bt_schema *s, json_t *a, json_t *b, const bt_schema_at *at)
 {
     json_t     *all = bt_schema_owned(s, json_copy(a));
     const char *name;
@@ -196,8 +208,10 @@ static json_t *both_properties(bt_schema *s, json_t *a, json_t *b)
     {
         json_t *known = json_object_get(a, name);
 
+        if (s->g->st != BT_OK) break;
         set(s, all, name,
-            known == NULL || json_equal(known, one) ? json_incref(one) : both(s, known, one));
+            known == NULL || is_same(s, known, one, at) ? json_incref(one)
+                                                        : both(s, known, one, at));
     }
     return all;
 }
@@ -217,7 +231,7 @@ static json_t *common_values(bt_schema *s, json_t *a, json_t *b, const bt_schema
 
     json_array_foreach(a, i, x)
     {
-        if (!bt_schema_step(s, at, json_array_size(b))) break;
+        if (!bt_schema_step(s, at, json_array_size(b) * bt_schema_weight(x))) break;
         json_array_foreach(b, k, y)
         {
             if (!json_equal(x, y)) continue;
@@ -252,18 +266,18 @@ static json_t *combine(bt_schema *s, const char *keyword, json_t *a, json_t *b,
     bool                     objects    = json_is_object(a) && json_is_object(b);
     bool                     arrays     = json_is_array(a) && json_is_array(b);
 
-    if (json_equal(a, b)) return json_incref(a);
+    if (is_same(s, a, b, at)) return json_incref(a);
     if (json_is_number(a) && json_is_number(b)) {
         if (is_one_of(keyword, at_least)) return json_incref(is_less(a, b) ? b : a);
         if (is_one_of(keyword, at_most)) return json_incref(is_less(a, b) ? a : b);
     }
-    if (strcmp(keyword, "properties") == 0 && objects) return both_properties(s, a, b);
+    if (strcmp(keyword, "properties") == 0 && objects) return both_properties(s, a, b, at);
     if (strcmp(keyword, "required") == 0 && arrays) return both_lists(s, a, b);
     if (strcmp(keyword, "enum") == 0 && arrays) return common_values(s, a, b, at);
     if (strcmp(keyword, "uniqueItems") == 0) return json_incref(json_is_true(a) ? a : b);
     if (strcmp(keyword, "items") != 0 && strcmp(keyword, "additionalProperties") != 0) return NULL;
     if (says_nothing(a) || says_nothing(b)) return json_incref(says_nothing(a) ? b : a);
-    return strcmp(keyword, "items") == 0 && objects ? both(s, a, b) : NULL;
+    return strcmp(keyword, "items") == 0 && objects ? both(s, a, b, at) : NULL;
 }
 
 static void merge_keyword(bt_schema *s, json_t *into, const char *keyword, json_t *value,

@@ -5,9 +5,9 @@
  * those so far are the lower bound's (so that no less may follow), the upper bound's, both, or
  * neither, and then the rest is free: four rows of points, with a step per digit.
  *
- * A bound of 1e18 or more is beyond all numbers that come.  Within bounds come no exponents, and
- * only so many digits behind the point that a number which differs from a bound that is excluded
- * does so as a double, too. */
+ * A bound of 1e18 or more is beyond all numbers that come then.  Within bounds come no exponents,
+ * and only so many digits behind the point that a number which differs from a bound that is
+ * excluded does so as a double, too. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -300,6 +300,16 @@ static void bound_key(const bound *b, char key[64])
                  b->n_fraction > 20 ? b->fraction + b->n_fraction - 20 : b->fraction);
 }
 
+static bool is_bounded(const json_t *schema)
+{
+    static const char *const keywords[] = {"minimum", "maximum", "exclusiveMinimum",
+                                           "exclusiveMaximum"};
+
+    for (size_t i = 0; i < sizeof(keywords) / sizeof(keywords[0]); i++)
+        if (json_object_get(schema, keywords[i]) != NULL) return true;
+    return false;
+}
+
 bt_part bt_schema_number(bt_schema *s, const json_t *schema, bool integer, const bt_schema_at *at)
 {
     bound         lo       = read_bound(s, schema, "minimum", "exclusiveMinimum", 1, at);
@@ -312,7 +322,7 @@ bt_part bt_schema_number(bt_schema *s, const json_t *schema, bool integer, const
         bt_schema_refuse(s, at, "\"multipleOf\" other than 1 is not supported");
     integer = integer || multiple != NULL;
     if (s->g->st != BT_OK) return bt_part_never(s->g);
-    if (!lo.given && !hi.given)
+    if (!is_bounded(schema))
         return bt_schema_call(s, integer ? BT_COMMON_INTEGER : BT_COMMON_NUMBER);
     bound_key(&lo, low);
     bound_key(&hi, high);

@@ -8,7 +8,7 @@
 #include "model/json.h"
 
 enum {
-    MOST_STEPS  = 1 << 20, /* schemas, keywords and values looked at */
+    MOST_STEPS  = 1 << 19, /* schemas, keywords and values looked at */
     PLACE_BYTES = 80,
     PLACE_FRONT = 6 /* of them for the last step and ".." */
 };
@@ -90,6 +90,17 @@ bool bt_schema_enter(bt_schema *s, const bt_schema_at *at)
 }
 
 void bt_schema_leave(bt_schema *s) { s->depth--; }
+
+size_t bt_schema_weight(const json_t *value)
+{
+    size_t      n = 1 + json_string_length(value) / 64, i;
+    const char *key;
+    json_t     *one;
+
+    json_array_foreach(value, i, one) n += bt_schema_weight(one);
+    json_object_foreach((json_t *)value, key, one) n += bt_schema_weight(one);
+    return n;
+}
 
 json_t *bt_schema_owned(bt_schema *s, json_t *value)
 {

@@ -81,7 +81,7 @@ static bt_part with_format(bt_schema *s, const json_t *format)
 
 static bt_part with_pattern(bt_schema *s, const json_t *pattern, const bt_schema_at *at)
 {
-    bool    clean = s->g->st == BT_OK;
+    bool    clean = bt_schema_step(s, at, json_string_length(pattern));
     bt_part part =
         bt_read_regex(s->g, json_string_value(pattern), json_string_length(pattern), false, true);
     char why[BT_GRAMMAR_WHY_BYTES];

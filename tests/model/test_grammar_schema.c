@@ -14,6 +14,9 @@ static void schema_lets_through_what_its_keywords_say(void)
         {"{\"type\":\"integer\"}",
          {"0", "-1", "999999999999999999"},
          {"-0", "01", "1.0", "1e3", "1000000000000000000", "+1"}                                                                                                                                    },
+        {"{\"type\":\"number\",\"maximum\":1e18}",
+         {"1.5", "-999999999999999999"},
+         {"1e99", "1e1", "1000000000000000000"}                                                                                                                                                     },
         {"{\"type\":\"number\"}",                                                      {"0", "-1.5", "1e-7", "12.50"},                                                     {".5", "1.", "1e", "NaN"}},
         {"{\"type\":[\"boolean\",\"null\"]}",                                          {"true", "false", "null"},                                                          {"True", "\"null\"", "1"}},
         {"{\"type\":\"string\",\"nullable\":true}",                                    {"\"\"", "null"},                                                                   {"1"}                    },
@@ -309,6 +312,55 @@ static void schema_of_much_work_is_answered_soon(void)
     }
 }
 
+/* The tail, n times, behind a head with a long value in it. */
+static void expect_too_much(const char *head, const char *piece, const char *middle,
+                            const char *again, int n)
+{
+    char *front = repeated(head, piece, 30000, middle);
+    char *text  = repeated(front, again, n, "]}");
+
+    EXPECT(strlen(text) <= BT_CONSTRAINT_BYTES_MAX);
+    expect_refused(bt_read_json_schema, text, strlen(text), "the schema is too large");
+    bt_free(front);
+    bt_free(text);
+}
+
+/* The same long value is compared or read each time. */
+static void schema_of_much_work_at_a_long_value_is_refused(void)
+{
+    expect_too_much("{\"e\":{\"enum\":[[", "1,", "2],3]},\"const\":4,\"anyOf\":[{}",
+                    ",{\"$ref\":\"#/e\",\"enum\":[4]}", 5000);
+    expect_too_much("{\"e\":{\"enum\":[3]},\"const\":[", "1,", "2],\"anyOf\":[{}",
+                    ",{\"$ref\":\"#/e\"}", 8000);
+    expect_too_much("{\"e\":{\"properties\":{\"a\":{}}},\"type\":\"null\",\"properties\":{\"a\":[",
+                    "1,", "2]},\"anyOf\":[{}", ",{\"$ref\":\"#/e\"}", 8000);
+    expect_too_much("{\"e\":{\"pattern\":\"[", "a", "]\"},\"anyOf\":[{}",
+                    ",{\"$ref\":\"#/e\",\"type\":\"string\"}", 5000);
+}
+
+/* Schemas that must hold together do not come to lie in each other: that would be as deep. */
+static void schema_of_many_that_must_hold_is_no_deep_one(void)
+{
+    static const char *const HEADS[] = {
+        "{\"a\":{\"items\":{\"minimum\":1}},\"b\":{\"items\":{\"minimum\":2}},\"allOf\":[{}",
+        "{\"a\":{\"properties\":{\"p\":{\"minimum\":1}}},"
+        "\"b\":{\"properties\":{\"p\":{\"minimum\":2}}},\"allOf\":[{}"};
+    static const char both[] = ",{\"$ref\":\"#/a\"},{\"$ref\":\"#/b\"}";
+
+    for (int i = 0; i < 2; i++) {
+        char *few  = repeated(HEADS[i], both, 200, "]}"),
+             *many = repeated(HEADS[i], both, 8000, "]}");
+        bt_parts g = {0};
+
+        bt_read_json_schema(&g, few, strlen(few));
+        EXPECT(g.st == BT_OK);
+        expect_refused(bt_read_json_schema, many, strlen(many), "the schema is too large");
+        bt_parts_fini(&g);
+        bt_free(few);
+        bt_free(many);
+    }
+}
+
 /* Each level refers to the next twice. */
 static void schema_that_doubles_is_refused_in_time(void)
 {
@@ -404,6 +456,8 @@ int main(int argc, char **argv)
         BT_TEST(schema_nests_to_a_depth_and_no_deeper),
         BT_TEST(schema_of_hostile_size_is_answered_soon),
         BT_TEST(schema_of_much_work_is_answered_soon),
+        BT_TEST(schema_of_much_work_at_a_long_value_is_refused),
+        BT_TEST(schema_of_many_that_must_hold_is_no_deep_one),
         BT_TEST(schema_that_doubles_is_refused_in_time),
         BT_TEST(schema_survives_every_failed_allocation),
         BT_TEST(choice_is_one_of_its_texts),

@@ -318,14 +318,14 @@ bt_status bt_matcher_trim(bt_matcher *m, uint32_t n, uint32_t **live)
 {
     bt_status st    = BT_OK;
     bt_states fresh = {0};
-    uint32_t *moved = NULL, start;
+    uint32_t *moved = bt_calloc((size_t)n + 1, sizeof(*moved)); /* the last is the start */
 
-    moved = bt_calloc(n, sizeof(*moved));
     BT_REQUIRE(moved != NULL, BT_ERR_NO_MEMORY, "%u states of a grammar", n);
-    BT_TRY(bt_states_init(&fresh, m->states.n_classes));
-    BT_TRY(bt_states_copy(&m->states, m->start, &fresh, &start));
     for (uint32_t i = 0; i < n; i++)
-        BT_TRY(bt_states_copy(&m->states, *live[i], &fresh, &moved[i]));
+        moved[i] = *live[i];
+    moved[n] = m->start;
+    BT_TRY(bt_states_init(&fresh, m->states.n_classes));
+    BT_TRY(bt_states_copy(&m->states, n + 1, moved, &fresh, moved));
     for (uint32_t i = 0; i < n; i++)
         *live[i] = moved[i];
     for (int i = 0; i < N_MASKS; i++)
@@ -333,7 +333,7 @@ bt_status bt_matcher_trim(bt_matcher *m, uint32_t n, uint32_t **live)
     bt_states_fini(&m->states);
     m->states      = fresh;
     m->bytes_least = bt_matcher_bytes(m);
-    m->start       = start;
+    m->start       = moved[n];
     fresh          = (bt_states){0}; /* handed over */
 out:
     bt_states_fini(&fresh);

@@ -198,27 +198,29 @@ out:
     return st;
 }
 
-/* The frame and those around it, outermost first, in `to`. */
-static bt_status copy_frame(const bt_states *s, uint32_t frame, bt_states *to, uint32_t *frame_out)
+/* moved[frame] from 0 to its number in `to`, of all in which the readings of the states stand: each
+ * once, and a frame comes after the one around it. */
+static bt_status copy_frames(const bt_states *s, uint32_t n, const uint32_t *states, bt_states *to,
+                             uint32_t *moved)
 {
-    bt_status st    = BT_OK;
-    uint32_t  depth = 0, copied = 0, *chain = NULL;
+    bt_status st = BT_OK;
 
-    for (uint32_t at = frame; at != 0; at = s->frames[at].outer)
-        depth++;
-    chain = bt_calloc(depth, sizeof(*chain));
-    BT_REQUIRE(chain != NULL, BT_ERR_NO_MEMORY, "states of a grammar");
-    for (uint32_t at = frame, i = depth; at != 0; at = s->frames[at].outer)
-        chain[--i] = at;
-    for (uint32_t i = 0; i < depth; i++)
-        BT_TRY(bt_states_frame(to, s->frames[chain[i]].back, copied, &copied));
-    *frame_out = copied;
+    for (uint32_t i = 0; i < n; i++)
+        for (uint32_t k = 0; k < s->states[states[i]].n; k++) {
+            uint32_t at = s->readings[s->states[states[i]].first + k].frame;
+
+            for (; at != 0 && moved[at] == 0; at = s->frames[at].outer)
+                moved[at] = 1;
+        }
+    for (uint32_t at = 1; at < s->n_frames; at++)
+        if (moved[at] != 0)
+            BT_TRY(bt_states_frame(to, s->frames[at].back, moved[s->frames[at].outer], &moved[at]));
 out:
-    bt_free(chain);
     return st;
 }
 
-bt_status bt_states_copy(const bt_states *s, uint32_t state, bt_states *to, uint32_t *state_out)
+static bt_status copy_state(const bt_states *s, uint32_t state, const uint32_t *moved,
+                            bt_states *to, uint32_t *state_out)
 {
     bt_status               st       = BT_OK;
     const bt_grammar_state *from     = &s->states[state];
@@ -226,11 +228,27 @@ bt_status bt_states_copy(const bt_states *s, uint32_t state, bt_states *to, uint
 
     BT_REQUIRE(readings != NULL, BT_ERR_NO_MEMORY, "states of a grammar");
     for (uint32_t i = 0; i < from->n; i++) {
-        readings[i].node = s->readings[from->first + i].node;
-        BT_TRY(copy_frame(s, s->readings[from->first + i].frame, to, &readings[i].frame));
+        const bt_reading *r = &s->readings[from->first + i];
+
+        readings[i] = (bt_reading){r->node, moved[r->frame]};
     }
     BT_TRY(bt_states_state(to, readings, from->n, from->accepts, state_out));
 out:
     bt_free(readings);
+    return st;
+}
+
+bt_status bt_states_copy(const bt_states *s, uint32_t n, const uint32_t *states, bt_states *to,
+                         uint32_t *states_out)
+{
+    bt_status st    = BT_OK;
+    uint32_t *moved = bt_calloc(s->n_frames, sizeof(*moved));
+
+    BT_REQUIRE(moved != NULL, BT_ERR_NO_MEMORY, "states of a grammar");
+    BT_TRY(copy_frames(s, n, states, to, moved));
+    for (uint32_t i = 0; i < n; i++)
+        BT_TRY(copy_state(s, states[i], moved, to, &states_out[i]));
+out:
+    bt_free(moved);
     return st;
 }

@@ -49,8 +49,9 @@ bt_status bt_states_frame(bt_states *s, uint32_t back, uint32_t outer, uint32_t 
 /* readings: [n], sorted here.  None, and no end: the dead state. */
 bt_status bt_states_state(bt_states *s, bt_reading *readings, uint32_t n, bool accepts,
                           uint32_t *state_out);
-/* Copies a state into `to`.  As above. */
-bt_status bt_states_copy(const bt_states *s, uint32_t state, bt_states *to, uint32_t *state_out);
+/* Copies n states into `to`, as states_out[n], which may be `states`.  As above. */
+bt_status bt_states_copy(const bt_states *s, uint32_t n, const uint32_t *states, bt_states *to,
+                         uint32_t *states_out);
 
 /* The work of a step: the readings that are still to be followed, and those that wait for a byte.
  */

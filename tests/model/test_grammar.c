@@ -1,4 +1,6 @@
 /* Parts, packing, states and masks: what may follow a text, against plain searches. */
+#include <time.h>
+
 #include "core/alloc.h"
 #include "model/grammar/tokens.h"
 #include "tests/model/grammar_check.h"
@@ -440,6 +442,37 @@ static void trim_keeps_what_lives(void)
     bt_matcher_destroy(m);
 }
 
+/* Palindromes: as many readings as bytes, within as many calls. */
+static void trim_of_deep_readings_is_soon(void)
+{
+    enum { N_LIVE = 40, N_EACH = 100 };
+    char        why[BT_GRAMMAR_WHY_BYTES], text[N_EACH];
+    bt_parts    g    = {0};
+    uint32_t    rule = bt_rule_new(&g, NULL), live[N_LIVE], *states[N_LIVE], state;
+    bt_part     pair = bt_part_then(&g, bt_part_text(&g, "a"), bt_rule_call(&g, rule));
+    bt_matcher *m;
+    clock_t     from;
+
+    pair = bt_part_then(&g, pair, bt_part_text(&g, "a"));
+    bt_rule_is(&g, rule, bt_part_maybe(&g, pair));
+    m     = matcher_of(&g, bt_rule_call(&g, rule), g_list, why);
+    state = bt_matcher_start(m);
+    memset(text, 'a', N_EACH);
+    for (int i = 0; i < N_LIVE; i++) {
+        EXPECT_EQ(bt_matcher_step(m, state, text, N_EACH, &state), BT_OK);
+        live[i]   = state;
+        states[i] = &live[i];
+        from      = clock();
+        EXPECT_EQ(bt_matcher_trim(m, (uint32_t)i + 1, states), BT_OK);
+        EXPECT(clock() - from <= CLOCKS_PER_SEC / 4);
+        state = live[i];
+    }
+    EXPECT(bt_matcher_accepts(m, state));
+    EXPECT_EQ(bt_matcher_step(m, live[0], "a", 1, &state), BT_OK);
+    EXPECT(state != BT_STATE_DEAD && !bt_matcher_accepts(m, state));
+    bt_matcher_destroy(m);
+}
+
 static bt_status build_and_use(void)
 {
     bt_parts    g       = {0};
@@ -487,6 +520,7 @@ static const bt_test TESTS[] = {
     BT_TEST(mask_allows_exactly_the_tokens_that_may_follow),
     BT_TEST(mask_of_plain_texts_is_that_of_their_bytes),
     BT_TEST(trim_keeps_what_lives),
+    BT_TEST(trim_of_deep_readings_is_soon),
     BT_TEST(grammar_without_memory_leaves_nothing_behind),
 };
 

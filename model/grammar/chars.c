@@ -121,22 +121,40 @@ static uint32_t utf8_put(uint32_t c, uint8_t *out)
     return 4;
 }
 
-/* A way of characters lo..hi of which all have as many bytes, and of these each, beside those
- * before it that are equal, goes its whole way or is the same: then each byte is a range. */
-static void add_plain_range(bt_parts *g, bt_part p, uint32_t lo, uint32_t hi)
-{
-    uint8_t  from[4], to[4], bytes[4][2];
-    uint32_t n = utf8_put(lo, from);
+/* The bytes with which the range before begins, and the nodes behind them: ranges come ascending,
+ * and share what they begin with. */
+typedef struct {
+    uint8_t  bytes[3];
+    uint32_t nodes[3];
+    uint32_t n;
+} lead;
 
-    utf8_put(hi, to);
-    for (uint32_t i = 0; i < n; i++) {
-        bytes[i][0] = from[i];
-        bytes[i][1] = to[i];
+/* Characters lo..hi of which all have as many bytes, and of these each, beside those before it that
+ * are equal, goes its whole way or is the same: then each byte is a range. */
+static void add_plain_range(bt_parts *g, bt_part part, lead *before, uint32_t lo, uint32_t hi)
+{
+    uint8_t  first[4], last[4];
+    uint32_t n = utf8_put(lo, first), at = part.start, next;
+
+    utf8_put(hi, last);
+    for (uint32_t i = 0; i < n; i++, at = next) {
+        bool is_last = i + 1 == n, is_one = !is_last && first[i] == last[i];
+
+        if (is_one && i < before->n && before->bytes[i] == first[i]) {
+            next = before->nodes[i];
+            continue;
+        }
+        next = is_last ? part.end : bt_part_node(g);
+        bt_part_step(g, at, first[i], last[i], next);
+        if (before->n > i) before->n = i;
+        if (!is_one || before->n < i) continue;
+        before->bytes[i] = first[i];
+        before->nodes[i] = next;
+        before->n        = i + 1;
     }
-    bt_part_add_way(g, p, n, (const uint8_t(*)[2])bytes);
 }
 
-/* The last character from lo on, up to hi, with which lo makes a range of add_plain_range(). */
+/* The last character from lo on, up to hi, with which lo makes such a range. */
 static uint32_t plain_end(uint32_t lo, uint32_t hi)
 {
     static const uint32_t lengths[] = {0x7F, 0x7FF, 0xFFFF};
@@ -153,61 +171,61 @@ static uint32_t plain_end(uint32_t lo, uint32_t hi)
     return hi;
 }
 
-static void add_range(bt_parts *g, bt_part p, uint32_t lo, uint32_t hi)
+/* Also one of lo..hi. */
+static void add_range(bt_parts *g, bt_part part, lead *before, uint32_t lo, uint32_t hi)
 {
     while (lo <= hi && g->st == BT_OK) {
         uint32_t end = plain_end(lo, hi);
 
-        add_plain_range(g, p, lo, end);
+        add_plain_range(g, part, before, lo, end);
         lo = end + 1;
     }
 }
 
 bt_part bt_part_chars(bt_parts *g, bt_chars *set)
 {
-    bt_part p = bt_part_never(g);
+    bt_part part   = bt_part_never(g);
+    lead    before = {0};
 
     bt_chars_sort(g, set);
     for (uint32_t i = 0; i < set->n; i++)
-        add_range(g, p, set->at[i].lo, set->at[i].hi);
-    return p;
+        add_range(g, part, &before, set->at[i].lo, set->at[i].hi);
+    return part;
 }
 
 /* The escape of a character that must not stand in a JSON string as it is. */
-static void add_escape(bt_parts *g, bt_part p, uint32_t c)
+static void json_escape(uint32_t c, char out[8])
 {
     static const char shorts[] = "\"\\\b\f\n\r\t", names[] = "\"\\bfnrt";
     const char       *at = c == 0 ? NULL : strchr(shorts, (int)c);
-    char              text[8];
-    uint8_t           bytes[8][2];
-    uint32_t          n = 0;
 
     if (at != NULL)
-        snprintf(text, sizeof(text), "\\%c", names[at - shorts]);
+        snprintf(out, 8, "\\%c", names[at - shorts]);
     else
-        snprintf(text, sizeof(text), "\\u%04x", c);
-    for (; text[n] != '\0'; n++)
-        bytes[n][0] = bytes[n][1] = (uint8_t)text[n];
-    bt_part_add_way(g, p, n, (const uint8_t(*)[2])bytes);
+        snprintf(out, 8, "\\u%04x", c);
 }
 
 static bool must_escape(uint32_t c) { return c < 0x20 || c == '"' || c == '\\'; }
 
 bt_part bt_part_json_chars(bt_parts *g, bt_chars *set)
 {
-    bt_part p = bt_part_never(g);
+    bt_part part   = bt_part_never(g);
+    lead    before = {0};
 
     bt_chars_sort(g, set);
     for (uint32_t i = 0; i < set->n; i++) {
         uint32_t lo = set->at[i].lo, hi = set->at[i].hi, from = lo;
 
         for (uint32_t c = lo; c <= hi && c <= '\\'; c++) {
+            char text[8];
+
             if (!must_escape(c)) continue;
-            if (c > from) add_range(g, p, from, c - 1);
-            add_escape(g, p, c);
+            if (c > from) add_range(g, part, &before, from, c - 1);
+            json_escape(c, text);
+            bt_part_add(g, part, bt_part_text(g, text));
             from = c + 1;
         }
-        add_range(g, p, from, hi);
+        add_range(g, part, &before, from, hi);
     }
-    return p;
+    return part;
 }

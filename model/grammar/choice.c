@@ -6,17 +6,13 @@
 
 static void add_text(bt_parts *g, bt_part part, const json_t *text, size_t i)
 {
-    char    found[BT_JSON_SHOW_BYTES];
-    bt_part one;
+    char found[BT_JSON_SHOW_BYTES];
 
-    if (json_string_length(text) == 0) {
+    if (json_string_length(text) == 0)
         bt_parts_refuse(g, "choice %zu: expected a string that is not empty, found %s", i,
                         bt_json_show(text, found, sizeof(found)));
-        return;
-    }
-    one = bt_part_bytes(g, json_string_value(text), json_string_length(text));
-    bt_part_then(g, (bt_part){part.start, part.start}, one);
-    bt_part_then(g, one, (bt_part){part.end, part.end});
+    else
+        bt_part_add(g, part, bt_part_bytes(g, json_string_value(text), json_string_length(text)));
 }
 
 bt_part bt_read_choice(bt_parts *g, const char *text, size_t n)

@@ -73,6 +73,7 @@ void bt_follow_begin(bt_follow *f)
         }
     }
     f->n_open = f->n_kept = f->n_seen = 0;
+    f->n_edges                        = 0;
     f->accepts                        = false;
 }
 
@@ -99,6 +100,7 @@ static bt_status follow_edges(bt_follow *f, const bt_grammar *grammar, bt_states
     bt_status st       = BT_OK;
     bool      consumes = false;
 
+    f->n_edges += grammar->first[r.node + 1] - grammar->first[r.node];
     for (uint32_t i = grammar->first[r.node]; i < grammar->first[r.node + 1]; i++) {
         const bt_grammar_edge *e    = &grammar->edges[i];
         bt_reading             next = {e->to, r.frame};

@@ -62,7 +62,7 @@ static uint32_t add_state(automaton *a, uint32_t parent, uint32_t c)
         bt_parts_refuse(a->g, "triggers and ends of tags of more than %d characters",
                         (int)MOST_STATES);
     if (!grow(a->g, &a->states, sizeof(*a->states), a->n_states, &a->states_capacity)) return 0;
-    state.node = bt_part_never(a->g).start;
+    state.node = bt_part_node(a->g);
     if (a->n_states > 0) {
         state.next              = a->states[parent].child;
         a->states[parent].child = a->n_states;
@@ -153,15 +153,13 @@ static void lay_out(automaton *a, uint32_t state, uint32_t end)
         bt_chars_add(g, &one, a->steps[i].c, a->steps[i].c);
         p = bt_part_chars(g, &one);
         bt_chars_fini(&one);
-        bt_part_join(g, s->node, p.start);
-        bt_part_join(g, p.end, to->stop != 0 ? a->stops[to->stop - 1].then.start : to->node);
+        bt_part_way(g, s->node, p, to->stop != 0 ? a->stops[to->stop - 1].then.start : to->node);
     }
     bt_chars_sort(g, &others);
     bt_chars_negate(g, &others);
     p = bt_part_chars(g, &others);
     bt_chars_fini(&others);
-    bt_part_join(g, s->node, p.start);
-    bt_part_join(g, p.end, a->states[0].node);
+    bt_part_way(g, s->node, p, a->states[0].node);
     bt_part_join(g, s->node, end);
 }
 

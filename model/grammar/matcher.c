@@ -7,8 +7,9 @@
 #include "model/grammar/tokens.h"
 
 enum {
-    N_MASKS       = 64,     /* that are kept */
-    MOST_READINGS = 1 << 21 /* followed for a mask or a text: some tenths of a second */
+    N_MASKS      = 64,     /* that are kept */
+    READING_WORK = 16,     /* of following one, where looking at an edge is 1 */
+    MOST_WORK    = 1 << 25 /* for a mask or a text: some tenths of a second */
 };
 
 typedef struct {
@@ -26,7 +27,7 @@ struct bt_matcher {
     uint32_t             path[BT_TOKEN_BYTES_MAX + 1]; /* states along a token */
     kept_mask            masks[N_MASKS];
     uint32_t             next_mask;   /* the one to go */
-    size_t               n_readings;  /* followed for the mask or text under way */
+    size_t               work;        /* for the mask or text under way */
     size_t               bytes_least; /* after the last trim */
 };
 
@@ -82,6 +83,7 @@ static bt_status make_step(bt_matcher *m, uint32_t state, uint32_t class, uint32
     for (uint32_t i = 0; i < from.n; i++) {
         bt_reading r = m->states.readings[from.first + i];
 
+        m->work += m->grammar->first[r.node + 1] - m->grammar->first[r.node];
         for (uint32_t k = m->grammar->first[r.node]; k < m->grammar->first[r.node + 1]; k++) {
             const bt_grammar_edge *e = &m->grammar->edges[k];
 
@@ -91,9 +93,8 @@ static bt_status make_step(bt_matcher *m, uint32_t state, uint32_t class, uint32
     }
     BT_TRY(bt_follow_end(&m->follow, m->grammar, &m->states, next_out));
     m->states.steps[(size_t)state * m->states.n_classes + class] = *next_out;
-    m->n_readings += m->follow.n_seen;
-    if (bt_matcher_bytes(m) > BT_MATCHER_MOST_BYTES || m->n_readings > MOST_READINGS)
-        st = BT_ERR_UNSUPPORTED;
+    m->work += READING_WORK * m->follow.n_seen + m->follow.n_edges;
+    if (bt_matcher_bytes(m) > BT_MATCHER_MOST_BYTES || m->work > MOST_WORK) st = BT_ERR_UNSUPPORTED;
 out:
     return st;
 }
@@ -113,7 +114,7 @@ bt_status bt_matcher_step(bt_matcher *m, uint32_t state, const char *bytes, size
 {
     bt_status st = BT_OK;
 
-    m->n_readings = 0;
+    m->work = 0;
     for (size_t i = 0; i < n && state != BT_STATE_DEAD; i++)
         BT_TRY(step(m, state, (uint8_t)bytes[i], &state));
     *state_out = state;
@@ -267,8 +268,8 @@ static bt_status make_mask(bt_matcher *m, uint32_t state, uint32_t *bits)
     const bt_token_list *list    = m->list;
     uint32_t             n_chars = 0;
 
-    m->path[0]    = state;
-    m->n_readings = 0;
+    m->path[0] = state;
+    m->work    = 0;
     BT_TRY(count_plain(m, state, &n_chars));
     for (uint32_t group = 0; group < BT_TOKEN_GROUPS; group++)
         if (group < BT_PLAIN_GROUPS && n_chars >= bt_plain_chars(group))

@@ -50,7 +50,7 @@ static bool grow(bt_parts *g, void *array, size_t size, uint32_t n, uint32_t *ca
     return true;
 }
 
-static uint32_t add_node(bt_parts *g)
+uint32_t bt_part_node(bt_parts *g)
 {
     if (!grow(g, &g->first, sizeof(*g->first), g->n_nodes, &g->nodes_capacity,
               BT_GRAMMAR_NODES_MAX))
@@ -74,11 +74,27 @@ void bt_part_join(bt_parts *g, uint32_t from, uint32_t to)
     add_edge(g, from, (bt_part_edge){.to = to, .kind = BT_EDGE_NOTHING});
 }
 
+void bt_part_step(bt_parts *g, uint32_t from, uint8_t lo, uint8_t hi, uint32_t to)
+{
+    add_edge(g, from, (bt_part_edge){.to = to, .kind = BT_EDGE_BYTES, .lo = lo, .hi = hi});
+}
+
+void bt_part_way(bt_parts *g, uint32_t from, bt_part by, uint32_t to)
+{
+    bt_part_join(g, from, by.start);
+    bt_part_join(g, by.end, to);
+}
+
+void bt_part_add(bt_parts *g, bt_part part, bt_part way)
+{
+    bt_part_way(g, part.start, way, part.end);
+}
+
 bt_part bt_part_never(bt_parts *g)
 {
-    uint32_t start = add_node(g);
+    uint32_t start = bt_part_node(g);
 
-    return (bt_part){start, add_node(g)};
+    return (bt_part){start, bt_part_node(g)};
 }
 
 bt_part bt_part_nothing(bt_parts *g)
@@ -89,35 +105,23 @@ bt_part bt_part_nothing(bt_parts *g)
     return p;
 }
 
-void bt_part_add_way(bt_parts *g, bt_part p, uint32_t n, const uint8_t (*bytes)[2])
-{
-    for (uint32_t i = 0, from = p.start; i < n && g->st == BT_OK; i++) {
-        uint32_t to = i + 1 < n ? add_node(g) : p.end;
-
-        add_edge(
-            g, from,
-            (bt_part_edge){.to = to, .kind = BT_EDGE_BYTES, .lo = bytes[i][0], .hi = bytes[i][1]});
-        from = to;
-    }
-}
-
 bt_part bt_part_byte(bt_parts *g, uint8_t lo, uint8_t hi)
 {
     bt_part p = bt_part_never(g);
 
-    add_edge(g, p.start, (bt_part_edge){.to = p.end, .kind = BT_EDGE_BYTES, .lo = lo, .hi = hi});
+    bt_part_step(g, p.start, lo, hi, p.end);
     return p;
 }
 
 bt_part bt_part_bytes(bt_parts *g, const char *bytes, size_t n)
 {
-    uint32_t start = add_node(g), end = start;
+    uint32_t start = bt_part_node(g), end = start;
 
     for (size_t i = 0; i < n && g->st == BT_OK; i++) {
-        uint32_t to = add_node(g);
+        uint32_t to = bt_part_node(g);
         uint8_t  b  = (uint8_t)bytes[i];
 
-        add_edge(g, end, (bt_part_edge){.to = to, .kind = BT_EDGE_BYTES, .lo = b, .hi = b});
+        bt_part_step(g, end, b, b, to);
         end = to;
     }
     return n == 0 ? bt_part_nothing(g) : (bt_part){start, end};
@@ -135,10 +139,8 @@ bt_part bt_part_either(bt_parts *g, bt_part a, bt_part b)
 {
     bt_part p = bt_part_never(g);
 
-    bt_part_join(g, p.start, a.start);
-    bt_part_join(g, p.start, b.start);
-    bt_part_join(g, a.end, p.end);
-    bt_part_join(g, b.end, p.end);
+    bt_part_add(g, p, a);
+    bt_part_add(g, p, b);
     return p;
 }
 
@@ -169,7 +171,7 @@ bt_part bt_part_repeat(bt_parts *g, bt_part a, uint32_t min, uint32_t max)
     for (uint32_t i = 0; i < min && g->st == BT_OK; i++)
         p = bt_part_then(g, p, bt_rule_call(g, rule));
     if (max == BT_UNLIMITED) return bt_part_then(g, p, any_number(g, bt_rule_call(g, rule)));
-    done = add_node(g);
+    done = bt_part_node(g);
     end  = p.end;
     for (uint32_t i = min; i < max && g->st == BT_OK; i++) {
         item = bt_rule_call(g, rule);

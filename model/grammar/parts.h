@@ -73,11 +73,18 @@ bt_part bt_part_maybe(bt_parts *g, bt_part a);
  */
 bt_part bt_part_repeat(bt_parts *g, bt_part a, uint32_t min, uint32_t max);
 
-/* Of an automaton that a reader lays out itself: the empty text leads from one node to another. */
-void bt_part_join(bt_parts *g, uint32_t from, uint32_t to);
-/* One more way through the part: n > 0 bytes, each of bytes[i][0]..bytes[i][1].  A node of many
- * ways is followed faster than as many parts of bt_part_either(). */
-void bt_part_add_way(bt_parts *g, bt_part p, uint32_t n, const uint8_t (*bytes)[2]);
+/* One way more through a part that began as bt_part_never(), or of nodes. */
+void bt_part_add(bt_parts *g, bt_part part, bt_part way);
+
+/* ---- automata that are no trees: a reader lays out nodes, and says what leads from one to
+ * another.  Two of them are a part, {start, end}, as long as it keeps to what bt_part says. */
+
+uint32_t bt_part_node(bt_parts *g);
+void     bt_part_join(bt_parts *g, uint32_t from, uint32_t to); /* the empty text */
+void     bt_part_step(bt_parts *g, uint32_t from, uint8_t lo, uint8_t hi, uint32_t to); /* a byte */
+void     bt_part_way(bt_parts *g, uint32_t from, bt_part by, uint32_t to);
+
+/* ---- rules */
 
 /* A rule, which is said later, once (bt_rule_is), and called before or after.  name: for refusals,
  * copied; NULL: none.  A rule that is never said is no text at all. */

@@ -196,7 +196,7 @@ static bt_part read_any_of(bt_schema *s, const json_t *schema, const char *keywo
             bt_schema_merge(s, merged, one, &branch);
             read = merged;
         }
-        bt_schema_add(s->g, part, bt_schema_read(s, read, &branch));
+        bt_part_add(s->g, part, bt_schema_read(s, read, &branch));
     }
     return part;
 }
@@ -255,7 +255,7 @@ static bt_part read_enum(bt_schema *s, const json_t *schema, uint32_t spoken,
         if (values != NULL && fixed != NULL && !json_equal(v, fixed)) continue;
         if ((type_of(v) & spoken) != 0)
             bt_schema_refuse(s, at, "enum or const beside keywords that describe such a value");
-        bt_schema_add(s->g, part, literal(s, v, types, at));
+        bt_part_add(s->g, part, literal(s, v, types, at));
     }
     return part;
 }
@@ -286,7 +286,7 @@ static bt_part read_types(bt_schema *s, const json_t *schema, uint32_t spoken,
     if (types == 0 && !typed) return bt_schema_call(s, BT_COMMON_ANY);
     if ((types & BT_TYPE_NUMBER) != 0) types &= ~(uint32_t)BT_TYPE_INTEGER;
     for (uint32_t type = 1; type <= BT_TYPE_NULL && s->g->st == BT_OK; type <<= 1)
-        if ((types & type) != 0) bt_schema_add(s->g, part, read_type(s, schema, type, at));
+        if ((types & type) != 0) bt_part_add(s->g, part, read_type(s, schema, type, at));
     return part;
 }
 

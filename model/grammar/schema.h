@@ -133,30 +133,4 @@ bt_part bt_schema_other_keys(bt_schema *s, const json_t *names);
 /* Formats that are kept; others are annotations. */
 bool bt_schema_is_format(const json_t *format);
 
-/* ---- automata that are no trees: points at which several ways meet */
-
-static inline bt_part bt_schema_point(bt_parts *g)
-{
-    bt_part p = bt_part_never(g);
-
-    return (bt_part){p.start, p.start};
-}
-
-static inline void bt_schema_join(bt_parts *g, bt_part from, bt_part to)
-{
-    bt_part_then(g, from, to);
-}
-
-static inline void bt_schema_way(bt_parts *g, bt_part from, bt_part by, bt_part to)
-{
-    bt_part_then(g, from, by);
-    bt_part_then(g, by, to);
-}
-
-/* One more alternative of a part that began as bt_part_never(). */
-static inline void bt_schema_add(bt_parts *g, bt_part part, bt_part alternative)
-{
-    bt_schema_way(g, (bt_part){part.start, part.start}, alternative, (bt_part){part.end, part.end});
-}
-
 #endif

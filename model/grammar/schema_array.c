@@ -49,18 +49,18 @@ static bt_part read_rest(bt_schema *s, const bounds *b, const bt_schema_at *at)
 
 /* The items of the prefix, of which as many may come as min and max let; `done` is where they may
  * end.  Returns where all have come. */
-static bt_part prefix(bt_schema *s, const bounds *b, bt_part from, bt_part done,
-                      const bt_schema_at *at)
+static uint32_t prefix(bt_schema *s, const bounds *b, uint32_t from, uint32_t done,
+                       const bt_schema_at *at)
 {
     bt_schema_at here = {.up = at, .key = b->keyword};
 
     for (size_t i = 0; i < b->n_prefix && i < b->max && s->g->st == BT_OK; i++) {
         bt_schema_at place = {.up = &here, .index = i};
         bt_part      item  = bt_schema_read(s, json_array_get(b->prefix, i), &place);
-        bt_part      next  = bt_schema_point(s->g);
+        uint32_t     next  = bt_part_node(s->g);
 
-        if (i > 0 && i >= b->min) bt_schema_join(s->g, from, done);
-        bt_schema_way(s->g, from, i == 0 ? item : bt_schema_next(s, item), next);
+        if (i > 0 && i >= b->min) bt_part_join(s->g, from, done);
+        bt_part_way(s->g, from, i == 0 ? item : bt_schema_next(s, item), next);
         from = next;
     }
     return from;
@@ -70,28 +70,28 @@ static bt_part prefix(bt_schema *s, const bounds *b, bt_part from, bt_part done,
 static bt_part some_items(bt_schema *s, const bounds *b, const bt_schema_at *at)
 {
     bt_parts *g     = s->g;
-    bt_part   start = bt_schema_point(g), done = bt_schema_point(g), from;
-    uint32_t  min = b->min, max = b->max, n = (uint32_t)b->n_prefix, rule;
+    uint32_t  start = bt_part_node(g), done = bt_part_node(g), from, rule;
+    uint32_t  min = b->min, max = b->max, n = (uint32_t)b->n_prefix;
 
     from = prefix(s, b, start, done, at);
     if (max > n) {
         rule = bt_rule_new(g, NULL);
         bt_rule_is(g, rule, read_rest(s, b, at));
         if (n == 0) {
-            bt_part next = bt_schema_point(g);
+            uint32_t next = bt_part_node(g);
 
-            bt_schema_way(g, from, bt_rule_call(g, rule), next);
+            bt_part_way(g, from, bt_rule_call(g, rule), next);
             from = next;
             n    = 1;
         }
-        bt_schema_way(g, from,
-                      bt_part_repeat(g, bt_schema_next(s, bt_rule_call(g, rule)),
-                                     min > n ? min - n : 0, is_unlimited(max) ? max : max - n),
-                      done);
+        bt_part_way(g, from,
+                    bt_part_repeat(g, bt_schema_next(s, bt_rule_call(g, rule)),
+                                   min > n ? min - n : 0, is_unlimited(max) ? max : max - n),
+                    done);
     } else if (min <= max && max > 0) {
-        bt_schema_join(g, from, done);
+        bt_part_join(g, from, done);
     }
-    return (bt_part){start.start, done.start};
+    return (bt_part){start, done};
 }
 
 bt_part bt_schema_array(bt_schema *s, const json_t *schema, const bt_schema_at *at)
@@ -101,8 +101,8 @@ bt_part bt_schema_array(bt_schema *s, const json_t *schema, const bt_schema_at *
     bt_part   some = some_items(s, &b, at), inner = bt_part_never(g);
 
     some = bt_part_then(g, bt_schema_call(s, BT_COMMON_SPACE), some);
-    bt_schema_add(g, inner, some);
-    if (b.min == 0) bt_schema_add(g, inner, bt_part_nothing(g));
+    bt_part_add(g, inner, some);
+    if (b.min == 0) bt_part_add(g, inner, bt_part_nothing(g));
     inner = bt_part_then(g, inner, bt_schema_call(s, BT_COMMON_SPACE));
     return bt_part_then(g, bt_part_text(g, "["), bt_part_then(g, inner, bt_part_text(g, "]")));
 }

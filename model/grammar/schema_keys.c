@@ -13,14 +13,14 @@
 
 /* A node on the way of the name before. */
 typedef struct {
-    bt_part  at;
+    uint32_t at;
     bt_chars goes_on; /* owned: characters that lead on */
     bool     is_name;
 } step;
 
 typedef struct {
     bt_schema *s;
-    bt_part    free, done; /* where a key has left the names; where it ends */
+    uint32_t   free, done; /* where a key has left the names; where it ends */
     step      *way;        /* owned: a node more than the longest name has characters */
     size_t     n_way;
 } trie;
@@ -58,11 +58,10 @@ static void leave_plain(trie *t, step *node)
     taken['"'] = taken['\\'] = true;
     for (uint32_t c = ' '; c <= 0x80; c++) {
         if (c < 0x80 && !taken[c]) continue;
-        if (c > from)
-            bt_schema_way(g, node->at, bt_part_byte(g, (uint8_t)from, (uint8_t)(c - 1)), t->free);
+        if (c > from) bt_part_step(g, node->at, (uint8_t)from, (uint8_t)(c - 1), t->free);
         from = c + 1;
     }
-    bt_schema_way(g, node->at, bt_schema_call(t->s, BT_COMMON_NON_ASCII), t->free);
+    bt_part_way(g, node->at, bt_schema_call(t->s, BT_COMMON_NON_ASCII), t->free);
 }
 
 static void leave(trie *t, step *node)
@@ -70,7 +69,7 @@ static void leave(trie *t, step *node)
     bt_parts *g     = t->s->g;
     bool      plain = true;
 
-    if (!node->is_name) bt_schema_join(g, node->at, t->done);
+    if (!node->is_name) bt_part_join(g, node->at, t->done);
     for (uint32_t i = 0; i < node->goes_on.n; i++)
         plain = plain && is_plain(node->goes_on.at[i].lo);
     if (plain) {
@@ -79,7 +78,7 @@ static void leave(trie *t, step *node)
         bt_chars_add(g, &node->goes_on, 0, ' ' - 1);
         bt_chars_sort(g, &node->goes_on);
         bt_chars_negate(g, &node->goes_on);
-        bt_schema_way(g, node->at, bt_part_json_chars(g, &node->goes_on), t->free);
+        bt_part_way(g, node->at, bt_part_json_chars(g, &node->goes_on), t->free);
     }
     bt_chars_fini(&node->goes_on);
 }
@@ -99,8 +98,8 @@ static void go_on(trie *t, uint32_t c)
 
     bt_chars_add(g, &last->goes_on, c, c);
     bt_chars_add(g, &one, c, c);
-    t->way[t->n_way] = (step){.at = bt_schema_point(g)};
-    bt_schema_way(g, last->at, bt_part_json_chars(g, &one), t->way[t->n_way].at);
+    t->way[t->n_way] = (step){.at = bt_part_node(g)};
+    bt_part_way(g, last->at, bt_part_json_chars(g, &one), t->way[t->n_way].at);
     bt_chars_fini(&one);
     t->n_way++;
 }
@@ -147,14 +146,15 @@ static void add_free(trie *t)
     step free_node = {.at = t->free};
 
     leave_plain(t, &free_node);
-    bt_schema_join(t->s->g, t->free, t->done);
+    bt_part_join(t->s->g, t->free, t->done);
 }
 
 bt_part bt_schema_other_keys(bt_schema *s, const json_t *names)
 {
     bt_parts    *g     = s->g;
-    trie         t     = {.s = s, .free = bt_schema_point(g), .done = bt_schema_point(g)};
-    bt_part      start = bt_schema_point(g), key;
+    trie         t     = {.s = s, .free = bt_part_node(g), .done = bt_part_node(g)};
+    uint32_t     start = bt_part_node(g);
+    bt_part      key;
     size_t       n, longest;
     const char **list = sorted(names, &n, &longest);
 
@@ -171,6 +171,6 @@ bt_part bt_schema_other_keys(bt_schema *s, const json_t *names)
     }
     bt_free(list);
     bt_free(t.way);
-    key = bt_part_then(g, bt_part_text(g, "\""), (bt_part){start.start, t.done.start});
+    key = bt_part_then(g, bt_part_text(g, "\""), (bt_part){start, t.done});
     return bt_part_then(g, key, bt_part_text(g, "\""));
 }

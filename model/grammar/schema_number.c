@@ -3,7 +3,7 @@
  * Bounds are decimals, and so is the text: it is compared digit by digit.  A number is a sign and a
  * magnitude between two magnitudes.  Beside how many digits there are, what matters is whether
  * those so far are the lower bound's (so that no less may follow), the upper bound's, both, or
- * neither, and then the rest is free: four rows of points, with a step per digit.
+ * neither, and then the rest is free: four rows of nodes, with a step per digit.
  *
  * A bound of 1e18 or more is beyond all numbers that come then.  Within bounds come no exponents,
  * and only so many digits behind the point that a number which differs from a bound that is
@@ -120,20 +120,20 @@ typedef struct {
     bound     lo, hi; /* lo is given */
     uint32_t  most_fraction;
     bool      integer;
-    bt_part   free_whole[MOST_WHOLE + 1]; /* so many digits are to come before the point */
-    bt_part   free_fraction[ROOM + 1];    /* so many are behind it already */
-    bt_part   done;
+    uint32_t  free_whole[MOST_WHOLE + 1]; /* so many digits are to come before the point */
+    uint32_t  free_fraction[ROOM + 1];    /* so many are behind it already */
+    uint32_t  done;
 } range;
 
-/* A place among the digits: a point for each row, or none.  Row 0 is the free one. */
+/* A place among the digits: a node for each row, or none.  Row 0 is the free one. */
 typedef struct {
-    bool    is[ROWS];
-    bt_part at[ROWS];
+    bool     is[ROWS];
+    uint32_t at[ROWS];
 } places;
 
 /* A digit more, of lo..hi as far as no row says otherwise; in the free row one goes to `free`. */
 static places advance(range *r, const places *from, char lo, char hi, char tight_lo, char tight_hi,
-                      bt_part free_next)
+                      uint32_t free_next)
 {
     places next = {.is = {true}, .at = {free_next}};
 
@@ -147,10 +147,9 @@ static places advance(range *r, const places *from, char lo, char hi, char tight
             if ((row & TIGHT_LO) != 0 && d == tight_lo) to |= TIGHT_LO;
             if ((row & TIGHT_HI) != 0 && d == tight_hi) to |= TIGHT_HI;
             end = to != 0 ? d : (row & TIGHT_HI) != 0 ? (char)(last - 1) : last;
-            if (!next.is[to]) next.at[to] = bt_schema_point(r->g);
+            if (!next.is[to]) next.at[to] = bt_part_node(r->g);
             next.is[to] = true;
-            bt_schema_way(r->g, from->at[row], bt_part_byte(r->g, (uint8_t)d, (uint8_t)end),
-                          next.at[to]);
+            bt_part_step(r->g, from->at[row], (uint8_t)d, (uint8_t)end, next.at[to]);
         }
     }
     return next;
@@ -174,7 +173,7 @@ static bool may_end(const range *r, uint32_t row, uint32_t i)
 static void end_rows(range *r, const places *p, uint32_t i, bool free_too)
 {
     for (uint32_t row = free_too ? 0 : 1; row < ROWS; row++)
-        if (p->is[row] && may_end(r, row, i)) bt_schema_join(r->g, p->at[row], r->done);
+        if (p->is[row] && may_end(r, row, i)) bt_part_join(r->g, p->at[row], r->done);
 }
 
 /* Behind the last digit before the point. */
@@ -188,8 +187,8 @@ static void add_fraction(range *r, places p)
     for (uint32_t row = 1; row < ROWS; row++) {
         if (!p.is[row]) continue;
         behind.is[row] = true;
-        behind.at[row] = bt_schema_point(r->g);
-        bt_schema_way(r->g, p.at[row], bt_part_text(r->g, "."), behind.at[row]);
+        behind.at[row] = bt_part_node(r->g);
+        bt_part_step(r->g, p.at[row], '.', '.', behind.at[row]);
     }
     while (i < r->most_fraction && (behind.is[1] || behind.is[2] || behind.is[3])) {
         behind.is[0] = false; /* its digits are there already */
@@ -206,23 +205,22 @@ static void add_free(range *r)
     bt_parts *g = r->g;
 
     for (uint32_t i = 0; i <= MOST_WHOLE; i++) {
-        r->free_whole[i] = bt_schema_point(g);
-        if (i > 0)
-            bt_schema_way(g, r->free_whole[i], bt_part_byte(g, '0', '9'), r->free_whole[i - 1]);
+        r->free_whole[i] = bt_part_node(g);
+        if (i > 0) bt_part_step(g, r->free_whole[i], '0', '9', r->free_whole[i - 1]);
     }
-    bt_schema_join(g, r->free_whole[0], r->done);
+    bt_part_join(g, r->free_whole[0], r->done);
     if (r->integer || r->most_fraction == 0) return;
     for (uint32_t i = 0; i <= r->most_fraction; i++) {
-        r->free_fraction[i] = bt_schema_point(g);
+        r->free_fraction[i] = bt_part_node(g);
         if (i == 0) continue;
-        bt_schema_way(g, r->free_fraction[i - 1], bt_part_byte(g, '0', '9'), r->free_fraction[i]);
-        bt_schema_join(g, r->free_fraction[i], r->done);
+        bt_part_step(g, r->free_fraction[i - 1], '0', '9', r->free_fraction[i]);
+        bt_part_join(g, r->free_fraction[i], r->done);
     }
-    bt_schema_way(g, r->free_whole[0], bt_part_text(g, "."), r->free_fraction[0]);
+    bt_part_step(g, r->free_whole[0], '.', '.', r->free_fraction[0]);
 }
 
 /* Numbers of n digits before the point. */
-static void add_length(range *r, bt_part start, uint32_t n)
+static void add_length(range *r, uint32_t start, uint32_t n)
 {
     uint32_t row =
         (n == r->lo.n_whole ? TIGHT_LO : 0u) | (r->hi.given && n == r->hi.n_whole ? TIGHT_HI : 0u);
@@ -242,15 +240,15 @@ static bt_part magnitudes(bt_parts *g, const bound *lo, const bound *hi, uint32_
                           bool integer)
 {
     range    r     = {.g = g, .lo = *lo, .hi = *hi, .integer = integer};
-    bt_part  start = bt_schema_point(g);
+    uint32_t start = bt_part_node(g);
     uint32_t most  = hi->given ? hi->n_whole : MOST_WHOLE;
 
-    r.done          = bt_schema_point(g);
+    r.done          = bt_part_node(g);
     r.most_fraction = most_fraction;
     add_free(&r);
     for (uint32_t n = lo->n_whole; n <= most && g->st == BT_OK; n++)
         add_length(&r, start, n);
-    return (bt_part){start.start, r.done.start};
+    return (bt_part){start, r.done};
 }
 
 /* ---- both signs */
@@ -280,12 +278,12 @@ static bt_part between(bt_parts *g, const bound *lo, const bound *hi, bool integ
     above_zero          = zero;
     above_zero.excluded = true;
     if (!hi->given || !hi->negative)
-        bt_schema_add(g, part,
-                      magnitudes(g, lo->given && !lo->negative ? lo : &zero, hi, n, integer));
+        bt_part_add(g, part,
+                    magnitudes(g, lo->given && !lo->negative ? lo : &zero, hi, n, integer));
     if (!lo->given || lo->negative) {
         below = magnitudes(g, hi->given && hi->negative ? hi : &above_zero, lo->given ? lo : &none,
                            n, integer);
-        bt_schema_add(g, part, bt_part_then(g, bt_part_text(g, "-"), below));
+        bt_part_add(g, part, bt_part_then(g, bt_part_text(g, "-"), below));
     }
     return part;
 }

@@ -1,7 +1,7 @@
 /* model/grammar/schema_object.c - objects of a JSON schema.
  *
  * Members come in the order in which the schema names them; which of them came is known only as
- * far as "none yet" or "some", which is what a comma asks.  So there are two rows of points, one
+ * far as "none yet" or "some", which is what a comma asks.  So there are two rows of nodes, one
  * for each, with a step per property, and the grammar grows with the schema:
  *
  *   none[0] - member 0 -> some[1]      none[0] -> none[1]   where it may be missing
@@ -119,7 +119,7 @@ static uint32_t read_other(bt_schema *s, const members *m, const bt_schema_at *a
 }
 
 /* Where the named ones are through: `none` and `some`. */
-static void add_named(bt_schema *s, const members *m, bt_part *none, bt_part *some,
+static void add_named(bt_schema *s, const members *m, uint32_t *none, uint32_t *some,
                       const bt_schema_at *at)
 {
     bt_parts   *g = s->g;
@@ -129,14 +129,14 @@ static void add_named(bt_schema *s, const members *m, bt_part *none, bt_part *so
     json_object_foreach(m->members, name, schema)
     {
         uint32_t rule      = read_member(s, name, schema, at);
-        bt_part  next_none = bt_schema_point(g), next_some = bt_schema_point(g);
+        uint32_t next_none = bt_part_node(g), next_some = bt_part_node(g);
 
         if (g->st != BT_OK) return;
-        bt_schema_way(g, *none, bt_rule_call(g, rule), next_some);
-        bt_schema_way(g, *some, bt_schema_next(s, bt_rule_call(g, rule)), next_some);
+        bt_part_way(g, *none, bt_rule_call(g, rule), next_some);
+        bt_part_way(g, *some, bt_schema_next(s, bt_rule_call(g, rule)), next_some);
         if (json_object_get(m->required, name) == NULL) {
-            bt_schema_join(g, *none, next_none);
-            bt_schema_join(g, *some, next_some);
+            bt_part_join(g, *none, next_none);
+            bt_part_join(g, *some, next_some);
         }
         *none = next_none;
         *some = next_some;
@@ -144,7 +144,7 @@ static void add_named(bt_schema *s, const members *m, bt_part *none, bt_part *so
 }
 
 /* Other members behind those; done: the end of an object that has any. */
-static void add_others(bt_schema *s, const members *m, bt_part none, bt_part some, bt_part done,
+static void add_others(bt_schema *s, const members *m, uint32_t none, uint32_t some, uint32_t done,
                        const bt_schema_at *at)
 {
     bt_parts *g    = s->g;
@@ -152,28 +152,28 @@ static void add_others(bt_schema *s, const members *m, bt_part none, bt_part som
     uint32_t  most = m->max == BT_UNLIMITED ? m->max : m->max - fixed;
     bt_part   more = bt_schema_next(s, bt_rule_call(g, rule));
 
-    bt_schema_way(g, some, bt_part_repeat(g, more, 0, most), done);
+    bt_part_way(g, some, bt_part_repeat(g, more, 0, most), done);
     if (most == 0) return;
     more = bt_schema_next(s, bt_rule_call(g, rule));
     more = bt_part_repeat(g, more, 0, most == BT_UNLIMITED ? most : most - 1);
-    bt_schema_way(g, none, bt_part_then(g, bt_rule_call(g, rule), more), done);
+    bt_part_way(g, none, bt_part_then(g, bt_rule_call(g, rule), more), done);
 }
 
 bt_part bt_schema_object(bt_schema *s, const json_t *schema, const bt_schema_at *at)
 {
     bt_parts *g     = s->g;
     members   m     = read_members(s, schema, at);
-    bt_part   inner = bt_part_never(g), start = bt_schema_point(g), none = start;
-    bt_part   some = bt_schema_point(g), done = bt_schema_point(g), body;
+    bt_part   inner = bt_part_never(g), body;
+    uint32_t  start = bt_part_node(g), done = bt_part_node(g);
+    uint32_t  none = start, some = bt_part_node(g);
 
     if (g->st == BT_OK) {
         add_named(s, &m, &none, &some, at);
-        bt_schema_join(g, some, done);
+        bt_part_join(g, some, done);
         if (m.additional != NULL) add_others(s, &m, none, some, done, at);
-        body =
-            bt_part_then(g, bt_schema_call(s, BT_COMMON_SPACE), (bt_part){start.start, done.start});
-        bt_schema_add(g, inner, body);
-        if (m.min == 0 && m.n_required == 0) bt_schema_add(g, inner, bt_part_nothing(g));
+        body = bt_part_then(g, bt_schema_call(s, BT_COMMON_SPACE), (bt_part){start, done});
+        bt_part_add(g, inner, body);
+        if (m.min == 0 && m.n_required == 0) bt_part_add(g, inner, bt_part_nothing(g));
         inner = bt_part_then(g, inner, bt_schema_call(s, BT_COMMON_SPACE));
     }
     members_fini(&m);

@@ -19,7 +19,7 @@ static bt_part one_of(bt_parts *g, const char *bytes)
     bt_part part = bt_part_never(g);
 
     for (; *bytes != '\0'; bytes++)
-        bt_schema_add(g, part, bt_part_byte(g, (uint8_t)*bytes, (uint8_t)*bytes));
+        bt_part_step(g, part.start, (uint8_t)*bytes, (uint8_t)*bytes, part.end);
     return part;
 }
 
@@ -161,13 +161,13 @@ static bt_part any(bt_schema *s)
     key = bt_part_then(g, key, bt_schema_call(s, BT_COMMON_SPACE));
     bt_rule_is(g, member, bt_part_then(g, key, bt_schema_call(s, BT_COMMON_ANY)));
     bt_rule_is(g, item, bt_schema_call(s, BT_COMMON_ANY));
-    bt_schema_add(g, part, bracketed(s, "{", member, "}"));
-    bt_schema_add(g, part, bracketed(s, "[", item, "]"));
-    bt_schema_add(g, part, bt_schema_call(s, BT_COMMON_STRING));
-    bt_schema_add(g, part, bt_schema_call(s, BT_COMMON_NUMBER));
-    bt_schema_add(g, part, bt_part_text(g, "true"));
-    bt_schema_add(g, part, bt_part_text(g, "false"));
-    bt_schema_add(g, part, bt_part_text(g, "null"));
+    bt_part_add(g, part, bracketed(s, "{", member, "}"));
+    bt_part_add(g, part, bracketed(s, "[", item, "]"));
+    bt_part_add(g, part, bt_schema_call(s, BT_COMMON_STRING));
+    bt_part_add(g, part, bt_schema_call(s, BT_COMMON_NUMBER));
+    bt_part_add(g, part, bt_part_text(g, "true"));
+    bt_part_add(g, part, bt_part_text(g, "false"));
+    bt_part_add(g, part, bt_part_text(g, "null"));
     return part;
 }
 

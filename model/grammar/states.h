@@ -58,6 +58,7 @@ bt_status bt_states_copy(const bt_states *s, uint32_t n, const uint32_t *states,
 typedef struct {
     bt_reading     *open, *kept, *seen; /* owned */
     uint32_t        n_open, n_kept, n_seen;
+    size_t          n_edges; /* looked at */
     uint32_t        open_capacity, kept_capacity, seen_capacity;
     bt_number_table seen_table; /* of those seen, by number from 1 on */
     bool            accepts;

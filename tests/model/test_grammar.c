@@ -258,6 +258,27 @@ static void chars_are_exactly_their_code_points(void)
         }
 }
 
+/* Of a thousand ranges, 64 of a leading pair of bytes; a text of one is read in one way. */
+static void chars_share_the_bytes_that_they_begin_with(void)
+{
+    bt_parts    g   = {0};
+    bt_chars    set = {0};
+    char        why[BT_GRAMMAR_WHY_BYTES];
+    bt_part     one;
+    bt_matcher *m;
+
+    for (uint32_t c = 0x4E00; c < 0x4E00 + 2000; c += 2)
+        bt_chars_add(&g, &set, c, c);
+    one = bt_part_chars(&g, &set);
+    EXPECT(g.n_nodes <= 2 + 2 + 2000 / 64 + 1);
+    m = matcher_of(&g, bt_part_repeat(&g, one, 1, BT_UNLIMITED), NULL, why);
+    EXPECT_VERDICT(m, "\xe4\xb8\x80\xe5\x80\x80\xe4\xb8\x82", ACCEPTS);
+    EXPECT_VERDICT(m, "\xe4\xb8\x81", REFUSES);
+    EXPECT_VERDICT(m, "\xe4\xb8\x80\xe5\x80\x81", REFUSES);
+    bt_matcher_destroy(m);
+    bt_chars_fini(&set);
+}
+
 static void chars_of_json_are_escaped_where_they_must_be(void)
 {
     bt_parts    g   = {0};
@@ -516,6 +537,7 @@ static const bt_test TESTS[] = {
     BT_TEST(matcher_of_a_list_that_calls_itself_last_stays_small),
     BT_TEST(matcher_gives_up_on_what_is_read_in_too_many_ways),
     BT_TEST(chars_are_exactly_their_code_points),
+    BT_TEST(chars_share_the_bytes_that_they_begin_with),
     BT_TEST(chars_of_json_are_escaped_where_they_must_be),
     BT_TEST(mask_allows_exactly_the_tokens_that_may_follow),
     BT_TEST(mask_of_plain_texts_is_that_of_their_bytes),

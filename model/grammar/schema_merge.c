@@ -80,9 +80,28 @@ static bool says_nothing(const json_t *v)
     return json_is_true(v) || (json_is_object(v) && json_object_size(v) == 0);
 }
 
-static bool is_refused(uint32_t kind, const json_t *value)
+/* Of names, which are strings. */
+static bool says_nothing_of_names(const json_t *v)
 {
-    return kind == REFUSED || (kind == REFUSED_FILLED && !says_nothing(value));
+    const char *keyword;
+    json_t     *value;
+
+    if (!json_is_object(v)) return json_is_true(v);
+    json_object_foreach((json_t *)v, keyword, value)
+    {
+        bool is_string = strcmp(keyword, "type") == 0 && json_is_string(value) &&
+                         strcmp(json_string_value(value), "string") == 0;
+
+        if (!is_string && kind_of(keyword, value) != 0) return false;
+    }
+    return true;
+}
+
+static bool is_refused(const char *keyword, uint32_t kind, const json_t *value)
+{
+    if (kind != REFUSED_FILLED) return kind == REFUSED;
+    return strcmp(keyword, "propertyNames") == 0 ? !says_nothing_of_names(value)
+                                                 : !says_nothing(value);
 }
 
 uint32_t bt_schema_check_keywords(bt_schema *s, const json_t *schema, const bt_schema_at *at)
@@ -96,7 +115,7 @@ uint32_t bt_schema_check_keywords(bt_schema *s, const json_t *schema, const bt_s
         uint32_t kind = kind_of(keyword, value);
 
         if (!bt_schema_step(s, at, 1)) break;
-        if (is_refused(kind, value) && (schema != s->root || strcmp(keyword, "$id") != 0))
+        if (is_refused(keyword, kind, value) && (schema != s->root || strcmp(keyword, "$id") != 0))
             bt_schema_refuse(s, at, "\"%s\" is not supported", keyword);
         spoken |= kind & BT_TYPE_ALL;
     }

@@ -1,7 +1,8 @@
 /* model/grammar/schema_string.c - strings of a JSON schema: lengths, patterns, formats.
  *
  * Formats are regular expressions that let through part of what is valid, and nothing else: dates
- * of the years 1000 to 2999 that every year has, names of hosts without doubled hyphens. */
+ * of the years 1000 to 2999 that every year has, names of hosts without doubled hyphens.  Beside a
+ * pattern, which says it more exactly, a format is what the standard calls it: an annotation. */
 #include <stdio.h>
 #include <string.h>
 
@@ -19,46 +20,68 @@
 #define LABEL   "[A-Za-z0-9]{1,20}(?:-[A-Za-z0-9]{1,20}){0,2}"
 #define TOP     "[A-Za-z][A-Za-z0-9]{0,19}"
 #define ATOM    "[A-Za-z0-9_%+-]{1,20}"
-#define URI     "(?:[A-Za-z0-9._~!$&'()*+,;=:@-]|%[0-9A-F]{2})*"
 #define NUMBER  "[0-9]{1,6}"
 #define MINUTES NUMBER "M(?:" NUMBER "S)?"
 #define CLOCK   "T(?:" NUMBER "H(?:" MINUTES ")?|" MINUTES "|" NUMBER "S)"
 #define MONTHS  NUMBER "M(?:" NUMBER "D)?"
 #define SPAN    "(?:" NUMBER "D|" MONTHS "|" NUMBER "Y(?:" MONTHS ")?)"
 
+#define DURATION "P(?:" SPAN "(?:" CLOCK ")?|" CLOCK "|" NUMBER "W)" /* RFC 3339, appendix A */
+#define UUID     "[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
+#define IPV4     BYTE "(?:\\." BYTE "){3}"
+#define IPV6                                                                                  \
+    "(?:" GROUP ":){7}" GROUP "|(?:" GROUP ":){1,7}:|(?:" GROUP ":){1,6}:" GROUP "|(?:" GROUP \
+    ":){1,5}(?::" GROUP "){2}|(?:" GROUP ":){1,4}(?::" GROUP "){3}"                           \
+    "|(?:" GROUP ":){1,3}(?::" GROUP "){4}|(?:" GROUP ":){1,2}(?::" GROUP "){5}"              \
+    "|" GROUP ":(?::" GROUP "){6}|:(?::" GROUP "){1,7}|::"
+#define HOSTNAME "(?:" LABEL "\\.){0,3}" TOP
+#define EMAIL    ATOM "(?:\\." ATOM "){0,2}@(?:" LABEL "\\.){1,3}" TOP
+#define ORIGIN   "[a-z][a-z0-9+.-]{0,15}://" HOSTNAME "(?::[1-9][0-9]{0,3})?"
+#define SIGN     "(?:[A-Za-z0-9._~!$&'()*+,;=:@-]|%[0-9A-F]{2})" /* of a URI */
+#define URI      ORIGIN "(?:/" SIGN "*)*(?:\\?" SIGN "*)?(?:#" SIGN "*)?"
+#define BRIEF    ORIGIN "(?:/(?:/|" SIGN "){0,300})?(?:\\?" SIGN "{0,200})?(?:#" SIGN "{0,80})?"
+
+/* min, max: of the characters that come.  Of two of a name, the first within a schema's bounds is
+ * taken. */
 static const struct {
     const char *name, *regex;
+    uint32_t    min, max;
 } FORMATS[] = {
-    {"date",      DATE                                                         },
-    {"time",      TIME                                                         },
-    {"date-time", DATE "T" TIME                                                },
-    {"duration",  "P(?:" SPAN "(?:" CLOCK ")?|" CLOCK "|" NUMBER "W)"          }, /* RFC 3339, appendix A */
-    {"uuid",      "[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"       },
-    {"ipv4",      BYTE "(?:\\." BYTE "){3}"                                    },
-    {"ipv6",      "(?:" GROUP ":){7}" GROUP "|(?:" GROUP ":){1,7}:|(?:" GROUP ":){1,6}:" GROUP
-             "|(?:" GROUP ":){1,5}(?::" GROUP "){2}|(?:" GROUP ":){1,4}(?::" GROUP "){3}"
-             "|(?:" GROUP ":){1,3}(?::" GROUP "){4}|(?:" GROUP ":){1,2}(?::" GROUP "){5}"
-             "|" GROUP ":(?::" GROUP "){6}|:(?::" GROUP "){1,7}|::"},
-    {"hostname",  "(?:" LABEL "\\.){0,3}" TOP                                  },
-    {"email",     ATOM "(?:\\." ATOM "){0,2}@(?:" LABEL "\\.){1,3}" TOP        },
-    {"uri",       "[a-z][a-z0-9+.-]{0,15}://(?:" LABEL "\\.){0,3}" TOP "(?::[1-9][0-9]{0,3})?"
-            "(?:/" URI ")*(?:\\?" URI ")?(?:#" URI ")?"             },
+    {"date",      DATE,          10, 10          },
+    {"time",      TIME,          9,  21          },
+    {"date-time", DATE "T" TIME, 20, 32          },
+    {"duration",  DURATION,      3,  44          },
+    {"uuid",      UUID,          36, 36          },
+    {"ipv4",      IPV4,          7,  15          },
+    {"ipv6",      IPV6,          2,  39          },
+    {"hostname",  HOSTNAME,      1,  209         },
+    {"email",     EMAIL,         5,  272         },
+    {"uri",       URI,           5,  BT_UNLIMITED},
+    {"uri",       BRIEF,         5,  1976        },
 };
+enum { N_FORMATS = sizeof(FORMATS) / sizeof(FORMATS[0]) };
 
-/* NULL: it is an annotation. */
-static const char *regex_of(const json_t *format)
+/* Its row, if texts of it have min to max characters; N_FORMATS: there is none. */
+static size_t find_format(const json_t *format, uint32_t min, uint32_t max)
 {
     const char *name = json_string_value(format);
+    size_t      i    = name == NULL ? N_FORMATS : 0;
 
-    for (size_t i = 0; name != NULL && i < sizeof(FORMATS) / sizeof(FORMATS[0]); i++)
-        if (strcmp(FORMATS[i].name, name) == 0) return FORMATS[i].regex;
-    return NULL;
+    while (i < N_FORMATS &&
+           (strcmp(FORMATS[i].name, name) != 0 || FORMATS[i].min < min || FORMATS[i].max > max))
+        i++;
+    return i;
+}
+
+static bool is_known(const json_t *format)
+{
+    return find_format(format, 0, BT_UNLIMITED) < N_FORMATS;
 }
 
 /* What is no string is kept, so that it is refused. */
 bool bt_schema_is_format(const json_t *format)
 {
-    return !json_is_string(format) || regex_of(format) != NULL;
+    return !json_is_string(format) || is_known(format);
 }
 
 static bt_part quoted(bt_parts *g, bt_part inner)
@@ -67,15 +90,24 @@ static bt_part quoted(bt_parts *g, bt_part inner)
     return bt_part_then(g, inner, bt_part_text(g, "\""));
 }
 
-static bt_part with_format(bt_schema *s, const json_t *format)
+static bt_part with_format(bt_schema *s, const json_t *format, uint32_t min, uint32_t max,
+                           const bt_schema_at *at)
 {
-    const char *regex = regex_of(format);
-    char        key[32];
-    uint32_t    rule;
+    size_t   i = find_format(format, min, max);
+    char     key[32];
+    uint32_t rule;
 
-    snprintf(key, sizeof(key), "format %s", json_string_value(format));
+    if (i == N_FORMATS) {
+        bt_schema_refuse(s, at,
+                         "\"format\" with a minLength or maxLength that some texts of it would not "
+                         "keep: not supported");
+        return bt_part_never(s->g);
+    }
+    snprintf(key, sizeof(key), "format %zu", i);
     if (!bt_schema_memo(s, key, &rule))
-        bt_rule_is(s->g, rule, quoted(s->g, bt_read_regex(s->g, regex, strlen(regex), true, true)));
+        bt_rule_is(s->g, rule,
+                   quoted(s->g, bt_read_regex(s->g, FORMATS[i].regex, strlen(FORMATS[i].regex),
+                                              true, true)));
     return bt_rule_call(s->g, rule);
 }
 
@@ -121,12 +153,9 @@ bt_part bt_schema_string(bt_schema *s, const json_t *schema, const bt_schema_at 
         bt_schema_unexpected(s, schema, "pattern", at, "a regular expression");
     if (format != NULL && !json_is_string(format))
         bt_schema_unexpected(s, schema, "format", at, "the name of a format");
-    if (s->g->st == BT_OK && regex_of(format) == NULL) format = NULL;
-    if ((pattern != NULL) + (format != NULL) + lengths > 1)
-        bt_schema_refuse(s, at,
-                         "only one of \"pattern\", \"format\" and minLength or maxLength is "
-                         "supported at a time");
+    if (pattern != NULL && lengths)
+        bt_schema_refuse(s, at, "\"pattern\" beside minLength or maxLength is not supported");
     if (s->g->st != BT_OK) return bt_part_never(s->g);
     if (pattern != NULL) return with_pattern(s, pattern, &here);
-    return format != NULL ? with_format(s, format) : with_length(s, min, max);
+    return is_known(format) ? with_format(s, format, min, max, at) : with_length(s, min, max);
 }

@@ -142,7 +142,7 @@ FORMAT_INSTANCES = {
     "ipv6": ["::", "::1", "1::", "2001:db8::ff00:42:8329", "1:2:3:4:5:6:7:8", "1::8", "1:2:3:4:5:6:7::", "::2:3:4:5:6:7:8"],
     "email": ["a@b.cd", "first.last+tag@mail.example.com"],
     "hostname": ["localhost", "a-b.example.com"],
-    "uri": ["https://example.com/a/b?x=1#f", "http://localhost:8080", "s3://bucket/key%20x"],
+    "uri": ["https://example.com/a//b?x=1#f", "http://a?#", "http://localhost:8080", "s3://bucket/key%20x"],
     "duration": ["P1D", "PT5M", "P1Y2M3DT4H5M6S", "P4W"],
 }
 BAD_FORMATS = {
@@ -230,6 +230,18 @@ def check_formats(walk):
             except ValueError as e:
                 fail(name, "lets through", repr(text), e)
         check_case(walk, schema, FORMAT_INSTANCES[name], [json.dumps(text) for text in BAD_FORMATS[name]])
+        check_lengths(walk, name)
+
+
+def check_lengths(walk, name):
+    """The tightest bounds that are taken hold."""
+    def is_taken(**bounds):
+        return "refused" not in walk.ask({"type": "string", "format": name, **bounds}, 0)
+    low = max(n for n in range(50) if is_taken(minLength=n))
+    high = min(n for n in range(2084) if is_taken(maxLength=n))
+    schema = {"type": "string", "format": name, "minLength": low, "maxLength": high}
+    check_case(walk, schema, FORMAT_INSTANCES[name], [json.dumps(text) for text in BAD_FORMATS[name]])
+    check_walks(schema, walk.ask(schema, 300)["walks"])
 
 
 # ---- bounds

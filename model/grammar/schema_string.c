@@ -1,7 +1,7 @@
 /* model/grammar/schema_string.c - strings of a JSON schema: lengths, patterns, formats.
  *
  * Formats are regular expressions that let through part of what is valid, and nothing else: dates
- * of the years 1000 to 2999 that every year has, names of hosts without doubled hyphens.  Beside a
+ * of the years 1000 to 2999, names of at most four labels of at most four words.  Beside a
  * pattern, which says it more exactly, a format is what the standard calls it: an annotation. */
 #include <stdio.h>
 #include <string.h>
@@ -12,14 +12,21 @@
 #define DAY                                                                                  \
     "(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)" \
     "|02-(?:0[1-9]|1[0-9]|2[0-8]))"
-#define DATE    "[12][0-9]{3}-" DAY
-#define HOUR    "(?:[01][0-9]|2[0-3])"
-#define TIME    HOUR ":[0-5][0-9]:[0-5][0-9](?:\\.[0-9]{1,6})?(?:Z|[+-]" HOUR ":[0-5][0-9])"
-#define BYTE    "(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
-#define GROUP   "[0-9a-fA-F]{1,4}"
-#define LABEL   "[A-Za-z0-9]{1,20}(?:-[A-Za-z0-9]{1,20}){0,2}"
-#define TOP     "[A-Za-z][A-Za-z0-9]{0,19}"
-#define ATOM    "[A-Za-z0-9_%+-]{1,20}"
+#define LEAP   "(?:[12][0-9](?:0[48]|[2468][048]|[13579][26])|(?:1[26]|2[048])00)-02-29"
+#define DATE   "(?:[12][0-9]{3}-" DAY "|" LEAP ")"
+#define HOUR   "(?:[01][0-9]|2[0-3])"
+#define TIME   HOUR ":[0-5][0-9]:[0-5][0-9](?:\\.[0-9]{1,9})?(?:Z|[+-]" HOUR ":[0-5][0-9])"
+#define BYTE   "(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
+#define GROUP  "[0-9a-fA-F]{1,4}"
+#define LETTER "[A-Za-z0-9]"
+#define LABEL                                               \
+    "(?:" LETTER "{1,63}|" LETTER "{1,31}-" LETTER "{1,31}" \
+    "|" LETTER "{1,20}(?:-" LETTER "{1,20}){2}|" LETTER "{1,15}(?:-" LETTER "{1,15}){3})"
+#define TOP  "[A-Za-z][A-Za-z0-9]{0,19}"
+#define ATOM "[A-Za-z0-9_%+'-]"
+#define LOCAL                                           \
+    "(?:" ATOM "{1,64}|" ATOM "{1,31}\\." ATOM "{1,31}" \
+    "|" ATOM "{1,20}(?:\\." ATOM "{1,20}){2}|" ATOM "{1,15}(?:\\." ATOM "{1,15}){3})"
 #define NUMBER  "[0-9]{1,6}"
 #define MINUTES NUMBER "M(?:" NUMBER "S)?"
 #define CLOCK   "T(?:" NUMBER "H(?:" MINUTES ")?|" MINUTES "|" NUMBER "S)"
@@ -35,9 +42,10 @@
     "|(?:" GROUP ":){1,3}(?::" GROUP "){4}|(?:" GROUP ":){1,2}(?::" GROUP "){5}"              \
     "|" GROUP ":(?::" GROUP "){6}|:(?::" GROUP "){1,7}|::"
 #define HOSTNAME "(?:" LABEL "\\.){0,3}" TOP
-#define EMAIL    ATOM "(?:\\." ATOM "){0,2}@(?:" LABEL "\\.){1,3}" TOP
-#define ORIGIN   "[a-z][a-z0-9+.-]{0,15}://" HOSTNAME "(?::[1-9][0-9]{0,3})?"
-#define SIGN     "(?:[A-Za-z0-9._~!$&'()*+,;=:@-]|%[0-9A-F]{2})" /* of a URI */
+#define EMAIL    LOCAL "@(?:" LABEL "\\.){1,3}" TOP
+#define PORT     "(?:[1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3})"
+#define ORIGIN   "[a-z][a-z0-9+.-]{0,15}://(?:" HOSTNAME "|" IPV4 ")(?::" PORT ")?"
+#define SIGN     "(?:[A-Za-z0-9._~!$&'()*+,;=:@-]|%[0-9A-Fa-f]{2})" /* of a URI */
 #define URI      ORIGIN "(?:/" SIGN "*)*(?:\\?" SIGN "*)?(?:#" SIGN "*)?"
 #define BRIEF    ORIGIN "(?:/(?:/|" SIGN "){0,300})?(?:\\?" SIGN "{0,200})?(?:#" SIGN "{0,80})?"
 
@@ -48,16 +56,16 @@ static const struct {
     uint32_t    min, max;
 } FORMATS[] = {
     {"date",      DATE,          10, 10          },
-    {"time",      TIME,          9,  21          },
-    {"date-time", DATE "T" TIME, 20, 32          },
+    {"time",      TIME,          9,  24          },
+    {"date-time", DATE "T" TIME, 20, 35          },
     {"duration",  DURATION,      3,  44          },
     {"uuid",      UUID,          36, 36          },
     {"ipv4",      IPV4,          7,  15          },
     {"ipv6",      IPV6,          2,  39          },
-    {"hostname",  HOSTNAME,      1,  209         },
-    {"email",     EMAIL,         5,  272         },
+    {"hostname",  HOSTNAME,      1,  212         },
+    {"email",     EMAIL,         5,  277         },
     {"uri",       URI,           5,  BT_UNLIMITED},
-    {"uri",       BRIEF,         5,  1976        },
+    {"uri",       BRIEF,         5,  1980        },
 };
 enum { N_FORMATS = sizeof(FORMATS) / sizeof(FORMATS[0]) };
 

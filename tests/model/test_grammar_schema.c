@@ -162,7 +162,7 @@ static void schema_that_cannot_be_kept_is_refused_by_name(void)
         {"{\"pattern\":\"a\",\"maxLength\":5}",                                        "\"pattern\" beside minLength or"                             },
         {"{\"format\":\"date\",\"maxLength\":5}",                                      "\"format\" with a minLength or"                              },
         {"{\"format\":\"email\",\"minLength\":6}",                                     "\"format\" with a minLength or"                              },
-        {"{\"format\":\"uri\",\"maxLength\":1975}",                                    "\"format\" with a minLength or"                              },
+        {"{\"format\":\"uri\",\"maxLength\":1979}",                                    "\"format\" with a minLength or"                              },
         {"{\"format\":5}",                                                             "at #/format: expected the name of a format"                  },
         {"{\"properties\":{\"a\":{}},\"additionalProperties\":false,\"allOf\":[{\"properties\":{"
          "\"b\":{}}}]}",                                                      "\"additionalProperties\" beside properties of another schema"},

@@ -9,7 +9,7 @@
 enum {
     N_MASKS      = 64,     /* that are kept */
     READING_WORK = 16,     /* of following one, where looking at an edge is 1 */
-    MOST_WORK    = 1 << 25 /* for a mask or a text: some tenths of a second */
+    MOST_WORK    = 1 << 26 /* for a mask or a text: some tenths of a second */
 };
 
 typedef struct {

@@ -44,15 +44,16 @@ static void follow(bt_matcher *m, const char *text, size_t n)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
 {
-    static const read_fn READ[] = {read_regex,   read_somewhere,      read_pattern,
-                                   bt_read_ebnf, bt_read_json_schema, bt_read_choice};
-    bt_parts             g      = {0};
-    bt_grammar          *packed = NULL;
-    bt_matcher          *m      = NULL;
-    char                 why[BT_GRAMMAR_WHY_BYTES] = "";
-    size_t               n_read;
-    bt_part              whole;
-    bt_status            st;
+    static const read_fn READ[] = {
+        read_regex,          read_somewhere, read_pattern,          bt_read_ebnf,
+        bt_read_json_schema, bt_read_choice, bt_read_structural_tag};
+    bt_parts    g                         = {0};
+    bt_grammar *packed                    = NULL;
+    bt_matcher *m                         = NULL;
+    char        why[BT_GRAMMAR_WHY_BYTES] = "";
+    size_t      n_read;
+    bt_part     whole;
+    bt_status   st;
 
     if (n < 2) return 0;
     n_read = ((n - 2) * data[1] + 254) / 255;

@@ -189,7 +189,11 @@ def grammar():
                '{"type":"array","prefixItems":[{"const":1}],"items":{"anyOf":[{"$ref":"#"},{"minLength":1,"maxLength":3}]},"minItems":1}',
                '{"allOf":[{"properties":{"a":{"minimum":1}}},{"properties":{"a":{"type":"number","maximum":2e3}}}],"required":["a"]}']
     choices = ['["yes","no","\\u00e9"]']
-    for kind, texts in enumerate([regexes, regexes, regexes, ebnf, schemas, choices]):
+    tags = ['{"type":"structural_tag","format":{"type":"triggered_tags","triggers":["<a","<ab"],"tags":[{"begin":"<abc>",'
+            '"content":{"type":"json_schema","json_schema":{"type":"integer"}},"end":["</a>","</b>"]}],"at_least_one":true}}',
+            '{"type":"structural_tag","format":{"type":"sequence","elements":[{"type":"any_text","excludes":["aab"]},{"type":"or",'
+            '"elements":[{"type":"regex","pattern":"1?"},{"type":"const_string","value":"x"}]}]}}']
+    for kind, texts in enumerate([regexes, regexes, regexes, ebnf, schemas, choices, tags]):
         for i, text in enumerate(texts):
             read, rest = text.encode(), b"10.0.0.1 aabb(A),1"
             write("grammar", f"{kind}-{i}", bytes([kind, 255 * len(read) // (len(read) + len(rest))]) + read + rest)

@@ -193,19 +193,17 @@ bt_part bt_part_chars(bt_parts *g, bt_chars *set)
     return part;
 }
 
-/* The escape of a character that must not stand in a JSON string as it is. */
-static void json_escape(uint32_t c, char out[8])
+bool bt_json_escape(uint32_t c, char out[8])
 {
     static const char shorts[] = "\"\\\b\f\n\r\t", names[] = "\"\\bfnrt";
-    const char       *at = c == 0 ? NULL : strchr(shorts, (int)c);
+    const char       *at = c == 0 || c >= 0x80 ? NULL : strchr(shorts, (int)c);
 
     if (at != NULL)
         snprintf(out, 8, "\\%c", names[at - shorts]);
-    else
+    else if (c < 0x20)
         snprintf(out, 8, "\\u%04x", c);
+    return at != NULL || c < 0x20;
 }
-
-static bool must_escape(uint32_t c) { return c < 0x20 || c == '"' || c == '\\'; }
 
 bt_part bt_part_json_chars(bt_parts *g, bt_chars *set)
 {
@@ -219,9 +217,8 @@ bt_part bt_part_json_chars(bt_parts *g, bt_chars *set)
         for (uint32_t c = lo; c <= hi && c <= '\\'; c++) {
             char text[8];
 
-            if (!must_escape(c)) continue;
+            if (!bt_json_escape(c, text)) continue;
             if (c > from) add_range(g, part, &before, from, c - 1);
-            json_escape(c, text);
             bt_part_add(g, part, bt_part_text(g, text));
             from = c + 1;
         }

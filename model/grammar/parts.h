@@ -73,11 +73,11 @@ bt_part bt_part_maybe(bt_parts *g, bt_part a);
  */
 bt_part bt_part_repeat(bt_parts *g, bt_part a, uint32_t min, uint32_t max);
 
-/* One way more through a part that began as bt_part_never(), or of nodes. */
+/* One more way through a part that began as bt_part_never(). */
 void bt_part_add(bt_parts *g, bt_part part, bt_part way);
 
 /* ---- automata that are no trees: a reader lays out nodes, and says what leads from one to
- * another.  Two of them are a part, {start, end}, as long as it keeps to what bt_part says. */
+ * another.  Two of them make a part, {start, end}, where that holds what bt_part says. */
 
 uint32_t bt_part_node(bt_parts *g);
 void     bt_part_join(bt_parts *g, uint32_t from, uint32_t to); /* the empty text */
@@ -114,8 +114,10 @@ void bt_chars_negate(bt_parts *g, bt_chars *set); /* sorted before and after */
 
 /* One character of the set, in UTF-8. The set is sorted by it. */
 bt_part bt_part_chars(bt_parts *g, bt_chars *set);
-/* One character of the set as it stands inside a JSON string (RFC 8259, section 7): itself, or,
- * where it must be escaped, its shortest escape. */
+/* The shortest escape of a character that must not stand in a JSON string as it is (RFC 8259,
+ * section 7).  False: it may. */
+bool bt_json_escape(uint32_t c, char out[8]);
+/* One character of the set as it stands inside a JSON string: itself, or its escape. */
 bt_part bt_part_json_chars(bt_parts *g, bt_chars *set);
 
 #endif

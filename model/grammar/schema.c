@@ -15,16 +15,10 @@
 #include <string.h>
 
 #include "core/alloc.h"
+#include "model/grammar/source.h"
 #include "model/json.h"
 
 /* ---- references */
-
-static int hex(char c)
-{
-    if (c >= '0' && c <= '9') return c - '0';
-    c |= 0x20;
-    return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
-}
 
 /* A step of a pointer in a URI fragment: %-escapes (RFC 3986), then ~0 and ~1 (RFC 6901).  out has
  * room for n + 1 bytes.  False: an escape is wrong. */
@@ -36,8 +30,9 @@ static bool step_of(const char *text, size_t n, char *out)
         int c = (uint8_t)text[i];
 
         if (c == '%') {
-            if (i + 2 >= n || hex(text[i + 1]) < 0 || hex(text[i + 2]) < 0) return false;
-            c = hex(text[i + 1]) << 4 | hex(text[i + 2]);
+            if (i + 2 >= n || bt_hex_digit(text[i + 1]) < 0 || bt_hex_digit(text[i + 2]) < 0)
+                return false;
+            c = bt_hex_digit(text[i + 1]) << 4 | bt_hex_digit(text[i + 2]);
             i += 2;
         }
         if (c == 0) return false;

@@ -197,27 +197,18 @@ bt_part bt_schema_call(bt_schema *s, bt_schema_common which)
 
 bt_part bt_schema_string_literal(bt_schema *s, const char *text, size_t n)
 {
-    static const char shorts[] = "\"\\\b\f\n\r\t", names[] = "\"\\bfnrt";
-    char             *out  = bt_calloc(n, 6);
-    size_t            m    = 0;
-    bt_part           part = {0};
+    char   *out = bt_calloc(n, 6), escape[8];
+    size_t  m   = 0;
+    bt_part part;
 
     if (out == NULL) s->g->st = BT_ERR_NO_MEMORY;
-    for (size_t i = 0; out != NULL && i < n; i++) {
-        const char *at = memchr(shorts, text[i], sizeof(shorts) - 1);
-        char        escape[8];
-
-        if (at != NULL) {
-            out[m++] = '\\';
-            out[m++] = names[at - shorts];
-        } else if ((uint8_t)text[i] < ' ') {
-            snprintf(escape, sizeof(escape), "\\u%04x", (unsigned)(uint8_t)text[i]);
-            memcpy(out + m, escape, 6);
-            m += 6;
+    for (size_t i = 0; out != NULL && i < n; i++)
+        if (bt_json_escape((uint8_t)text[i], escape)) {
+            memcpy(out + m, escape, strlen(escape));
+            m += strlen(escape);
         } else {
             out[m++] = text[i];
         }
-    }
     part = bt_part_then(s->g, bt_part_text(s->g, "\""), bt_part_bytes(s->g, out, m));
     bt_free(out);
     return bt_part_then(s->g, part, bt_part_text(s->g, "\""));

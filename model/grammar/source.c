@@ -32,7 +32,7 @@ uint32_t bt_source_char(bt_source *s)
     return c;
 }
 
-static int hex_digit(char c)
+int bt_hex_digit(char c)
 {
     if (c >= '0' && c <= '9') return c - '0';
     c |= 0x20;
@@ -45,7 +45,7 @@ bool bt_source_hex(bt_source *s, uint32_t n_min, uint32_t n_max, uint32_t *value
     uint32_t value = 0, n;
 
     for (n = 0; n < n_max; n++) {
-        int digit = hex_digit(bt_source_peek(s));
+        int digit = bt_hex_digit(bt_source_peek(s));
 
         if (digit < 0) break;
         value = value << 4 | (uint32_t)digit;

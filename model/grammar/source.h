@@ -46,6 +46,8 @@ static inline bool bt_source_take(bt_source *s, const char *what)
 
 /* Passes one character; 0 at the end. */
 uint32_t bt_source_char(bt_source *s);
+/* -1: it is none. */
+int bt_hex_digit(char c);
 /* Passes n_min to n_max hexadecimal digits (8 at most); false, and nothing passed: fewer come. */
 bool bt_source_hex(bt_source *s, uint32_t n_min, uint32_t n_max, uint32_t *value_out);
 

@@ -19,8 +19,9 @@
 typedef enum { ANCHORED_NOT, ANCHORED_ALL, ANCHORED_SOME } anchored;
 
 typedef struct {
-    bt_part  is;    /* unless empty */
-    bool     empty; /* nothing came yet */
+    bt_part  is;          /* unless empty */
+    uint32_t least, most; /* characters; BT_UNLIMITED stays that */
+    bool     empty;       /* nothing came yet */
     anchored start, end;
     size_t   end_at; /* of the $ */
 } piece;
@@ -61,15 +62,30 @@ static bt_part any_text(reader *r)
 
 /* ---- pieces */
 
-static void append(reader *r, piece *p, bt_part next)
+static uint32_t at_most_unlimited(uint64_t n)
+{
+    return n < BT_UNLIMITED ? (uint32_t)n : BT_UNLIMITED;
+}
+
+static void append(reader *r, piece *p, bt_part next, uint32_t least, uint32_t most)
 {
     p->is    = p->empty ? next : bt_part_then(r->s.g, p->is, next);
     p->empty = false;
+    p->least = at_most_unlimited((uint64_t)p->least + least);
+    p->most  = at_most_unlimited((uint64_t)p->most + most);
 }
 
-static void put_before(reader *r, piece *p) { p->is = bt_part_then(r->s.g, any_text(r), p->is); }
+static void put_before(reader *r, piece *p)
+{
+    p->is   = bt_part_then(r->s.g, any_text(r), p->is);
+    p->most = BT_UNLIMITED;
+}
 
-static void put_behind(reader *r, piece *p) { p->is = bt_part_then(r->s.g, p->is, any_text(r)); }
+static void put_behind(reader *r, piece *p)
+{
+    p->is   = bt_part_then(r->s.g, p->is, any_text(r));
+    p->most = BT_UNLIMITED;
+}
 
 static anchored merged(anchored a, anchored b) { return a == b ? a : ANCHORED_SOME; }
 
@@ -87,6 +103,8 @@ static piece either(reader *r, piece a, piece b)
     a.start = merged(a.start, b.start);
     a.end   = merged(a.end, b.end);
     a.is    = bt_part_either(r->s.g, a.is, b.is);
+    a.least = a.least < b.least ? a.least : b.least;
+    a.most  = a.most > b.most ? a.most : b.most;
     return a;
 }
 
@@ -108,7 +126,7 @@ static void append_piece(reader *r, piece *p, size_t at, const piece *next)
     }
     p->end    = next->end;
     p->end_at = next->end_at;
-    append(r, p, next->is);
+    append(r, p, next->is, next->least, next->most);
 }
 
 /* ---- quantifiers */
@@ -123,11 +141,13 @@ static bool quantifier_comes(const reader *r)
 
 static void read_quantifier(reader *r, piece *item)
 {
-    bt_source *s  = &r->s;
-    size_t     at = s->at;
+    bt_source *s       = &r->s;
+    size_t     at      = s->at;
+    bool       is_text = r->in_json && bt_source_is(s, "{,");
     uint32_t   min, max;
 
     if (!bt_source_counts(s, &min, &max)) return;
+    if (is_text) bt_regex_unsupported(s, at, "{, as a quantifier, which is text in ECMAScript,");
     if (bt_source_peek(s) == '+') bt_regex_unsupported(s, at, "a possessive quantifier");
     (void)bt_source_take(s, "?"); /* lazy */
     if (quantifier_comes(r)) bt_regex_wrong(s, s->at, "a quantifier behind a quantifier");
@@ -136,7 +156,9 @@ static void read_quantifier(reader *r, piece *item)
     if (min > BT_COUNT_MAX || (max > BT_COUNT_MAX && max != BT_UNLIMITED))
         bt_regex_unsupported(s, at, "a repetition of more than 10000 times");
     if (min > max) bt_regex_wrong(s, at, "a quantifier of more at least than at most");
-    item->is = bt_part_repeat(s->g, item->is, min, max);
+    item->is    = bt_part_repeat(s->g, item->is, min, max);
+    item->least = at_most_unlimited((uint64_t)item->least * min);
+    item->most  = at_most_unlimited((uint64_t)item->most * max);
 }
 
 /* ---- groups */
@@ -245,7 +267,7 @@ static piece read_item(reader *r)
         break;
     default: c = bt_source_char(s); bt_chars_add(s->g, &set, c, c);
     }
-    return (piece){.is = one_of(r, &set)};
+    return (piece){.is = one_of(r, &set), .least = 1, .most = 1};
 }
 
 /* Takes a character that stands for itself, once, into the run. */
@@ -283,7 +305,11 @@ static bool take_into_run(reader *r)
 
 static void end_run(reader *r, piece *p)
 {
-    if (r->n_run > 0) append(r, p, bt_part_bytes(r->s.g, r->run, r->n_run));
+    uint32_t n = 0;
+
+    for (size_t i = 0; i < r->n_run; i++)
+        n += (r->run[i] & 0xC0) != 0x80;
+    if (r->n_run > 0) append(r, p, bt_part_bytes(r->s.g, r->run, r->n_run), n, n);
     r->n_run = 0;
 }
 
@@ -325,7 +351,7 @@ static piece read_sequence(reader *r)
         append_piece(r, &p, at, &item);
     }
     end_run(r, &p);
-    if (p.empty) append(r, &p, bt_part_nothing(s->g));
+    if (p.empty) append(r, &p, bt_part_nothing(s->g), 0, 0);
     return p;
 }
 
@@ -338,7 +364,7 @@ static piece read_alternatives(reader *r)
     return p;
 }
 
-bt_part bt_read_regex(bt_parts *g, const char *text, size_t n, bool whole, bool in_json)
+static piece read_regex(bt_parts *g, const char *text, size_t n, bool whole, bool in_json)
 {
     reader r = {
         .s = {.g = g, .text = text, .n = n},
@@ -358,5 +384,20 @@ bt_part bt_read_regex(bt_parts *g, const char *text, size_t n, bool whole, bool 
     if (!whole && p.end == ANCHORED_NOT) put_behind(&r, &p);
 out:
     bt_free(r.run);
+    return p;
+}
+
+bt_part bt_read_regex(bt_parts *g, const char *text, size_t n, bool whole, bool in_json)
+{
+    return read_regex(g, text, n, whole, in_json).is;
+}
+
+bt_part bt_read_pattern(bt_parts *g, const char *text, size_t n, uint32_t *least_out,
+                        uint32_t *most_out)
+{
+    piece p = read_regex(g, text, n, false, true);
+
+    *least_out = p.least;
+    *most_out  = p.most;
     return p.is;
 }

@@ -119,18 +119,24 @@ static bt_part with_format(bt_schema *s, const json_t *format, uint32_t min, uin
     return bt_rule_call(s->g, rule);
 }
 
-static bt_part with_pattern(bt_schema *s, const json_t *pattern, const bt_schema_at *at)
+static bt_part with_pattern(bt_schema *s, const json_t *pattern, uint32_t min, uint32_t max,
+                            const bt_schema_at *at)
 {
-    bool    clean = bt_schema_step(s, at, json_string_length(pattern));
-    bt_part part =
-        bt_read_regex(s->g, json_string_value(pattern), json_string_length(pattern), false, true);
-    char why[BT_GRAMMAR_WHY_BYTES];
+    bool     clean = bt_schema_step(s, at, json_string_length(pattern));
+    uint32_t least, most;
+    bt_part  part = bt_read_pattern(s->g, json_string_value(pattern), json_string_length(pattern),
+                                    &least, &most);
+    char     why[BT_GRAMMAR_WHY_BYTES];
 
     if (clean && s->g->st == BT_ERR_INVALID_ARG) { /* the sentence gets its place */
         memcpy(why, s->g->why, sizeof(why));
         s->g->st = BT_OK;
         bt_schema_refuse(s, at, "%s", why);
     }
+    if (least < min || most > max)
+        bt_schema_refuse(s, at,
+                         "beside a minLength or maxLength that some texts of it would not "
+                         "keep: not supported");
     return quoted(s->g, part);
 }
 
@@ -154,16 +160,13 @@ bt_part bt_schema_string(bt_schema *s, const json_t *schema, const bt_schema_at 
     const json_t *format  = json_object_get(schema, "format");
     uint32_t      min     = bt_schema_count(s, schema, "minLength", 0, at);
     uint32_t      max     = bt_schema_count(s, schema, "maxLength", BT_UNLIMITED, at);
-    bool          lengths = min > 0 || max != BT_UNLIMITED;
     bt_schema_at  here    = {.up = at, .key = "pattern"};
 
     if (pattern != NULL && !json_is_string(pattern))
         bt_schema_unexpected(s, schema, "pattern", at, "a regular expression");
     if (format != NULL && !json_is_string(format))
         bt_schema_unexpected(s, schema, "format", at, "the name of a format");
-    if (pattern != NULL && lengths)
-        bt_schema_refuse(s, at, "\"pattern\" beside minLength or maxLength is not supported");
     if (s->g->st != BT_OK) return bt_part_never(s->g);
-    if (pattern != NULL) return with_pattern(s, pattern, &here);
+    if (pattern != NULL) return with_pattern(s, pattern, min, max, &here);
     return is_known(format) ? with_format(s, format, min, max, at) : with_length(s, min, max);
 }

@@ -8,6 +8,25 @@
 #include "coordinator/intake.h"
 #include "core/alloc.h"
 #include "model/grammar/matcher.h"
+#include "model/utf8.h"
+
+static bool is_utf8(const char *text)
+{
+    bt_utf8_kind kind = BT_UTF8_GOOD;
+
+    for (size_t n = strlen(text), used; n > 0 && kind == BT_UTF8_GOOD; text += used, n -= used)
+        used = bt_utf8_next(text, n, &kind);
+    return kind == BT_UTF8_GOOD;
+}
+
+/* Of choices; what the readers of other texts refuse they refuse themselves. */
+static bt_status check_choices(const bt_ask *ask, char *refusal)
+{
+    for (size_t i = 0; i < ask->n_constraint_choices; i++)
+        BT_INTAKE_REFUSE_UNLESS(is_utf8(ask->constraint_choices[i]), "%s: choice %zu is not UTF-8",
+                                ask->constraint_name, i);
+    return BT_OK;
+}
 
 /* The text that the ranks get; the caller frees.  NULL: no memory. */
 static char *text_of(const bt_ask *ask, size_t *n_out)
@@ -32,12 +51,15 @@ static char *text_of(const bt_ask *ask, size_t *n_out)
 }
 
 /* The token behind which the constraint holds, plus 1; 0: it holds from the first one on.  Where
- * the prompt leaves the model thinking, that is the end of its thoughts. */
+ * the prompt leaves the model thinking, that is the end of its thoughts, if the model has that
+ * token at all. */
 static uint32_t begins_after(const bt_ask *ask, const bt_intake_limits *limits)
 {
     bool open = ask->thinks;
 
-    if (ask->constraint_from_first || limits->think_end == 0) return 0;
+    if (ask->constraint_from_first || limits->think_end == 0 ||
+        limits->think_end > limits->vocab_size)
+        return 0;
     for (size_t i = ask->n_ids; i-- > 0;) {
         if (ask->ids[i] + 1 != limits->think_end && ask->ids[i] + 1 != limits->think_begin)
             continue;
@@ -63,6 +85,8 @@ bt_status bt_intake_constraint(const bt_ask *ask, const bt_intake_limits *limits
     BT_INTAKE_REFUSE_UNLESS(!ask->ignore_eos,
                             "%s with ignore_eos: a reply that is complete must be able to end",
                             ask->constraint_name);
+    st = check_choices(ask, refusal);
+    if (st != BT_OK) return st;
     s->constraint = text_of(ask, &n);
     BT_INTAKE_NEED(s->constraint != NULL);
     s->constraint_kind    = (uint32_t)ask->constraint;

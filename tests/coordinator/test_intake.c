@@ -347,6 +347,9 @@ static void intake_makes_one_text_of_choices(void)
     EXPECT_EQ(taken.constraint_kind, BT_CONSTRAINT_CHOICE);
     EXPECT(taken.constraint != NULL && strcmp(taken.constraint, "[\"a\\\"b\",\"\xc3\xa4\"]") == 0);
     bt_sampling_free(&taken);
+    list[1] = (char *)"a\xc3";
+    EXPECT_EQ(try_constraint(&s, &limits, text).constraint_kind, 0);
+    EXPECT_HAS(text, "choice: choice 1 is not UTF-8");
     s.params.constraint_case = CONSTRAINT(JSON_OBJECT);
     s.params.choice          = NULL;                                 /* the union */
     EXPECT_EQ(try_constraint(&s, &limits, text).constraint_kind, 0); /* false asks for nothing */
@@ -389,9 +392,13 @@ static void intake_lets_thoughts_end_before_a_constraint(void)
         taken                             = try_constraint(&s, &limits, text);
         EXPECT_EQ(taken.constraint_after, CASES[i].after);
         bt_sampling_free(&taken);
-        taken = try_constraint(&s, &without, text);
-        EXPECT_EQ(taken.constraint_after, 0);
-        bt_sampling_free(&taken);
+        for (int k = 0; k < 2; k++) { /* no such tokens; an end that the model lacks */
+            without.think_begin = k == 0 ? 0 : 51;
+            without.think_end   = k == 0 ? 0 : 101;
+            taken               = try_constraint(&s, &without, text);
+            EXPECT_EQ(taken.constraint_after, 0);
+            bt_sampling_free(&taken);
+        }
     }
 }
 

@@ -62,6 +62,12 @@ static const float *logits_of_draw(const bt_batch *b, uint32_t piece, uint32_t i
     return b->logits + (size_t)(b->first_logit[piece] + row) * n_vocab;
 }
 
+/* Of a request that is constrained. */
+static uint32_t mask_of_draw(const bt_batch *b, uint32_t piece, uint32_t i)
+{
+    return b->first_mask[piece] + (bt_piece_is_prompt(&b->pieces[piece]) ? 0 : i);
+}
+
 static bt_sample_how how_of_draw(const bt_worker *w, const bt_batch *b, uint32_t piece, uint32_t i)
 {
     const bt_piece   *p = &b->pieces[piece];
@@ -71,8 +77,7 @@ static bt_sample_how how_of_draw(const bt_worker *w, const bt_batch *b, uint32_t
                 ? bt_worker_how(w, r, r->choices[i], r->n_prompt)
                 : bt_worker_how(w, r, r->sampling.choice, r->n_prompt + r->n_known + r->n_drawn + i);
 
-    if (r->constraint != NULL)
-        bt_worker_apply_mask(w, b->first_mask[piece] + (bt_piece_is_prompt(p) ? 0 : i), &how);
+    if (r->constraint != NULL) bt_worker_apply_mask(w, mask_of_draw(b, piece, i), &how);
     return how;
 }
 
@@ -175,7 +180,7 @@ static bt_status choose(bt_worker *w, bt_batch *b, uint32_t piece, uint32_t choi
     const bt_request *r  = b->pieces[piece].request;
     bt_token          t  = {0};
 
-    BT_TRY(bt_worker_mask_status(w, r));
+    if (r->constraint != NULL) BT_TRY(bt_worker_mask_status(w, mask_of_draw(b, piece, draw)));
     BT_REQUIRE(take_drawn(w, b, r, b->first_draw[piece] + draw, &t), BT_ERR_DEVICE,
                "the highest of %u logits for position %u is not a finite number",
                w->cfg.facts.model->vocab_size, position);
@@ -472,7 +477,7 @@ bt_status bt_worker_choose_all(bt_worker *w, bt_batch *b)
         st = prompt ? choose_firsts(w, b, i) : choose_next(w, b, i);
         if (st == BT_OK) continue;
         forget_pieces(b, r->id);
-        BT_TRY(bt_worker_fail(w, r, BT_RPC_INTERNAL, bt_error_text()));
+        BT_TRY(bt_worker_fail(w, r, bt_worker_rpc_code(st), bt_error_text()));
     }
 out:
     return st;

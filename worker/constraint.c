@@ -58,15 +58,6 @@ void bt_constraints_close(bt_constraints *all)
 
 /* ---- one of them */
 
-static bt_status too_many_ways(bt_status st)
-{
-    BT_REQUIRE(st != BT_ERR_UNSUPPORTED, BT_ERR_INVALID_ARG,
-               "the constraint can be read in too many ways: it needs more memory or time than a "
-               "request is given");
-out:
-    return st;
-}
-
 static bool is_of(const bt_constraint *c, const bt_sampling *s)
 {
     return c->kind == (bt_constraint_kind)s->constraint_kind &&
@@ -98,7 +89,7 @@ static bt_status read_text(const bt_constraints *all, const bt_sampling *s,
     BT_REQUIRE(st != BT_ERR_INVALID_ARG, BT_ERR_INVALID_ARG, "%s: %s",
                bt_constraint_name((bt_constraint_kind)s->constraint_kind), why);
     BT_TRY(st);
-    BT_TRY(too_many_ways(bt_matcher_create(grammar, all->list, matcher_out)));
+    BT_TRY(bt_constraint_check(bt_matcher_create(grammar, all->list, matcher_out)));
     grammar = NULL; /* handed over */
 out:
     bt_grammar_destroy(grammar);
@@ -180,9 +171,7 @@ bt_status bt_constraint_next(bt_constraint *c, const bt_constraint_at *at, uint3
     else if (at->after == id + 1)
         next = (bt_constraint_at){.state = bt_matcher_start(c->matcher)};
     pthread_mutex_unlock(&c->lock);
-    BT_TRY(too_many_ways(st));
-    *next_out = next;
-out:
+    if (st == BT_OK) *next_out = next;
     return st;
 }
 
@@ -195,7 +184,19 @@ bt_status bt_constraint_mask(bt_constraint *c, const bt_constraint_at *at, uint3
     st        = bt_matcher_mask(c->matcher, at->state, bits);
     *ends_out = bt_matcher_accepts(c->matcher, at->state);
     pthread_mutex_unlock(&c->lock);
-    return too_many_ways(st);
+    return st;
+}
+
+bt_status bt_constraint_check(bt_status met)
+{
+    bt_status st = met;
+
+    BT_REQUIRE(met != BT_ERR_UNSUPPORTED, BT_ERR_INVALID_ARG,
+               "the constraint can be read in too many ways: it needs more memory or time than a "
+               "request is given");
+    BT_REQUIRE(met != BT_ERR_NO_MEMORY, BT_ERR_NO_MEMORY, "what may follow a constrained reply");
+out:
+    return st;
 }
 
 bool bt_constraint_is_large(const bt_constraint *c) { return bt_matcher_is_large(c->matcher); }

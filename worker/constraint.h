@@ -35,13 +35,17 @@ typedef struct {
 
 bt_constraint_at bt_constraint_begin(const bt_constraint *c, const bt_sampling *sampling);
 /* Behind one more token.  A token that does not belong there leads to where nothing may follow.
- * UNSUPPORTED (logged): the grammar can be read in too many ways; NO_MEMORY. */
+ * UNSUPPORTED (not logged: check() does): the grammar can be read in too many ways; NO_MEMORY. */
 bt_status bt_constraint_next(bt_constraint *c, const bt_constraint_at *at, uint32_t id,
                              bt_constraint_at *next_out);
 /* bits: [bt_mask_words(n_vocab)], of a choice that does not wait: the tokens of texts that may
  * follow. *ends_out: the reply may end there.  Errors as of bt_constraint_next(). */
 bt_status bt_constraint_mask(bt_constraint *c, const bt_constraint_at *at, uint32_t *bits,
                              bool *ends_out);
+
+/* What next() or mask() have met, perhaps in another thread, is the request's error: INVALID_ARG
+ * (logged by the thread that calls this, which tells the client); NO_MEMORY. */
+bt_status bt_constraint_check(bt_status met);
 
 /* Whether there is memory to give back, for which all that stand in it are needed. */
 bool bt_constraint_is_large(const bt_constraint *c);

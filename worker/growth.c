@@ -83,7 +83,7 @@ void bt_worker_find_prefixes(bt_worker *w)
             w->prefix_hit_tokens += BT_PAGE_TOKENS;
 }
 
-bt_status bt_worker_adopt_replay(bt_request *r, uint32_t first)
+bt_status bt_worker_adopt_replay(bt_worker *w, bt_request *r, uint32_t first)
 {
     bt_status st = BT_OK;
 
@@ -92,8 +92,11 @@ bt_status bt_worker_adopt_replay(bt_request *r, uint32_t first)
     BT_REQUIRE(r->replay[0] == first, BT_ERR_PROTOCOL,
                "the replayed prompt is followed by token %u, the client has %u", first,
                r->replay[0]);
-    for (uint32_t i = 1; i < r->n_replay; i++)
+    for (uint32_t i = 1; i < r->n_replay; i++) {
+        /* as when they were drawn */
+        if (r->constraint != NULL) BT_TRY(bt_worker_trim_constraint(w, r->constraint));
         BT_TRY(bt_request_note(r, r->replay[i]));
+    }
     r->next_token   = r->replay[r->n_replay - 1];
     r->repeat_first = false;
 out:

@@ -31,12 +31,13 @@ out:
     return st;
 }
 
-void bt_worker_add_mask(bt_worker *w, const bt_request *r, uint32_t n_draft)
+void bt_worker_add_mask(bt_worker *w, const bt_request *r, const uint32_t *first, uint32_t n_draft)
 {
     bt_constraint_at at = r->constraint_at;
     bt_status        st = BT_OK;
     bt_constraint   *c  = r->constraint;
 
+    if (first != NULL && c != NULL) st = bt_constraint_next(c, &at, *first, &at);
     for (uint32_t i = 0; i < n_draft && c != NULL && st == BT_OK; i++)
         st = bt_constraint_next(c, &at, r->draft[i], &at);
     BT_ASSERT(w->n_masks < w->masks_capacity);
@@ -44,8 +45,7 @@ void bt_worker_add_mask(bt_worker *w, const bt_request *r, uint32_t n_draft)
         .request = r, .constraint = c != NULL && at.after == 0 ? c : NULL, .at = at, .st = st};
 }
 
-/* What the constraint has learnt may be given back before the step's masks are made. */
-static bt_status trim(bt_worker *w, bt_constraint *c)
+bt_status bt_worker_trim_constraint(bt_worker *w, bt_constraint *c)
 {
     bt_status          st   = BT_OK;
     uint32_t           n    = 0;
@@ -73,19 +73,24 @@ static void mask_task(void *ctx, uint32_t i, uint32_t thread)
     bt_worker             *w     = ctx;
     bt_draw_mask          *m     = &w->masks[i];
     const bt_model_config *model = w->cfg.facts.model;
-    uint32_t              *bits = w->mask_bits + (size_t)i * n_words(w), any = 0;
-    bool                   ends = false;
+    uint32_t              *bits  = w->mask_bits + (size_t)i * n_words(w);
+    bool                   ends  = false;
 
     (void)thread;
     memset(bits, 0, n_words(w) * sizeof(*bits));
     if (m->constraint == NULL || m->st != BT_OK) return;
     m->st = bt_constraint_mask(m->constraint, &m->at, bits, &ends);
+    if (m->st != BT_OK) { /* of a draft perhaps: nothing is drawn behind it then */
+        memset(bits, 0, n_words(w) * sizeof(*bits));
+        return;
+    }
+    if (ends) {
+        allow(bits, model->vocab_size, model->n_eos, model->eos_tokens);
+        allow(bits, model->vocab_size, m->request->sampling.n_stop,
+              m->request->sampling.stop_tokens);
+    }
     for (uint32_t word = 0; word < n_words(w); word++)
-        any |= bits[word];
-    m->only_ends = ends && any == 0;
-    if (!ends) return;
-    allow(bits, model->vocab_size, model->n_eos, model->eos_tokens);
-    allow(bits, model->vocab_size, m->request->sampling.n_stop, m->request->sampling.stop_tokens);
+        m->any = m->any || bits[word] != 0;
 }
 
 void bt_worker_fill_masks(bt_worker *w) { bt_worker_on_all(w, w->n_masks, mask_task, w); }
@@ -103,31 +108,55 @@ bt_status bt_worker_make_masks(bt_worker *w, bt_batch *b)
 
     for (uint32_t i = 0; i < b->n_pieces; i++) {
         if (!is_constrained(b, i)) continue;
-        BT_TRY(trim(w, b->pieces[i].request->constraint));
+        BT_TRY(bt_worker_trim_constraint(w, b->pieces[i].request->constraint));
         n += 1 + b->pieces[i].n_draft;
     }
     BT_TRY(bt_worker_take_masks(w, n));
     for (uint32_t i = 0; i < b->n_pieces; i++) {
         b->first_mask[i] = w->n_masks;
         for (uint32_t k = 0; is_constrained(b, i) && k <= b->pieces[i].n_draft; k++)
-            bt_worker_add_mask(w, b->pieces[i].request, k);
+            bt_worker_add_mask(w, b->pieces[i].request, NULL, k);
     }
     bt_worker_fill_masks(w);
 out:
     return st;
 }
 
+static bool is_banned(const bt_sample_how *how, uint32_t id)
+{
+    for (int list = 0; list < 2; list++)
+        for (uint32_t i = 0; i < how->banned[list].n; i++)
+            if (how->banned[list].ids[i] == id) return true;
+    return false;
+}
+
+/* Whether some token is allowed and not banned. */
+static bool leaves_any(const bt_sample_how *how, uint32_t n)
+{
+    for (uint32_t word = 0; word < n; word++)
+        for (uint32_t bits = how->allowed[word]; bits != 0; bits &= bits - 1)
+            if (!is_banned(how, 32 * word + (uint32_t)__builtin_ctz(bits))) return true;
+    return false;
+}
+
 void bt_worker_apply_mask(const bt_worker *w, uint32_t mask, bt_sample_how *how)
 {
     if (w->masks[mask].constraint == NULL) return;
     how->allowed = w->mask_bits + (size_t)mask * n_words(w);
-    /* min_tokens would leave nothing to follow a text that is complete. */
-    if (w->masks[mask].only_ends) how->banned[0] = how->banned[1] = (bt_id_list){0};
+    /* min_tokens would leave nothing: the text is complete, or goes on with a stop token only. */
+    if (how->banned[0].n + how->banned[1].n > 0 && !leaves_any(how, n_words(w)))
+        how->banned[0] = how->banned[1] = (bt_id_list){0};
 }
 
-bt_status bt_worker_mask_status(const bt_worker *w, const bt_request *r)
+bt_status bt_worker_mask_status(const bt_worker *w, uint32_t mask)
 {
-    for (uint32_t i = 0; i < w->n_masks && r->constraint != NULL; i++)
-        if (w->masks[i].request == r && w->masks[i].st != BT_OK) return w->masks[i].st;
-    return BT_OK;
+    bt_status           st = BT_OK;
+    const bt_draw_mask *m  = &w->masks[mask];
+
+    BT_ASSERT(mask < w->n_masks);
+    BT_TRY(bt_constraint_check(m->st));
+    BT_REQUIRE(m->constraint == NULL || m->any, BT_ERR_INVALID_ARG,
+               "no token of the model's may follow the reply as its constraint has it");
+out:
+    return st;
 }

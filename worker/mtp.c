@@ -243,16 +243,19 @@ static bt_sample_how how_of(const bt_worker *w, const bt_batch *b, uint32_t k, u
     return how;
 }
 
-/* A draft that its request's constraint does not allow would never be right. */
+/* A draft that its request's constraint does not allow would never be right.  Behind a prompt the
+ * first token is chosen, but not yet known to the request (choices.c). */
 static bt_status make_masks(bt_worker *w, const bt_batch *b, uint32_t round)
 {
     bt_status st = BT_OK;
 
     BT_TRY(bt_worker_take_masks(w, w->mtp.n));
     for (uint32_t k = 0; k < w->mtp.n; k++) {
-        const bt_request *r = b->held[w->mtp.pieces[k]];
+        uint32_t          piece = w->mtp.pieces[k];
+        const bt_request *r     = b->held[piece];
+        bool              first = b->pieces[piece].start < r->n_prompt;
 
-        bt_worker_add_mask(w, r, r->n_mtp == round ? round : 0);
+        bt_worker_add_mask(w, r, first ? &r->firsts[0].id : NULL, r->n_mtp == round ? round : 0);
     }
     bt_worker_fill_masks(w);
 out:

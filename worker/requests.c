@@ -152,7 +152,8 @@ bt_status bt_request_note(bt_request *r, uint32_t id)
     if (r->looks_up) BT_TRY(bt_drafter_add(&r->drafter, 1, &id));
     if (bt_sampling_counts_tokens(&r->sampling)) BT_TRY(bt_history_add(&r->history, id, false));
     if (r->constraint != NULL)
-        BT_TRY(bt_constraint_next(r->constraint, &r->constraint_at, id, &r->constraint_at));
+        BT_TRY(bt_constraint_check(
+            bt_constraint_next(r->constraint, &r->constraint_at, id, &r->constraint_at)));
 out:
     return st;
 }

@@ -57,8 +57,8 @@ typedef struct {
     const bt_request *request;
     bt_constraint    *constraint; /* NULL: all may */
     bt_constraint_at  at;
-    bool              only_ends; /* no token of a text may follow */
-    bt_status         st;        /* of making it */
+    bool              any; /* some token may follow */
+    bt_status         st;  /* of making it; not logged */
 } bt_draw_mask;
 
 /* Drafts by the model's own layer, behind a step whose tokens are known (mtp.c). */
@@ -160,14 +160,17 @@ void bt_worker_on_all(const bt_worker *w, uint32_t n, bt_cpu_task task, void *ct
 bt_status bt_worker_make_masks(bt_worker *w, bt_batch *b);
 /* Begins a list of n masks. */
 bt_status bt_worker_take_masks(bt_worker *w, uint32_t n);
-/* One more: behind n_draft tokens of the request's draft.  Of one that is not constrained all
- * tokens may come. */
-void bt_worker_add_mask(bt_worker *w, const bt_request *r, uint32_t n_draft);
+/* One more: behind the request's last known token, *first unless that is NULL, and n_draft tokens
+ * of its draft.  Of one that is not constrained all tokens may come. */
+void bt_worker_add_mask(bt_worker *w, const bt_request *r, const uint32_t *first, uint32_t n_draft);
 void bt_worker_fill_masks(bt_worker *w);
 /* Restricts a draw to the list's mask of that number. */
 void bt_worker_apply_mask(const bt_worker *w, uint32_t mask, bt_sample_how *how);
-/* What making the request's masks met, because of which no token may have been found for it. */
-bt_status bt_worker_mask_status(const bt_worker *w, const bt_request *r);
+/* What making that mask met, because of which no token was found behind it: INVALID_ARG, also when
+ * no token may follow; NO_MEMORY. */
+bt_status bt_worker_mask_status(const bt_worker *w, uint32_t mask);
+/* Gives back what the constraint has learnt, where that is much and nobody stands there. */
+bt_status bt_worker_trim_constraint(bt_worker *w, bt_constraint *c);
 
 /* run.c */
 /* The rows of w->batch as the group has agreed; then what the step before has brought.  The step
@@ -207,6 +210,11 @@ bt_status bt_worker_admit(bt_worker *w);
 bt_status bt_worker_check_leases(bt_worker *w);
 /* Sends Failed with the sentence of the last error, then ends it as an abort does. */
 bt_status bt_worker_fail(bt_worker *w, bt_request *r, uint32_t code, const char *why);
+/* What it says of a status. */
+static inline uint32_t bt_worker_rpc_code(bt_status st)
+{
+    return st == BT_ERR_INVALID_ARG ? BT_RPC_INVALID_ARGUMENT : BT_RPC_INTERNAL;
+}
 /* Ends a request with all its choices in whatever state it is: pages back, messages withdrawn,
  * Released sent, at once or as soon as a granted message has left, or a step that has rows of it is
  * over.  r may be gone afterwards. */
@@ -249,6 +257,6 @@ bt_status bt_worker_retract(bt_worker *w, bt_request *r);
 void bt_worker_find_prefixes(bt_worker *w);
 /* The prompt is there and `first` follows it: makes known what is replayed.  PROTOCOL when the
  * client has another token there. */
-bt_status bt_worker_adopt_replay(bt_request *r, uint32_t first);
+bt_status bt_worker_adopt_replay(bt_worker *w, bt_request *r, uint32_t first);
 
 #endif

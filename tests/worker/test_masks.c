@@ -1,0 +1,221 @@
+/* Masks of constrained replies in the steps of one rank: what lifts a ban, whose error it is, and
+ * what is given back while tokens are replayed. */
+#include "tests/worker/bench.h"
+#include "worker/state.h"
+
+#define DEMO BT_SOURCE_DIR "/models/demo"
+
+/* Of the demo model's tokens. */
+enum { ID_QUOTE = 4, ID_A = 35, ID_B = 36 };
+
+static bt_constraints *g_all; /* of its first BENCH_VOCAB tokens: small letters are none of them */
+
+static bt_sampling sampling_of(const char *regex)
+{
+    return (bt_sampling){.max_tokens         = 5,
+                         .constraint_kind    = BT_CONSTRAINT_REGEX,
+                         .constraint         = bt_strdup(regex),
+                         .n_constraint_bytes = (uint32_t)strlen(regex)};
+}
+
+static void set_up(bench *b, uint32_t n_prefill, bool threads)
+{
+    bt_worker_config cfg;
+
+    bench_set_up(b, 0, n_prefill, n_prefill);
+    cfg                   = bench_config(b, 0, n_prefill, n_prefill);
+    cfg.facts.constraints = g_all;
+    cfg.threads           = threads ? bt_device_cpu_pool(b->dev) : NULL;
+    bt_worker_destroy(b->worker);
+    EXPECT_EQ(bt_worker_create(&cfg, &b->worker), BT_OK);
+}
+
+static void order_prompt(bench *b, uint64_t id, bt_sampling sampling)
+{
+    bt_down m = bench_prefill(id, 4, 1, 1);
+
+    m.u.prefill.sampling = sampling;
+    bench_order(b, &m);
+}
+
+static void run_step(bench *b)
+{
+    bt_down m = {.kind = BT_DOWN_WAKE, .u.wake = {1}};
+    bt_plan plan;
+    bt_next next;
+    bool    leave = true;
+
+    bench_order(b, &m);
+    EXPECT_EQ(bt_worker_begin(b->worker, &plan, &next), BT_OK);
+    EXPECT_EQ(bt_worker_finish(b->worker, &plan, &leave), BT_OK);
+}
+
+static void reply_that_only_a_stop_token_goes_on_is_not_held_by_its_least_tokens(void)
+{
+    bench       b;
+    bt_sampling s = sampling_of("A");
+
+    set_up(&b, 1, false);
+    s.min_tokens   = 5;
+    s.n_stop       = 1;
+    s.stop_tokens  = bt_calloc(1, sizeof(uint32_t));
+    *s.stop_tokens = ID_A;
+    order_prompt(&b, 1, s);
+    run_step(&b);
+    EXPECT(b.n_up > 0 && b.up[0].kind == BT_UP_TOKENS);
+    if (b.n_up > 0 && b.up[0].kind == BT_UP_TOKENS) {
+        EXPECT_EQ(b.up[0].u.tokens.tokens[0].id, ID_A);
+        EXPECT_EQ(b.up[0].u.tokens.tokens[0].finish, BT_FINISH_STOP_TOKEN);
+    }
+    bench_tear_down(&b);
+}
+
+/* Other tokens may come before the end. */
+static void reply_that_can_go_on_is_held_by_its_least_tokens(void)
+{
+    bench       b;
+    bt_sampling s = sampling_of("(A|B)*");
+
+    set_up(&b, 1, false);
+    b.model.n_eos         = 1;
+    b.model.eos_tokens[0] = 1;
+    s.min_tokens          = 1;
+    s.n_stop              = 1;
+    s.stop_tokens         = bt_calloc(1, sizeof(uint32_t));
+    *s.stop_tokens        = ID_A;
+    order_prompt(&b, 1, s);
+    run_step(&b);
+    EXPECT(b.n_up > 0 && b.up[0].kind == BT_UP_TOKENS);
+    if (b.n_up > 0 && b.up[0].kind == BT_UP_TOKENS) EXPECT_EQ(b.up[0].u.tokens.tokens[0].id, ID_B);
+    bench_tear_down(&b);
+}
+
+/* How many requests have failed so. */
+static uint32_t n_failed(const bench *b, const char *says)
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < b->n_up; i++) {
+        if (b->up[i].kind != BT_UP_FAILED) continue;
+        EXPECT_EQ(b->up[i].u.failed.code, BT_RPC_INVALID_ARGUMENT);
+        EXPECT_HAS(b->up[i].u.failed.message, says);
+        n++;
+    }
+    return n;
+}
+
+/* Whichever thread has met it. */
+static void constraint_read_in_too_many_ways_fails_its_request_with_words(void)
+{
+    uint32_t n_tokens = 0;
+
+    for (int i = 0; i < 20; i++) {
+        bench b;
+
+        set_up(&b, 1, true);
+        for (uint64_t id = 1; id <= 3; id++)
+            order_prompt(&b, id, sampling_of(id == 2 ? "[AB]*" : "A|\"(!?){9000}(!?){9000}"));
+        run_step(&b);
+        EXPECT_EQ(n_failed(&b, "too many ways"), 2);
+        for (uint32_t k = 0; k < b.n_up; k++)
+            n_tokens += b.up[k].kind == BT_UP_TOKENS ? b.up[k].u.tokens.n : 0;
+        bench_tear_down(&b);
+    }
+    EXPECT_EQ(n_tokens, 20); /* of the one beside them */
+}
+
+static void constraint_that_no_token_goes_on_fails_its_request_with_words(void)
+{
+    bench b;
+
+    set_up(&b, 1, false);
+    order_prompt(&b, 1, sampling_of("abc"));
+    run_step(&b);
+    EXPECT_EQ(n_failed(&b, "no token"), 1);
+    bench_tear_down(&b);
+}
+
+/* A draft may lead to where the reply never comes. */
+static void draft_whose_mask_cannot_be_made_fails_nobody(void)
+{
+    bench         b;
+    bt_worker    *w;
+    bt_request   *r;
+    bt_sample_how how = {0};
+
+    set_up(&b, 1, false);
+    w = b.worker;
+    order_prompt(&b, 1, sampling_of("A+|\"(!|C(!?){9000}(!?){9000})"));
+    r           = w->requests.at[0];
+    r->draft[0] = ID_QUOTE;
+    EXPECT_EQ(bt_worker_take_masks(w, 2), BT_OK);
+    bt_worker_add_mask(w, r, NULL, 0);
+    bt_worker_add_mask(w, r, NULL, 1);
+    bt_worker_fill_masks(w);
+    EXPECT_EQ(bt_worker_mask_status(w, 0), BT_OK);
+    EXPECT_EQ(bt_worker_mask_status(w, 1), BT_ERR_INVALID_ARG);
+    EXPECT_HAS(bt_error_text(), "too many ways");
+    bt_worker_apply_mask(w, 0, &how);
+    EXPECT_EQ(how.allowed[0], 1u << ID_QUOTE);
+    EXPECT_EQ(how.allowed[1], 1u << ID_A % 32);
+    bt_worker_apply_mask(w, 1, &how);
+    EXPECT(how.allowed[0] == 0 && how.allowed[1] == 0); /* of what was found by then, nothing */
+    bench_tear_down(&b);
+}
+
+/* A first token that the request does not know yet. */
+static void mask_behind_a_prompt_s_first_token_begins_there(void)
+{
+    bench          b;
+    bt_sample_how  how   = {0};
+    const uint32_t first = ID_A;
+
+    set_up(&b, 1, false);
+    order_prompt(&b, 1, sampling_of("AB"));
+    EXPECT_EQ(bt_worker_take_masks(b.worker, 1), BT_OK);
+    bt_worker_add_mask(b.worker, b.worker->requests.at[0], &first, 0);
+    bt_worker_fill_masks(b.worker);
+    bt_worker_apply_mask(b.worker, 0, &how);
+    EXPECT(how.allowed[0] == 0 && how.allowed[1] == 1u << ID_B % 32);
+    bench_tear_down(&b);
+}
+
+/* What a reply has learnt of its constraint as it was drawn would not all have been kept: as little
+ * is when it is replayed. */
+static void replay_gives_back_what_its_constraint_has_learnt(void)
+{
+    enum { ROUNDS = 9000, AS = 30, N = ROUNDS * (AS + 1) };
+    bench       b;
+    bt_request *r;
+
+    set_up(&b, 1, false);
+    order_prompt(&b, 1, sampling_of("(A{1,40}B){0,9000}(0|2|4|6|8|:|<|>)"));
+    r           = b.worker->requests.at[0];
+    r->n_replay = N;
+    r->replay   = bt_calloc(N, sizeof(*r->replay));
+    for (uint32_t i = 0; i < N; i++)
+        r->replay[i] = i % (AS + 1) == AS ? ID_B : ID_A;
+    EXPECT_EQ(bt_request_note(r, ID_A), BT_OK);
+    EXPECT_EQ(bt_worker_adopt_replay(b.worker, r, ID_A), BT_OK);
+    EXPECT(r->constraint_at.state != BT_STATE_DEAD);
+    bench_tear_down(&b);
+}
+
+int main(int argc, char **argv)
+{
+    static const bt_test TESTS[] = {
+        BT_TEST(reply_that_only_a_stop_token_goes_on_is_not_held_by_its_least_tokens),
+        BT_TEST(reply_that_can_go_on_is_held_by_its_least_tokens),
+        BT_TEST(constraint_read_in_too_many_ways_fails_its_request_with_words),
+        BT_TEST(constraint_that_no_token_goes_on_fails_its_request_with_words),
+        BT_TEST(draft_whose_mask_cannot_be_made_fails_nobody),
+        BT_TEST(mask_behind_a_prompt_s_first_token_begins_there),
+        BT_TEST(replay_gives_back_what_its_constraint_has_learnt),
+    };
+    int failed;
+
+    if (bt_constraints_open(DEMO, BENCH_VOCAB, &g_all) != BT_OK || g_all == NULL) return 1;
+    failed = BT_RUN_TESTS(TESTS, argc > 1 ? argv[1] : NULL);
+    bt_constraints_close(g_all);
+    return failed;
+}

@@ -10,6 +10,7 @@
 struct bt_constraints {
     bt_token_list *list; /* owned */
     bt_constraint *first;
+    size_t         most_bytes;
 };
 
 struct bt_constraint {
@@ -23,7 +24,8 @@ struct bt_constraint {
     bt_matcher        *matcher; /* owned */
 };
 
-bt_status bt_constraints_open(const char *model, uint32_t n_vocab, bt_constraints **all_out)
+bt_status bt_constraints_open(const char *model, uint32_t n_vocab, size_t most_bytes,
+                              bt_constraints **all_out)
 {
     bt_status       st  = BT_OK;
     bt_constraints *all = NULL;
@@ -39,6 +41,7 @@ bt_status bt_constraints_open(const char *model, uint32_t n_vocab, bt_constraint
     }
     all = bt_calloc(1, sizeof(*all));
     BT_REQUIRE(all != NULL, BT_ERR_NO_MEMORY, "constraints");
+    all->most_bytes = most_bytes;
     BT_TRY(bt_token_list_create(tok, n_vocab, &all->list));
     *all_out = all;
     all      = NULL; /* handed over */
@@ -199,7 +202,20 @@ out:
     return st;
 }
 
-bool bt_constraint_is_large(const bt_constraint *c) { return bt_matcher_is_large(c->matcher); }
+bool bt_constraints_are_crowded(const bt_constraints *all)
+{
+    size_t bytes = 0;
+
+    if (all == NULL) return false;
+    for (const bt_constraint *c = all->first; c != NULL; c = c->next)
+        bytes += bt_matcher_held(c->matcher);
+    return bytes > all->most_bytes;
+}
+
+bool bt_constraint_is_large(const bt_constraint *c, bool crowded)
+{
+    return bt_matcher_is_large(c->matcher) || (crowded && bt_matcher_has_grown(c->matcher));
+}
 
 bt_status bt_constraint_trim(bt_constraint *c, uint32_t n, bt_constraint_at **live)
 {

@@ -4,12 +4,17 @@
  * Requests with equal texts share one, with what it has learnt of its states.  Where a choice
  * stands in it follows from the choice's tokens alone, so that a replay comes to the same.
  *
- * Threads: the step thread; bt_constraint_mask() any thread. */
+ * Threads: the step thread; bt_constraint_mask() any thread.
+ * Memory: beside the account (worker/memory.h).  Each has its grammar, of 8 MB at most, and what it
+ * has learnt, of about 64 MB; where all of them have more than `most_bytes`, what nobody stands in
+ * is given back before each step. */
 #ifndef BT_WORKER_CONSTRAINT_H
 #define BT_WORKER_CONSTRAINT_H
 
 #include "model/grammar/matcher.h"
 #include "proto/control_msg.h"
+
+#define BT_CONSTRAINTS_BYTES ((size_t)1 << 30) /* of a rank */
 
 typedef struct bt_constraints bt_constraints; /* of a rank */
 typedef struct bt_constraint  bt_constraint;  /* counted */
@@ -17,7 +22,8 @@ typedef struct bt_constraint  bt_constraint;  /* counted */
 /* Reads the tokenizer in the model's directory.  *all_out is NULL where there is none, or none that
  * can be read (logged): such a rank takes no constraints.  NO_MEMORY.  A vocabulary of 129,280
  * tokens takes some 0.4 s. */
-bt_status bt_constraints_open(const char *model, uint32_t n_vocab, bt_constraints **all_out);
+bt_status bt_constraints_open(const char *model, uint32_t n_vocab, size_t most_bytes,
+                              bt_constraints **all_out);
 void bt_constraints_close(bt_constraints *all); /* nobody holds one any more; NULL is allowed */
 
 /* The constraint of the sampling, which has one.  INVALID_ARG: a sentence that says what is
@@ -47,8 +53,10 @@ bt_status bt_constraint_mask(bt_constraint *c, const bt_constraint_at *at, uint3
  * (logged by the thread that calls this, which tells the client); NO_MEMORY. */
 bt_status bt_constraint_check(bt_status met);
 
+/* Whether all of them have more than most_bytes; false for NULL. */
+bool bt_constraints_are_crowded(const bt_constraints *all);
 /* Whether there is memory to give back, for which all that stand in it are needed. */
-bool bt_constraint_is_large(const bt_constraint *c);
+bool bt_constraint_is_large(const bt_constraint *c, bool crowded);
 /* Gives it back; live[n]: those.  NO_MEMORY leaves everything as it was. */
 bt_status bt_constraint_trim(bt_constraint *c, uint32_t n, bt_constraint_at **live);
 

@@ -94,7 +94,7 @@ bt_status bt_worker_adopt_replay(bt_worker *w, bt_request *r, uint32_t first)
                r->replay[0]);
     for (uint32_t i = 1; i < r->n_replay; i++) {
         /* as when they were drawn */
-        if (r->constraint != NULL) BT_TRY(bt_worker_trim_constraint(w, r->constraint));
+        if (r->constraint != NULL) BT_TRY(bt_worker_trim_constraint(w, r->constraint, false));
         BT_TRY(bt_request_note(r, r->replay[i]));
     }
     r->next_token   = r->replay[r->n_replay - 1];

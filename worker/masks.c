@@ -45,13 +45,13 @@ void bt_worker_add_mask(bt_worker *w, const bt_request *r, const uint32_t *first
         .request = r, .constraint = c != NULL && at.after == 0 ? c : NULL, .at = at, .st = st};
 }
 
-bt_status bt_worker_trim_constraint(bt_worker *w, bt_constraint *c)
+bt_status bt_worker_trim_constraint(bt_worker *w, bt_constraint *c, bool crowded)
 {
     bt_status          st   = BT_OK;
     uint32_t           n    = 0;
     bt_constraint_at **live = NULL;
 
-    if (!bt_constraint_is_large(c)) goto out;
+    if (!bt_constraint_is_large(c, crowded)) goto out;
     live = bt_calloc(w->requests.n, sizeof(*live));
     BT_REQUIRE(live != NULL, BT_ERR_NO_MEMORY, "%u requests of a constraint", w->requests.n);
     for (uint32_t i = 0; i < w->requests.n; i++)
@@ -100,6 +100,21 @@ static bool is_constrained(const bt_batch *b, uint32_t piece)
     return bt_batch_n_draws(b, piece) > 0 && b->pieces[piece].request->constraint != NULL;
 }
 
+/* Also those that have no rows in the step. */
+static bt_status trim_all(bt_worker *w)
+{
+    bt_status st      = BT_OK;
+    bool      crowded = bt_constraints_are_crowded(w->cfg.facts.constraints);
+
+    for (uint32_t i = 0; i < w->requests.n; i++) {
+        bt_constraint *c = w->requests.at[i]->constraint;
+
+        if (c != NULL) BT_TRY(bt_worker_trim_constraint(w, c, crowded));
+    }
+out:
+    return st;
+}
+
 /* All choices of a prompt share a mask. */
 bt_status bt_worker_make_masks(bt_worker *w, bt_batch *b)
 {
@@ -107,11 +122,10 @@ bt_status bt_worker_make_masks(bt_worker *w, bt_batch *b)
     uint32_t  n  = 0;
 
     for (uint32_t i = 0; i < b->n_pieces; i++) {
-        if (!is_constrained(b, i)) continue;
-        BT_TRY(bt_worker_trim_constraint(w, b->pieces[i].request->constraint));
-        n += 1 + b->pieces[i].n_draft;
+        if (is_constrained(b, i)) n += 1 + b->pieces[i].n_draft;
     }
     BT_TRY(bt_worker_take_masks(w, n));
+    if (n > 0) BT_TRY(trim_all(w));
     for (uint32_t i = 0; i < b->n_pieces; i++) {
         b->first_mask[i] = w->n_masks;
         for (uint32_t k = 0; is_constrained(b, i) && k <= b->pieces[i].n_draft; k++)

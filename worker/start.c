@@ -34,7 +34,8 @@ static void *read_tokens(void *ctx)
 {
     bt_rank *r = ctx;
 
-    r->tokens_st = bt_constraints_open(r->opt.model, r->cfg.vocab_size, &r->constraints);
+    r->tokens_st =
+        bt_constraints_open(r->opt.model, r->cfg.vocab_size, BT_CONSTRAINTS_BYTES, &r->constraints);
     return NULL;
 }
 

@@ -169,8 +169,9 @@ void bt_worker_apply_mask(const bt_worker *w, uint32_t mask, bt_sample_how *how)
 /* What making that mask met, because of which no token was found behind it: INVALID_ARG, also when
  * no token may follow; NO_MEMORY. */
 bt_status bt_worker_mask_status(const bt_worker *w, uint32_t mask);
-/* Gives back what the constraint has learnt, where that is much and nobody stands there. */
-bt_status bt_worker_trim_constraint(bt_worker *w, bt_constraint *c);
+/* Gives back what the constraint has learnt, where that is much and nobody stands there; crowded:
+ * whatever it is. */
+bt_status bt_worker_trim_constraint(bt_worker *w, bt_constraint *c, bool crowded);
 
 /* run.c */
 /* The rows of w->batch as the group has agreed; then what the step before has brought.  The step

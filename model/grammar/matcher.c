@@ -27,6 +27,7 @@ struct bt_matcher {
     uint32_t             path[BT_TOKEN_BYTES_MAX + 1]; /* states along a token */
     kept_mask            masks[N_MASKS];
     uint32_t             next_mask;   /* the one to go */
+    uint32_t             n_kept;      /* that have memory */
     size_t               work;        /* for the mask or text under way */
     size_t               bytes_least; /* after the last trim */
 };
@@ -52,11 +53,19 @@ out:
     return st;
 }
 
+static void forget_masks(bt_matcher *m)
+{
+    for (int i = 0; i < N_MASKS; i++) {
+        bt_free(m->masks[i].bits);
+        m->masks[i] = (kept_mask){0};
+    }
+    m->n_kept = 0;
+}
+
 void bt_matcher_destroy(bt_matcher *m)
 {
     if (m == NULL) return;
-    for (int i = 0; i < N_MASKS; i++)
-        bt_free(m->masks[i].bits);
+    forget_masks(m);
     bt_states_fini(&m->states);
     bt_follow_fini(&m->follow);
     bt_grammar_destroy(m->grammar);
@@ -297,8 +306,11 @@ bt_status bt_matcher_mask(bt_matcher *m, uint32_t state, uint32_t *bits)
     memset(bits, 0, bytes);
     if (state == BT_STATE_DEAD) return BT_OK;
     BT_TRY(make_mask(m, state, bits));
-    if (kept->bits == NULL) kept->bits = bt_calloc(bytes, 1);
-    BT_REQUIRE(kept->bits != NULL, BT_ERR_NO_MEMORY, "a mask of %u tokens", m->list->n_ids);
+    if (kept->bits == NULL) {
+        kept->bits = bt_calloc(bytes, 1);
+        BT_REQUIRE(kept->bits != NULL, BT_ERR_NO_MEMORY, "a mask of %u tokens", m->list->n_ids);
+        m->n_kept++;
+    }
     memcpy(kept->bits, bits, bytes);
     kept->state  = state;
     m->next_mask = (m->next_mask + 1) % N_MASKS;
@@ -309,6 +321,20 @@ out:
 /* ---- memory */
 
 size_t bt_matcher_bytes(const bt_matcher *m) { return bt_states_bytes(&m->states); }
+
+size_t bt_matcher_held(const bt_matcher *m)
+{
+    const bt_grammar *g    = m->grammar;
+    size_t            mask = m->list == NULL ? 0 : bt_mask_words(m->list->n_ids) * sizeof(uint32_t);
+
+    return bt_matcher_bytes(m) + m->n_kept * mask + g->n_edges * sizeof(*g->edges) +
+           g->n_nodes * (sizeof(*g->first) + sizeof(*g->ends));
+}
+
+bool bt_matcher_has_grown(const bt_matcher *m)
+{
+    return m->n_kept > 0 || bt_matcher_bytes(m) > m->bytes_least;
+}
 
 bool bt_matcher_is_large(const bt_matcher *m)
 {
@@ -329,8 +355,7 @@ bt_status bt_matcher_trim(bt_matcher *m, uint32_t n, uint32_t **live)
     BT_TRY(bt_states_copy(&m->states, n + 1, moved, &fresh, moved));
     for (uint32_t i = 0; i < n; i++)
         *live[i] = moved[i];
-    for (int i = 0; i < N_MASKS; i++)
-        m->masks[i].state = BT_STATE_DEAD;
+    forget_masks(m);
     bt_states_fini(&m->states);
     m->states      = fresh;
     m->bytes_least = bt_matcher_bytes(m);

@@ -90,7 +90,8 @@ sim_cell *sim_create(const sim_options *opt)
     if (bt_device_cpu_create(&cpu, &c->dev) != BT_OK) abort();
     if (bt_sampler_init(&c->sampler, bt_cpu_kernels_find("scalar")->rows, SIM_VOCAB) != BT_OK)
         abort();
-    if (bt_constraints_open(BT_SOURCE_DIR "/models/demo", SIM_VOCAB, &c->constraints) != BT_OK)
+    if (bt_constraints_open(BT_SOURCE_DIR "/models/demo", SIM_VOCAB, BT_CONSTRAINTS_BYTES,
+                            &c->constraints) != BT_OK)
         abort();
     c->ops = *c->dev->ops;
     if (opt->lookahead) c->ops.sampling = &sim_sampling;

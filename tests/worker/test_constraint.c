@@ -20,7 +20,8 @@ static bt_constraints *open_demo(void)
 {
     bt_constraints *all = NULL;
 
-    if (bt_constraints_open(DEMO, N_VOCAB, &all) != BT_OK || all == NULL) abort();
+    if (bt_constraints_open(DEMO, N_VOCAB, BT_CONSTRAINTS_BYTES, &all) != BT_OK || all == NULL)
+        abort();
     return all;
 }
 
@@ -150,7 +151,7 @@ static void constraint_trimmed_under_its_choices(void)
             EXPECT_EQ(bt_constraint_next(c, &at, a, &at), BT_OK);
         EXPECT_EQ(bt_constraint_next(c, &at, b, &at), BT_OK);
         if (i % 3 == 0) EXPECT_EQ(bt_constraint_mask(c, &at, bits, &ends), BT_OK);
-        if (!bt_constraint_is_large(c)) continue;
+        if (!bt_constraint_is_large(c, false)) continue;
         n_trims++;
         EXPECT_EQ(bt_constraint_trim(c, 2, live), BT_OK);
     }
@@ -167,13 +168,52 @@ static void constraint_trimmed_under_its_choices(void)
     bt_sampling_free(&s);
 }
 
+/* More than there may be in all is given back, however little it is. */
+static void constraints_in_a_crowd_give_back_what_they_have_learnt(void)
+{
+    bt_constraints  *all = NULL;
+    bt_sampling      s   = sampling_of("(a|b)*c");
+    bt_constraint   *c   = NULL;
+    bt_constraint_at at, *live[1] = {&at};
+    uint32_t         before[N_WORDS], bits[N_WORDS];
+    long             held;
+    bool             ends;
+
+    EXPECT(!bt_constraints_are_crowded(NULL));
+    EXPECT_EQ(bt_constraints_open(DEMO, N_VOCAB, 1, &all), BT_OK);
+    EXPECT(!bt_constraints_are_crowded(all));
+    EXPECT_EQ(bt_constraint_acquire(all, &s, &c), BT_OK);
+    EXPECT(bt_constraints_are_crowded(all));
+    at = bt_constraint_begin(c, &s);
+    EXPECT_EQ(bt_constraint_next(c, &at, id_of("a"), &at), BT_OK);
+    held = bt_alloc_live();
+    EXPECT_EQ(bt_constraint_mask(c, &at, before, &ends), BT_OK);
+    EXPECT(!bt_constraint_is_large(c, false) && bt_constraint_is_large(c, true));
+    EXPECT_EQ(bt_constraint_trim(c, 1, live), BT_OK);
+    EXPECT(!bt_constraint_is_large(c, true));
+    EXPECT(bt_alloc_live() <= held); /* the mask too */
+    EXPECT_EQ(bt_constraint_mask(c, &at, bits, &ends), BT_OK);
+    EXPECT(memcmp(bits, before, sizeof(bits)) == 0);
+    bt_constraint_release(c);
+    EXPECT(!bt_constraints_are_crowded(all));
+    bt_constraints_close(all);
+    all = open_demo();
+    EXPECT_EQ(bt_constraint_acquire(all, &s, &c), BT_OK);
+    EXPECT(!bt_constraints_are_crowded(all));
+    bt_constraint_release(c);
+    bt_constraints_close(all);
+    bt_sampling_free(&s);
+}
+
 static void constraints_without_a_tokenizer_are_refused(void)
 {
     bt_constraints *all = NULL;
     bt_sampling     s   = sampling_of("a");
     bt_constraint  *c   = NULL;
 
-    EXPECT_EQ(bt_constraints_open(BT_SOURCE_DIR "/tests/fixtures", N_VOCAB, &all), BT_OK);
+    EXPECT_EQ(
+        bt_constraints_open(BT_SOURCE_DIR "/tests/fixtures", N_VOCAB, BT_CONSTRAINTS_BYTES, &all),
+        BT_OK);
     EXPECT(all == NULL);
     EXPECT_EQ(bt_constraint_acquire(all, &s, &c), BT_ERR_INVALID_ARG);
     EXPECT_HAS(bt_error_text(), "tokenizer");
@@ -209,6 +249,7 @@ int main(int argc, char **argv)
         BT_TEST(constraint_masks_follow_the_tokens),
         BT_TEST(constraint_waits_for_its_token),
         BT_TEST(constraint_trimmed_under_its_choices),
+        BT_TEST(constraints_in_a_crowd_give_back_what_they_have_learnt),
         BT_TEST(constraints_without_a_tokenizer_are_refused),
         BT_TEST(constraints_unwind_at_every_allocation),
     };

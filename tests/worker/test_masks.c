@@ -201,6 +201,26 @@ static void replay_gives_back_what_its_constraint_has_learnt(void)
     bench_tear_down(&b);
 }
 
+/* Also of requests that have no rows in the step. */
+static void step_of_a_crowd_gives_back_what_all_constraints_have_learnt(void)
+{
+    bt_constraints *rest = g_all;
+    bench           b;
+
+    EXPECT_EQ(bt_constraints_open(DEMO, BENCH_VOCAB, 1, &g_all), BT_OK);
+    set_up(&b, 1, false);
+    order_prompt(&b, 1, sampling_of("[AB]*"));
+    run_step(&b);
+    EXPECT(bt_constraint_is_large(b.worker->requests.at[0]->constraint, true));
+    order_prompt(&b, 2, sampling_of("[CD]*"));
+    run_step(&b);
+    EXPECT_EQ(b.worker->requests.n, 2);
+    EXPECT(!bt_constraint_is_large(b.worker->requests.at[0]->constraint, true));
+    bench_tear_down(&b);
+    bt_constraints_close(g_all);
+    g_all = rest;
+}
+
 int main(int argc, char **argv)
 {
     static const bt_test TESTS[] = {
@@ -211,10 +231,13 @@ int main(int argc, char **argv)
         BT_TEST(draft_whose_mask_cannot_be_made_fails_nobody),
         BT_TEST(mask_behind_a_prompt_s_first_token_begins_there),
         BT_TEST(replay_gives_back_what_its_constraint_has_learnt),
+        BT_TEST(step_of_a_crowd_gives_back_what_all_constraints_have_learnt),
     };
     int failed;
 
-    if (bt_constraints_open(DEMO, BENCH_VOCAB, &g_all) != BT_OK || g_all == NULL) return 1;
+    if (bt_constraints_open(DEMO, BENCH_VOCAB, BT_CONSTRAINTS_BYTES, &g_all) != BT_OK ||
+        g_all == NULL)
+        return 1;
     failed = BT_RUN_TESTS(TESTS, argc > 1 ? argv[1] : NULL);
     bt_constraints_close(g_all);
     return failed;

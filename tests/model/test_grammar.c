@@ -427,6 +427,32 @@ static void mask_of_plain_texts_is_that_of_their_bytes(void)
     bt_token_list_destroy(list);
 }
 
+/* A text within few readings at a time, of which one has an edge for each of very many characters.
+ */
+static void text_that_looks_at_too_many_edges_is_given_up(void)
+{
+    enum { N = 20000, N_BYTES = 8000 };
+    static char why[BT_GRAMMAR_WHY_BYTES], text[1 << 17];
+    bt_parts    g = {0};
+    int         n = snprintf(text, sizeof(text), "root ::= \"a\" root \"b\" | [");
+    bt_matcher *m;
+    uint32_t    state;
+
+    for (uint32_t i = 0; i < N; i++) { /* no two are a range */
+        uint32_t c = 0x3000 + 2 * i;
+
+        text[n++] = (char)(0xE0 | c >> 12);
+        text[n++] = (char)(0x80 | (c >> 6 & 0x3F));
+        text[n++] = (char)(0x80 | (c & 0x3F));
+    }
+    text[n++] = ']';
+    m         = matcher_of(&g, bt_read_ebnf(&g, text, (size_t)n), NULL, why);
+    memset(text, 'a', N_BYTES);
+    EXPECT_EQ(bt_matcher_step(m, bt_matcher_start(m), text, 1000, &state), BT_OK);
+    EXPECT_EQ(bt_matcher_step(m, state, text, N_BYTES, &state), BT_ERR_UNSUPPORTED);
+    bt_matcher_destroy(m);
+}
+
 /* ---- memory */
 
 /* Texts without end through a grammar whose states never come again. */
@@ -541,6 +567,7 @@ static const bt_test TESTS[] = {
     BT_TEST(chars_of_json_are_escaped_where_they_must_be),
     BT_TEST(mask_allows_exactly_the_tokens_that_may_follow),
     BT_TEST(mask_of_plain_texts_is_that_of_their_bytes),
+    BT_TEST(text_that_looks_at_too_many_edges_is_given_up),
     BT_TEST(trim_keeps_what_lives),
     BT_TEST(trim_of_deep_readings_is_soon),
     BT_TEST(grammar_without_memory_leaves_nothing_behind),

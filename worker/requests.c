@@ -129,6 +129,18 @@ out:
     return st;
 }
 
+/* Takes the order's, but for the constraint's text, which is in the constraint: choices would copy
+ * it. */
+static bt_sampling take_sampling(bt_sampling *from)
+{
+    bt_sampling taken = bt_sampling_take(from);
+
+    bt_free(taken.constraint);
+    taken.constraint         = NULL;
+    taken.n_constraint_bytes = 0;
+    return taken;
+}
+
 /* What drafts are made of: the prompt, where the order has it. */
 static bt_status read_drafter(const bt_rank_facts *f, const bt_down_reserve *m, bt_request *r)
 {
@@ -274,7 +286,7 @@ bt_status bt_request_from_reserve(const bt_rank_facts *f, bt_down_reserve *m,
     r->replay          = m->replay; /* the others copy theirs from behind its own */
     m->replay          = NULL;
     r->n_eval          = m->eval ? m->n_eval : 0;
-    r->sampling        = bt_sampling_take(&m->sampling);
+    r->sampling        = take_sampling(&m->sampling);
     r->eval_tokens     = m->eval_tokens;
     m->eval_tokens     = NULL;
     r->sampling.choice = r->choices[0];
@@ -339,7 +351,7 @@ bt_status bt_request_from_prefill(const bt_rank_facts *f, bt_down_prefill *m,
     r->state     = BT_REQUEST_QUEUED;
     r->prompt    = m->prompt;
     r->peer      = m->decode_rank;
-    r->sampling  = bt_sampling_take(&m->sampling);
+    r->sampling  = take_sampling(&m->sampling);
     m->prompt    = NULL;
     *request_out = r;
     r            = NULL;

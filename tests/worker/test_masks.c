@@ -135,6 +135,27 @@ static void constraint_that_no_token_goes_on_fails_its_request_with_words(void)
     bench_tear_down(&b);
 }
 
+/* Of 64 choices each would have a copy. */
+static void text_of_a_constraint_is_kept_once(void)
+{
+    bench   b;
+    bt_down m = bench_reserve(1, 10, 5);
+
+    set_up(&b, 0, false);
+    m.u.reserve.sampling  = sampling_of("[AB]*");
+    m.u.reserve.n_choices = 3;
+    m.u.reserve.choices   = bt_calloc(3, sizeof(uint32_t));
+    for (uint32_t i = 0; i < 3; i++)
+        m.u.reserve.choices[i] = i;
+    bench_order(&b, &m);
+    EXPECT_EQ(b.worker->requests.n, 3);
+    for (uint32_t i = 0; i < b.worker->requests.n; i++) {
+        EXPECT(b.worker->requests.at[i]->constraint != NULL);
+        EXPECT(b.worker->requests.at[i]->sampling.constraint == NULL);
+    }
+    bench_tear_down(&b);
+}
+
 /* A draft may lead to where the reply never comes. */
 static void draft_whose_mask_cannot_be_made_fails_nobody(void)
 {
@@ -228,6 +249,7 @@ int main(int argc, char **argv)
         BT_TEST(reply_that_can_go_on_is_held_by_its_least_tokens),
         BT_TEST(constraint_read_in_too_many_ways_fails_its_request_with_words),
         BT_TEST(constraint_that_no_token_goes_on_fails_its_request_with_words),
+        BT_TEST(text_of_a_constraint_is_kept_once),
         BT_TEST(draft_whose_mask_cannot_be_made_fails_nobody),
         BT_TEST(mask_behind_a_prompt_s_first_token_begins_there),
         BT_TEST(replay_gives_back_what_its_constraint_has_learnt),

@@ -83,6 +83,7 @@ static void leave_lobby(bt_fleet *fleet, bt_relay_request *q)
     bt_relay_list_remove(&fleet->lobby, q);
     bt_table_remove(&fleet->lobby_names, bt_relay_request_name_key(q));
     fleet->lobby_tokens -= bt_relay_request_prompt_tokens(q);
+    fleet->lobby_text -= bt_relay_request_constraint_bytes(q);
     fleet->n_lobby--;
 }
 
@@ -94,6 +95,7 @@ static bt_status enter_lobby(bt_fleet *fleet, bt_relay_request *q, uint64_t now_
     BT_TRY(bt_table_put(&fleet->lobby_names, bt_relay_request_name_key(q), q));
     bt_relay_list_insert(&fleet->lobby, q);
     fleet->lobby_tokens += bt_relay_request_prompt_tokens(q);
+    fleet->lobby_text += bt_relay_request_constraint_bytes(q);
     fleet->n_lobby++;
 out:
     return st;
@@ -238,6 +240,11 @@ bt_status bt_fleet_submit(bt_fleet *fleet, bt_relay_submission *request, void *c
         BT_ERR_NO_PAGES, GRPC_STATUS_RESOURCE_EXHAUSTED,
         "the queue is full: %llu prompt tokens wait for a cell, at most %llu may (--queue-tokens)",
         (unsigned long long)fleet->lobby_tokens, (unsigned long long)fleet->cfg.relay.queue_tokens);
+    BT_REFUSE_UNLESS(
+        fleet->lobby_text + request->sampling.n_constraint_bytes <= BT_QUEUED_TEXT_MAX,
+        BT_ERR_NO_PAGES, GRPC_STATUS_RESOURCE_EXHAUSTED,
+        "the queue is full: constraints of %llu bytes wait for a cell, at most %llu may",
+        (unsigned long long)fleet->lobby_text, BT_QUEUED_TEXT_MAX);
     *code_out = GRPC_STATUS_RESOURCE_EXHAUSTED; /* memory, from here on */
     BT_TRY(bt_relay_request_create(request, client, now_ns, &q));
     st = enter_lobby(fleet, q, now_ns);

@@ -267,7 +267,7 @@ static void reserve(bt_relay *r, bt_relay_request *q, uint32_t decode, uint32_t 
     bt_down_reserve *d = &m.u.reserve;
 
     bt_relay_list_remove(&r->queue, q);
-    r->queued_tokens -= q->n_prompt;
+    bt_relay_count_queued(r, q, false);
     bt_relay_list_insert(&r->placed, q);
     bt_relay_turn(r, q, BT_RESERVING);
     q->epoch        = r->epoch;
@@ -397,7 +397,7 @@ static void refused(bt_relay *r, bt_relay_request *q, uint64_t now_ns)
     q->number = r->next_number++;
     bt_relay_list_remove(&r->placed, q);
     bt_relay_list_insert(&r->queue, q);
-    r->queued_tokens += q->n_prompt;
+    bt_relay_count_queued(r, q, true);
     bt_relay_turn(r, q, BT_QUEUED);
     if (bt_table_put(&r->numbers, q->number, q) != BT_OK) bt_relay_end_no_memory(r, q);
 }

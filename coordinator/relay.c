@@ -42,7 +42,7 @@ void bt_relay_finish(bt_relay *r, bt_relay_request *q, const bt_relay_end *end)
     if (q->state == BT_QUEUED) {
         bt_relay_list_remove(&r->queue, q);
         bt_relay_list_insert(&r->placed, q);
-        r->queued_tokens -= q->n_prompt;
+        bt_relay_count_queued(r, q, false);
     }
     bt_relay_prefill_done(r, q);
     if (!q->prefill_holds && q->prefill_pages != 0) bt_relay_free_prefill(r, q);
@@ -148,6 +148,11 @@ bt_status bt_relay_submit(bt_relay *relay, bt_relay_submission *request, void *c
         BT_ERR_NO_PAGES, GRPC_STATUS_RESOURCE_EXHAUSTED,
         "the queue is full: %llu prompt tokens wait, at most %llu may (--queue-tokens)",
         (unsigned long long)relay->queued_tokens, (unsigned long long)relay->cfg.queue_tokens);
+    BT_REFUSE_UNLESS(relay->queued_text + request->sampling.n_constraint_bytes <=
+                         BT_QUEUED_TEXT_MAX,
+                     BT_ERR_NO_PAGES, GRPC_STATUS_RESOURCE_EXHAUSTED,
+                     "the queue is full: constraints of %llu bytes wait, at most %llu may",
+                     (unsigned long long)relay->queued_text, BT_QUEUED_TEXT_MAX);
 
     *code_out = GRPC_STATUS_RESOURCE_EXHAUSTED; /* memory, from here on */
     BT_TRY(bt_relay_request_create(request, client, now_ns, &q));
@@ -260,7 +265,7 @@ void bt_relay_requeue(bt_relay *r, bt_relay_request *q, bool abort_decode, uint6
     bt_log_set_request(0);
     bt_relay_list_insert(&r->queue, again);
     r->n_in[BT_QUEUED]++;
-    r->queued_tokens += again->n_prompt;
+    bt_relay_count_queued(r, again, true);
 
     bt_relay_prefill_done(r, q);
     if (!q->prefill_holds && q->prefill_pages != 0) bt_relay_free_prefill(r, q);

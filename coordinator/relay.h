@@ -33,6 +33,9 @@ typedef struct {
     bool     lost; /* it has not come back with its cell */
 } bt_relay_rank;
 
+/* Bytes of constraints that may wait: of a thousand of the largest. */
+#define BT_QUEUED_TEXT_MAX (256ull << 20)
+
 typedef struct {
     uint32_t               n_ranks, n_prefill, n_decode; /* 0 and 0: every rank has both roles */
     uint32_t               n_spares;                     /* the last of n_ranks */

@@ -20,7 +20,7 @@ bt_status bt_relay_enter(bt_relay *relay, bt_relay_request *q)
     if (q->arrival == 0) q->arrival = number;
     bt_relay_list_insert(&relay->queue, q);
     relay->n_in[BT_QUEUED]++;
-    relay->queued_tokens += q->n_prompt;
+    bt_relay_count_queued(relay, q, true);
 out:
     if (st != BT_OK) {
         if (named) bt_table_remove(&relay->names, q->name_key);
@@ -51,7 +51,7 @@ static bt_relay_request *take(bt_relay *r, bt_relay_list *list, bt_relay_request
     bt_relay_list_remove(list, q);
     bt_table_remove(&r->numbers, q->number);
     bt_table_remove(&r->names, q->name_key);
-    if (list == &r->queue) r->queued_tokens -= q->n_prompt;
+    if (list == &r->queue) bt_relay_count_queued(r, q, false);
     bt_free(q->keys);
     q->keys   = NULL;
     q->n_keys = 0;

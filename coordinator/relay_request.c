@@ -57,10 +57,14 @@ void bt_relay_request_destroy(bt_relay_request *q)
     bt_free(q);
 }
 
-const char     *bt_relay_request_name(const bt_relay_request *q) { return q->name; }
-uint64_t        bt_relay_request_name_key(const bt_relay_request *q) { return q->name_key; }
-void           *bt_relay_request_client(const bt_relay_request *q) { return q->client; }
-uint32_t        bt_relay_request_prompt_tokens(const bt_relay_request *q) { return q->n_prompt; }
+const char *bt_relay_request_name(const bt_relay_request *q) { return q->name; }
+uint64_t    bt_relay_request_name_key(const bt_relay_request *q) { return q->name_key; }
+void       *bt_relay_request_client(const bt_relay_request *q) { return q->client; }
+uint32_t    bt_relay_request_prompt_tokens(const bt_relay_request *q) { return q->n_prompt; }
+uint32_t    bt_relay_request_constraint_bytes(const bt_relay_request *q)
+{
+    return q->sampling.n_constraint_bytes;
+}
 const uint32_t *bt_relay_request_prompt(const bt_relay_request *q)
 {
     return q->sampling.prompt_logprobs == 0 ? q->prompt : NULL;

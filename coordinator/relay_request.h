@@ -34,6 +34,7 @@ const char *bt_relay_request_name(const bt_relay_request *q);
 uint64_t    bt_relay_request_name_key(const bt_relay_request *q);
 void       *bt_relay_request_client(const bt_relay_request *q);
 uint32_t    bt_relay_request_prompt_tokens(const bt_relay_request *q);
+uint32_t    bt_relay_request_constraint_bytes(const bt_relay_request *q);
 /* Borrowed; NULL: it uses no cached prefix. */
 const uint32_t *bt_relay_request_prompt(const bt_relay_request *q);
 uint32_t        bt_relay_request_max_tokens(const bt_relay_request *q);

@@ -98,7 +98,8 @@ struct bt_relay {
     bt_relay_list    queue, placed;
     uint32_t         n_in[BT_ENDED + 1]; /* requests by state */
     bt_table         numbers, names;
-    uint64_t         next_number, queued_tokens, tokens_out, next_scan_ns;
+    uint64_t         next_number, tokens_out, next_scan_ns;
+    uint64_t         queued_tokens, queued_text; /* of prompts, and bytes of constraints */
     uint64_t         prefix_seed, n_retracted;
     bt_relay_block   blocked;       /* of the queue's first request, when it was last looked at */
     bool             freed;         /* room has come back since then */
@@ -127,6 +128,15 @@ static inline bool bt_relay_decodes(const bt_relay *r, uint32_t rank)
 static inline uint64_t bt_relay_from_ns(const bt_relay *r, uint64_t since_ns)
 {
     return since_ns > r->awake_ns ? since_ns : r->awake_ns;
+}
+
+/* The request comes into the queue, or leaves it. */
+static inline void bt_relay_count_queued(bt_relay *r, const bt_relay_request *q, bool comes)
+{
+    uint64_t sign = comes ? 1 : UINT64_MAX;
+
+    r->queued_tokens += sign * q->n_prompt;
+    r->queued_text += sign * q->sampling.n_constraint_bytes;
 }
 
 /* Of a request that is in the relay's table. */

@@ -51,7 +51,7 @@ typedef struct {
     bt_relay_rank   limits[MAX_RANKS];
     sim_rank       *ranks; /* [MAX_RANKS] */
     uint64_t        now, state;
-    uint32_t        last_stuck, prompt_logprobs;
+    uint32_t        last_stuck, prompt_logprobs, n_constraint_bytes;
     int             n_stuck, refuse_percent, fail_percent, n_retracted;
     uint32_t        n_down[BT_DOWN_SHUTDOWN + 1];
 } sim;
@@ -189,10 +189,11 @@ static inline bt_status sim_submit_choices(sim *s, sim_client *c, const char *na
            .name      = name,
            .n_prompt  = n_prompt,
            .prompt    = bt_calloc(n_prompt, sizeof(uint32_t)),
-           .sampling  = {.max_tokens      = max_tokens,
-                         .seed            = stop_at,
-                         .n_stop          = 1,
-                         .prompt_logprobs = s->prompt_logprobs},
+           .sampling  = {.max_tokens         = max_tokens,
+                         .seed               = stop_at,
+                         .n_stop             = 1,
+                         .prompt_logprobs    = s->prompt_logprobs,
+                         .n_constraint_bytes = s->n_constraint_bytes},
            .n_choices = n_choices,
     };
     bt_status st;

@@ -256,6 +256,28 @@ static void relay_queue_is_bounded_in_tokens_and_time(void)
     sim_fini(&s);
 }
 
+static void relay_queue_is_bounded_in_bytes_of_constraints(void)
+{
+    sim        s;
+    sim_client big, waiting, too_much, plain;
+
+    sim_init(&s, 1, 1, 2, 8);
+    EXPECT_EQ(sim_submit(&s, &big, "big", 28, 4, 100), BT_OK);
+    s.n_constraint_bytes = 200 << 20;
+    EXPECT_EQ(sim_submit(&s, &waiting, "waiting", 8, 2, 100), BT_OK);
+    s.n_constraint_bytes = 100 << 20;
+    EXPECT_EQ(sim_submit(&s, &too_much, "too much", 3, 2, 100), BT_ERR_NO_PAGES);
+    EXPECT_EQ(too_much.end.code, GRPC_STATUS_RESOURCE_EXHAUSTED);
+    EXPECT_HAS(bt_error_text(), "constraints of 209715200 bytes wait");
+    s.n_constraint_bytes = 0;
+    EXPECT_EQ(sim_submit(&s, &plain, "plain", 3, 2, 100), BT_OK);
+    bt_relay_abort_client(s.relay, &waiting, "waiting", "gone");
+    s.n_constraint_bytes = 100 << 20;
+    EXPECT_EQ(sim_submit(&s, &too_much, "too much", 3, 2, 100), BT_OK);
+    bt_relay_stop(s.relay, GRPC_STATUS_UNAVAILABLE, "end");
+    sim_fini(&s);
+}
+
 static void relay_duplicate_name_is_refused_until_the_end(void)
 {
     sim        s;
@@ -500,6 +522,7 @@ static const bt_test TESTS[] = {
     BT_TEST(relay_short_prompts_need_not_wait_for_pages_of_long_ones),
     BT_TEST(relay_long_prompt_with_a_cached_prefix_is_short),
     BT_TEST(relay_queue_is_bounded_in_tokens_and_time),
+    BT_TEST(relay_queue_is_bounded_in_bytes_of_constraints),
     BT_TEST(relay_duplicate_name_is_refused_until_the_end),
     BT_TEST(relay_quiet_rank_with_work_is_stuck),
     BT_TEST(relay_of_stuck_ranks_the_silent_one_goes),

@@ -8,15 +8,14 @@
 #include "coordinator/intake.h"
 #include "core/alloc.h"
 #include "model/grammar/matcher.h"
-#include "model/utf8.h"
 
+/* As JSON has it. */
 static bool is_utf8(const char *text)
 {
-    bt_utf8_kind kind = BT_UTF8_GOOD;
+    json_t *string = json_string(text);
 
-    for (size_t n = strlen(text), used; n > 0 && kind == BT_UTF8_GOOD; text += used, n -= used)
-        used = bt_utf8_next(text, n, &kind);
-    return kind == BT_UTF8_GOOD;
+    json_decref(string);
+    return string != NULL;
 }
 
 /* Of choices; what the readers of other texts refuse they refuse themselves. */

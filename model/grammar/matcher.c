@@ -84,10 +84,9 @@ bool bt_matcher_accepts(const bt_matcher *m, uint32_t state)
 /* What the state comes to with a byte of the class. */
 static bt_status make_step(bt_matcher *m, uint32_t state, uint32_t class, uint32_t *next_out)
 {
-    bt_status              st      = BT_OK;
-    const bt_grammar_state from    = m->states.states[state];
-    uint8_t                byte    = m->byte_of[class];
-    size_t                 n_edges = 0;
+    bt_status              st   = BT_OK;
+    const bt_grammar_state from = m->states.states[state];
+    uint8_t                byte = m->byte_of[class];
 
     bt_follow_begin(&m->follow);
     for (uint32_t i = 0; i < from.n; i++) {

@@ -178,13 +178,14 @@ bt_status bt_constraint_next(bt_constraint *c, const bt_constraint_at *at, uint3
     return st;
 }
 
-bt_status bt_constraint_mask(bt_constraint *c, const bt_constraint_at *at, uint32_t *bits,
-                             bool *ends_out)
+bt_status bt_constraint_mask(bt_constraint *c, const bt_constraint_at *at, bool patient,
+                             uint32_t *bits, bool *ends_out)
 {
+    size_t    most = patient ? BT_MASK_WORK_MOST : BT_MASK_WORK_LITTLE;
     bt_status st;
 
     pthread_mutex_lock(&c->lock);
-    st        = bt_matcher_mask(c->matcher, at->state, bits);
+    st        = bt_matcher_mask(c->matcher, at->state, most, bits);
     *ends_out = bt_matcher_accepts(c->matcher, at->state);
     pthread_mutex_unlock(&c->lock);
     return st;

@@ -1,12 +1,19 @@
 /* worker/masks.c - which tokens may follow the rows of a step whose replies are constrained: one
  * mask for each draw, made by a thread that is free.
  *
+ * Most take microseconds.  One that takes long waits for the others, and has what time the step
+ * gives such: beyond that its request fails, and nobody else's.
+ *
  * Behind a row of a draft, what may follow depends on the draft's tokens before it.  Where these do
  * not belong, nothing that is drawn behind them will stand either. */
 #include <string.h>
 
 #include "core/alloc.h"
+#include "core/clock.h"
 #include "worker/state.h"
+
+/* For masks that take long: other ranks wait for the step. */
+#define MOST_NS BT_NS_PER_S
 
 static uint32_t n_words(const bt_worker *w)
 {
@@ -68,18 +75,16 @@ static void allow(uint32_t *bits, uint32_t n_vocab, uint32_t n, const uint32_t *
         if (ids[i] < n_vocab) bits[ids[i] / 32] |= 1u << ids[i] % 32;
 }
 
-static void mask_task(void *ctx, uint32_t i, uint32_t thread)
+static void make_mask(bt_worker *w, uint32_t i, bool patient)
 {
-    bt_worker             *w     = ctx;
     bt_draw_mask          *m     = &w->masks[i];
     const bt_model_config *model = w->cfg.facts.model;
     uint32_t              *bits  = w->mask_bits + (size_t)i * n_words(w);
     bool                   ends  = false;
 
-    (void)thread;
     memset(bits, 0, n_words(w) * sizeof(*bits));
     if (m->constraint == NULL || m->st != BT_OK) return;
-    m->st = bt_constraint_mask(m->constraint, &m->at, bits, &ends);
+    m->st = bt_constraint_mask(m->constraint, &m->at, patient, bits, &ends);
     if (m->st != BT_OK) { /* of a draft perhaps: nothing is drawn behind it then */
         memset(bits, 0, n_words(w) * sizeof(*bits));
         return;
@@ -93,7 +98,29 @@ static void mask_task(void *ctx, uint32_t i, uint32_t thread)
         m->any = m->any || bits[word] != 0;
 }
 
-void bt_worker_fill_masks(bt_worker *w) { bt_worker_on_all(w, w->n_masks, mask_task, w); }
+static void soon_task(void *ctx, uint32_t i, uint32_t thread)
+{
+    bt_draw_mask *m    = &((bt_worker *)ctx)->masks[i];
+    bool          asks = m->st == BT_OK;
+
+    (void)thread;
+    make_mask(ctx, i, false);
+    m->late = asks && m->st == BT_ERR_UNSUPPORTED;
+}
+
+void bt_worker_fill_masks(bt_worker *w) { bt_worker_on_all(w, w->n_masks, soon_task, w); }
+
+/* Those that take long, as long as the step has time for such. */
+static void late_task(void *ctx, uint32_t i, uint32_t thread)
+{
+    bt_worker    *w = ctx;
+    bt_draw_mask *m = &w->masks[i];
+
+    (void)thread;
+    if (!m->late || bt_now_ns() - w->masks_from_ns > MOST_NS) return;
+    m->st = BT_OK;
+    make_mask(w, i, true);
+}
 
 static bool is_constrained(const bt_batch *b, uint32_t piece)
 {
@@ -132,6 +159,8 @@ bt_status bt_worker_make_masks(bt_worker *w, bt_batch *b)
             bt_worker_add_mask(w, b->pieces[i].request, NULL, k);
     }
     bt_worker_fill_masks(w);
+    w->masks_from_ns = bt_now_ns();
+    bt_worker_on_all(w, w->n_masks, late_task, w);
 out:
     return st;
 }
@@ -155,7 +184,12 @@ static bool leaves_any(const bt_sample_how *how, uint32_t n)
 
 void bt_worker_apply_mask(const bt_worker *w, uint32_t mask, bt_sample_how *how)
 {
-    if (w->masks[mask].constraint == NULL) return;
+    const bt_model_config *model = w->cfg.facts.model;
+    const bt_draw_mask    *m     = &w->masks[mask];
+
+    if (m->at.after != 0) /* what has not begun must not end */
+        how->banned[1] = (bt_id_list){model->eos_tokens, model->n_eos};
+    if (m->constraint == NULL) return;
     how->allowed = w->mask_bits + (size_t)mask * n_words(w);
     /* min_tokens would leave nothing: the text is complete, or goes on with a stop token only. */
     if (how->banned[0].n + how->banned[1].n > 0 && !leaves_any(how, n_words(w)))

@@ -57,8 +57,9 @@ typedef struct {
     const bt_request *request;
     bt_constraint    *constraint; /* NULL: all may */
     bt_constraint_at  at;
-    bool              any; /* some token may follow */
-    bt_status         st;  /* of making it; not logged */
+    bool              any;  /* some token may follow */
+    bt_status         st;   /* of making it; not logged */
+    bool              late; /* it takes long */
 } bt_draw_mask;
 
 /* Drafts by the model's own layer, behind a step whose tokens are known (mtp.c). */
@@ -88,6 +89,7 @@ struct bt_worker {
     bt_draw_mask    *masks;     /* owned: [masks_capacity], which grows; of a step */
     uint32_t        *mask_bits; /* owned: [masks_capacity][mask words] */
     uint32_t         n_masks, masks_capacity;
+    uint64_t         masks_from_ns; /* when those of them that take long were begun */
     bt_draw_list     draws;
     bt_mtp           mtp; /* empty where there are none */
 
@@ -163,6 +165,7 @@ bt_status bt_worker_take_masks(bt_worker *w, uint32_t n);
 /* One more: behind the request's last known token, *first unless that is NULL, and n_draft tokens
  * of its draft.  Of one that is not constrained all tokens may come. */
 void bt_worker_add_mask(bt_worker *w, const bt_request *r, const uint32_t *first, uint32_t n_draft);
+/* Those that take some ms at most; others are UNSUPPORTED. */
 void bt_worker_fill_masks(bt_worker *w);
 /* Restricts a draw to the list's mask of that number. */
 void bt_worker_apply_mask(const bt_worker *w, uint32_t mask, bt_sample_how *how);

@@ -9,7 +9,7 @@
 enum {
     N_MASKS      = 64,     /* that are kept */
     READING_WORK = 16,     /* of following one, where looking at an edge is 1 */
-    MOST_WORK    = 1 << 26 /* for a mask or a text: some tenths of a second */
+    STEP_WORK    = 1 << 26 /* for a text */
 };
 
 typedef struct {
@@ -26,10 +26,10 @@ struct bt_matcher {
     uint8_t              byte_of[256];                 /* one of each class */
     uint32_t             path[BT_TOKEN_BYTES_MAX + 1]; /* states along a token */
     kept_mask            masks[N_MASKS];
-    uint32_t             next_mask;   /* the one to go */
-    uint32_t             n_kept;      /* that have memory */
-    size_t               work;        /* for the mask or text under way */
-    size_t               bytes_least; /* after the last trim */
+    uint32_t             next_mask;       /* the one to go */
+    uint32_t             n_kept;          /* that have memory */
+    size_t               work, most_work; /* for the mask or text under way */
+    size_t               bytes_least;     /* after the last trim */
 };
 
 bt_status bt_matcher_create(bt_grammar *grammar, const bt_token_list *list,
@@ -103,7 +103,8 @@ static bt_status make_step(bt_matcher *m, uint32_t state, uint32_t class, uint32
     BT_TRY(bt_follow_end(&m->follow, m->grammar, &m->states, next_out));
     m->states.steps[(size_t)state * m->states.n_classes + class] = *next_out;
     m->work += READING_WORK * m->follow.n_seen + m->follow.n_edges;
-    if (bt_matcher_bytes(m) > BT_MATCHER_MOST_BYTES || m->work > MOST_WORK) st = BT_ERR_UNSUPPORTED;
+    if (bt_matcher_bytes(m) > BT_MATCHER_MOST_BYTES || m->work > m->most_work)
+        st = BT_ERR_UNSUPPORTED;
 out:
     return st;
 }
@@ -123,7 +124,8 @@ bt_status bt_matcher_step(bt_matcher *m, uint32_t state, const char *bytes, size
 {
     bt_status st = BT_OK;
 
-    m->work = 0;
+    m->work      = 0;
+    m->most_work = STEP_WORK;
     for (size_t i = 0; i < n && state != BT_STATE_DEAD; i++)
         BT_TRY(step(m, state, (uint8_t)bytes[i], &state));
     *state_out = state;
@@ -292,7 +294,7 @@ out:
     return st;
 }
 
-bt_status bt_matcher_mask(bt_matcher *m, uint32_t state, uint32_t *bits)
+bt_status bt_matcher_mask(bt_matcher *m, uint32_t state, size_t most_work, uint32_t *bits)
 {
     bt_status  st    = BT_OK;
     size_t     bytes = bt_mask_words(m->list->n_ids) * sizeof(*bits);
@@ -305,6 +307,7 @@ bt_status bt_matcher_mask(bt_matcher *m, uint32_t state, uint32_t *bits)
         }
     memset(bits, 0, bytes);
     if (state == BT_STATE_DEAD) return BT_OK;
+    m->most_work = most_work;
     BT_TRY(make_mask(m, state, bits));
     if (kept->bits == NULL) {
         kept->bits = bt_calloc(bytes, 1);

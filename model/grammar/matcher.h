@@ -47,11 +47,14 @@ bt_status bt_matcher_step(bt_matcher *m, uint32_t state, const char *bytes, size
 /* The same with a token's bytes; one that is no text leads to BT_STATE_DEAD. */
 bt_status bt_matcher_step_token(bt_matcher *m, uint32_t state, uint32_t id, uint32_t *state_out);
 
+#define BT_MASK_WORK_LITTLE (1u << 20) /* some ms */
+#define BT_MASK_WORK_MOST   (1u << 26) /* some tenths of a second */
 /* Words of a mask of the list's tokens: bit id % 32 of word id / 32. */
 static inline uint32_t bt_mask_words(uint32_t n_ids) { return (n_ids + 31) / 32; }
 /* bits: [bt_mask_words(n_ids)], set where the token's whole text may follow the state.  Tokens that
- * end a reply are the caller's affair (bt_matcher_accepts()).  Errors as of bt_matcher_step(). */
-bt_status bt_matcher_mask(bt_matcher *m, uint32_t state, uint32_t *bits);
+ * end a reply are the caller's affair (bt_matcher_accepts()).  Errors as of bt_matcher_step().
+ * most_work: beyond it UNSUPPORTED; what has been learnt by then is kept. */
+bt_status bt_matcher_mask(bt_matcher *m, uint32_t state, size_t most_work, uint32_t *bits);
 
 /* Whether there is much that nobody may need any more. */
 bool bt_matcher_is_large(const bt_matcher *m);

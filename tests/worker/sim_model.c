@@ -110,6 +110,7 @@ void sim_expected(const sim_request *r, uint32_t *tokens_out, uint32_t *n_out, b
     bt_history   seen = {0};
     uint32_t     allowed[(SIM_VOCAB + 31) / 32], n_bytes = 0;
     bool         holds = r->held != 0 && r->held_after == 0;
+    uint32_t     eos   = SIM_EOS;
 
     for (uint32_t i = 0; r->repetition != 0 && i < n; i++)
         if (bt_history_add(&seen, r->prompt[i], true) != BT_OK) abort();
@@ -131,6 +132,7 @@ void sim_expected(const sim_request *r, uint32_t *tokens_out, uint32_t *n_out, b
             sim_logits_of(all, n, logits);
         if (holds) fill_allowed(r, n_bytes, allowed);
         if (holds) how.allowed = allowed;
+        if (r->held != 0 && !holds) how.banned[0] = (bt_id_list){&eos, 1};
         if (!bt_sample(&sampler, logits, &how, &id)) abort();
         if (holds) {
             size_t text;

@@ -1,5 +1,6 @@
 /* tests/worker/sim_steps.c - steps of the simulated cell: as a device runs them, at once or later,
  * one behind another. */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -51,6 +52,7 @@ static const float *edited(const sim_late_step *l, uint32_t i, const float *logi
         if (e->repetition != 1) *x = *x > 0 ? *x / e->repetition : *x * e->repetition;
         *x -= e->frequency * (float)e->count;
         if (e->count > 0) *x -= e->presence;
+        if (e->banned != 0) *x = -INFINITY;
     }
     return row;
 }

@@ -184,6 +184,26 @@ static void draft_whose_mask_cannot_be_made_fails_nobody(void)
     bench_tear_down(&b);
 }
 
+/* What takes long is not for drafts, but a reply waits for it. */
+static void mask_that_takes_long_is_made_for_the_reply_itself(void)
+{
+    bench      b;
+    bt_worker *w;
+
+    set_up(&b, 1, false);
+    w = b.worker;
+    order_prompt(&b, 1, sampling_of("((A|C|E|G|I|K|M|O|Q|S|U|W|Y)?){200}B"));
+    run_step(&b);
+    EXPECT_EQ(w->n_masks, 1);
+    EXPECT(w->masks[0].late && w->masks[0].st == BT_OK && w->masks[0].any);
+    order_prompt(&b, 2, sampling_of("((A|C|E|G|I|K|M|O|Q|S|U|W|Y)?){201}B"));
+    EXPECT_EQ(bt_worker_take_masks(w, 1), BT_OK);
+    bt_worker_add_mask(w, bt_requests_find(&w->requests, 2), NULL, 0);
+    bt_worker_fill_masks(w);
+    EXPECT(w->masks[0].late && w->masks[0].st == BT_ERR_UNSUPPORTED);
+    bench_tear_down(&b);
+}
+
 /* A first token that the request does not know yet. */
 static void mask_behind_a_prompt_s_first_token_begins_there(void)
 {
@@ -251,6 +271,7 @@ int main(int argc, char **argv)
         BT_TEST(constraint_that_no_token_goes_on_fails_its_request_with_words),
         BT_TEST(text_of_a_constraint_is_kept_once),
         BT_TEST(draft_whose_mask_cannot_be_made_fails_nobody),
+        BT_TEST(mask_that_takes_long_is_made_for_the_reply_itself),
         BT_TEST(mask_behind_a_prompt_s_first_token_begins_there),
         BT_TEST(replay_gives_back_what_its_constraint_has_learnt),
         BT_TEST(step_of_a_crowd_gives_back_what_all_constraints_have_learnt),

@@ -4,7 +4,8 @@
  *   schema_place.c   refusals, and bounds on depth and work
  *   schema_merge.c   which keywords there are, and schemas that must hold together as one
  *   schema_value.c   JSON without a schema: whitespace, any value, literals
- *   schema_object.c  schema_keys.c  schema_array.c  schema_string.c  schema_number.c
+ *   schema_object.c  schema_keys.c  schema_array.c  schema_string.c  schema_counted.c
+ *   schema_number.c
  *
  * Each type's file reads the keywords of that type from a schema, an object of jansson's.
  *
@@ -130,6 +131,9 @@ bt_part bt_schema_string(bt_schema *s, const json_t *schema, const bt_schema_at 
 bt_part bt_schema_number(bt_schema *s, const json_t *schema, bool integer, const bt_schema_at *at);
 /* A key, in its quotes, that is none of the names of an object. */
 bt_part bt_schema_other_keys(bt_schema *s, const json_t *names);
+/* Texts inside a JSON string that the pattern matches and that have min to max characters. */
+bt_part bt_schema_counted(bt_schema *s, const char *pattern, size_t n_bytes, uint32_t min,
+                          uint32_t max, const bt_schema_at *at);
 /* Formats that are kept; others are annotations. */
 bool bt_schema_is_format(const json_t *format);
 

@@ -292,7 +292,8 @@ def random_number(r):
 
 def random_string(r):
     if r.random() < 0.4:
-        return {"type": "string", "pattern": r.choice(["^a+$", "[0-9]{2}", "^(foo|bar)", "x$"])}
+        lengths = {k: v for k, v in (("minLength", r.randrange(4)), ("maxLength", r.randrange(3, 9))) if r.random() < 0.4}
+        return {"type": "string", "pattern": r.choice(["^a+$", "[0-9]{2}", "^(foo|bar)", "x$", "^[^ab]*$", "^(a|bcd)*$", "\\\\|\"", "^.?é+"]), **lengths}
     s = {"type": "string"}
     if r.random() < 0.5:
         s["minLength"] = r.randint(0, 3)

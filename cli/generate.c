@@ -23,7 +23,9 @@ static const char DOC[] =
     "Exit code: 0 when the answer is complete, 1 on an error, 130 after ^C, 64 for wrong usage.\n\n"
     "Examples:\n"
     "  baton generate -a 127.0.0.1:8000 --prompt 'O Romeo, Romeo,' --max-tokens 60\n"
-    "  baton generate --json --logprobs --seed 7 --temperature 0.8 < prompt.txt";
+    "  baton generate --json --logprobs --seed 7 --temperature 0.8 < prompt.txt\n"
+    "  baton generate --prompt 'To be?' --choice yes --choice no\n"
+    "  baton generate --prompt 'Who?' --json-schema @person.json --max-tokens 300";
 
 static const struct argp_option OPTIONS[] = {
     BT_OPTION("prompt", OPT_PROMPT, "TEXT", "The prompt (default: stdin)"),

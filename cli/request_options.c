@@ -49,14 +49,16 @@ static const struct argp_option OPTIONS[] = {
     BT_OPTION("include-stop", OPT_INCLUDE_STOP, NULL, "Show the stop text or token too"),
     BT_OPTION("stop-token", OPT_STOP_TOKEN, "ID", "Stop at this token; may be repeated"),
     BT_OPTION("ignore-eos", OPT_IGNORE_EOS, NULL, "Do not stop at the model's end-of-text token"),
-    BT_OPTION_GROUP("What the answer must be (@FILE instead of a text reads it from there):", 3),
+    BT_OPTION_GROUP("What the answer must be, one of these (@FILE: the text of a file, as it is):",
+                    3),
     BT_OPTION("json-object", OPT_JSON_OBJECT, NULL, "A JSON object"),
-    BT_OPTION("json-schema", OPT_JSON_SCHEMA, "TEXT", "JSON that this schema describes"),
-    BT_OPTION("regex", OPT_REGEX, "TEXT", "What this regular expression matches as a whole"),
-    BT_OPTION("grammar", OPT_GRAMMAR, "TEXT", "What the rule `root` of this grammar (EBNF) is"),
+    BT_OPTION("json-schema", OPT_JSON_SCHEMA, "TEXT|@FILE", "JSON that this schema describes"),
+    BT_OPTION("regex", OPT_REGEX, "TEXT|@FILE", "What this regular expression matches as a whole"),
+    BT_OPTION("grammar", OPT_GRAMMAR, "TEXT|@FILE",
+              "What the rule `root` of this grammar describes (GBNF: root ::= \"a\" | \"b\")"),
     BT_OPTION("choice", OPT_CHOICE, "TEXT", "This text, or another one given so; may be repeated"),
-    BT_OPTION("structural-tag", OPT_STRUCTURAL_TAG, "TEXT",
-              "Text in which these tags, as JSON, have contents of a form"),
+    BT_OPTION("structural-tag", OPT_STRUCTURAL_TAG, "TEXT|@FILE",
+              "Free text in which each tag of this JSON has a content of its form"),
     BT_OPTION_GROUP("How tokens are chosen:", 4),
     BT_OPTION("temperature", OPT_TEMPERATURE, "T",
               "0 takes the likeliest token; higher is more varied (default 0)"),
@@ -180,7 +182,8 @@ static void set_answer(bt_request_options *o, struct argp_state *state, bt_clien
                           "--grammar, --choice and --structural-tag, once");
     r->answer = answer;
     if (arg != NULL && arg[0] == '\0')
-        argp_error(state, "%s is empty, expected a text, or @FILE", NAMES[answer]);
+        argp_error(state, "%s is empty, expected a text%s", NAMES[answer],
+                   answer == BT_ANSWER_CHOICE ? "" : ", or @FILE");
     if (answer != BT_ANSWER_CHOICE) {
         r->answer_text = arg != NULL && arg[0] == '@' ? read_file(o, state, arg + 1) : arg;
         return;

@@ -188,7 +188,8 @@ static bt_part read_class(reader *r)
             s->at++;
             hi = read_char(r, "a class");
         }
-        if (lo > hi) refuse(r, from, "a range of a class ends before it begins");
+        if (lo > hi && bt_source_more(s))
+            refuse(r, from, "a range of a class ends before it begins");
         bt_chars_add(g, &set, lo, hi);
     }
     if (!bt_source_take(s, "]")) refuse(r, at, "the class has no ]");

@@ -205,7 +205,8 @@ static void read_class_item(bt_source *s, bool negated, bt_chars *set)
     s->at++;
     has_hi = read_class_atom(s, negated, set, &hi);
     if (has_lo && has_hi) {
-        if (lo > hi) bt_regex_wrong(s, at, "a range of a class ends before it begins");
+        if (lo > hi && bt_source_more(s))
+            bt_regex_wrong(s, at, "a range of a class ends before it begins");
         bt_chars_add(s->g, set, lo, hi);
         return;
     }

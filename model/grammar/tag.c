@@ -207,10 +207,9 @@ static bt_part read_tag(reader *r, const json_t *json, const bt_tag_at *at, with
 }
 
 /* The rule of what stands behind each tag's begin; [0] and the others follow each other. */
-static uint32_t read_bodies(reader *r, const json_t *tags, const bt_tag_at *at, within in)
+static uint32_t read_bodies(reader *r, const json_t *tags, const bt_tag_at *list, within in)
 {
-    const bt_tag_at list = {.up = at, .key = "tags"};
-    uint32_t        rule = 0;
+    uint32_t rule = 0;
 
     for (size_t i = 0; i < json_array_size(tags); i++) {
         uint32_t next = bt_rule_new(r->g, NULL);
@@ -218,7 +217,7 @@ static uint32_t read_bodies(reader *r, const json_t *tags, const bt_tag_at *at, 
         if (i == 0) rule = next;
     }
     for (size_t i = 0; i < json_array_size(tags) && r->g->st == BT_OK; i++) {
-        const bt_tag_at tag = {.up = &list, .index = i};
+        const bt_tag_at tag = {.up = list, .index = i};
 
         bt_rule_is(r->g, rule + (uint32_t)i, read_body(r, json_array_get(tags, i), &tag, in));
     }
@@ -285,14 +284,17 @@ static void add_tags(reader *r, stops *s, const json_t *tags, uint32_t bodies, c
     }
 }
 
-static bt_part triggered(reader *r, const json_t *json, const json_t *tags, const bt_tag_at *at,
+/* key: of the list of tags. */
+static bt_part triggered(reader *r, const json_t *json, const char *key, const bt_tag_at *at,
                          within in)
 {
-    bool     first   = bt_tag_flag(r->g, json, "at_least_one", at);
-    bool     is_last = bt_tag_flag(r->g, json, "stop_after_first", at);
-    stops    s       = read_stops(r, json, bt_tag_list(r->g, json, "triggers", at), at, in);
-    uint32_t bodies  = read_bodies(r, tags, at, in);
-    bt_part  p       = {0};
+    const bt_tag_at list    = {.up = at, .key = key};
+    const json_t   *tags    = bt_tag_list(r->g, json, key, at);
+    bool            first   = bt_tag_flag(r->g, json, "at_least_one", at);
+    bool            is_last = bt_tag_flag(r->g, json, "stop_after_first", at);
+    stops           s       = read_stops(r, json, bt_tag_list(r->g, json, "triggers", at), at, in);
+    uint32_t        bodies  = read_bodies(r, tags, &list, in);
+    bt_part         p       = {0};
 
     add_tags(r, &s, tags, bodies, at);
     if (first) p = one_of_tags(r, tags, bodies);
@@ -307,20 +309,21 @@ static bt_part triggered(reader *r, const json_t *json, const json_t *tags, cons
 
 static bt_part read_triggered(reader *r, const json_t *json, const bt_tag_at *at, within in)
 {
-    return triggered(r, json, bt_tag_list(r->g, json, "tags", at), at, in);
+    return triggered(r, json, "tags", at, in);
 }
 
 static bt_part read_separated(reader *r, const json_t *json, const bt_tag_at *at, within in)
 {
-    bt_parts     *g         = r->g;
-    const json_t *tags      = bt_tag_list(r->g, json, "tags", at);
-    const char   *separator = bt_tag_text(r->g, json, "separator", at);
-    bool          must      = bt_tag_flag(r->g, json, "at_least_one", at);
-    bool          is_last   = bt_tag_flag(r->g, json, "stop_after_first", at);
-    uint32_t      one       = bt_rule_new(g, NULL);
-    bt_part       p, more;
+    bt_parts       *g         = r->g;
+    const bt_tag_at list      = {.up = at, .key = "tags"};
+    const json_t   *tags      = bt_tag_list(r->g, json, "tags", at);
+    const char     *separator = bt_tag_text(r->g, json, "separator", at);
+    bool            must      = bt_tag_flag(r->g, json, "at_least_one", at);
+    bool            is_last   = bt_tag_flag(r->g, json, "stop_after_first", at);
+    uint32_t        one       = bt_rule_new(g, NULL);
+    bt_part         p, more;
 
-    bt_rule_is(g, one, one_of_tags(r, tags, read_bodies(r, tags, at, in)));
+    bt_rule_is(g, one, one_of_tags(r, tags, read_bodies(r, tags, &list, in)));
     p = bt_rule_call(g, one);
     if (!is_last) {
         more = bt_part_then(g, bt_part_text(g, separator), bt_rule_call(g, one));
@@ -398,7 +401,7 @@ static bt_part read_whole(reader *r, const json_t *json)
 {
     static const char *const NEW[BT_TAG_FIELDS] = {"format"}, *const OLD[BT_TAG_FIELDS] = {
                                                                   "structures", "triggers"};
-    const bt_tag_at top = {.key = ""}, at = {.key = "format"};
+    const bt_tag_at top = {0}, at = {.up = &top, .key = "format"};
     const json_t   *structures = json_object_get(json, "structures");
     const char     *type       = json_string_value(json_object_get(json, "type"));
 
@@ -407,13 +410,13 @@ static bt_part read_whole(reader *r, const json_t *json)
     bt_tag_check_fields(r->g, json, structures != NULL ? OLD : NEW, &top);
     if (structures == NULL)
         return read_format(r, json_object_get(json, "format"), &at, (within){0});
-    return triggered(r, json, bt_tag_list(r->g, json, "structures", &top), &top, (within){0});
+    return triggered(r, json, "structures", &top, (within){0});
 }
 
 bt_part bt_read_structural_tag(bt_parts *g, const char *text, size_t n)
 {
     reader          r   = {.g = g};
-    const bt_tag_at top = {.key = ""};
+    const bt_tag_at top = {0};
     bt_part         p   = {0};
     json_error_t    error;
     json_t         *json = json_loadb(text, n, JSON_REJECT_DUPLICATES, &error);

@@ -8,9 +8,11 @@ enum { PLACE_BYTES = 80, SENTENCE_BYTES = 150 };
 
 static size_t put_place(const bt_tag_at *at, char *out, size_t capacity)
 {
-    size_t n = at->up == NULL ? 0 : put_place(at->up, out, capacity);
+    size_t n;
     int    more;
 
+    if (at->up == NULL) return 0;
+    n = put_place(at->up, out, capacity);
     if (n >= capacity) return n;
     if (at->key != NULL)
         more = snprintf(out + n, capacity - n, "/%s", at->key);
@@ -37,7 +39,7 @@ void bt_tag_refuse(bt_parts *g, const bt_tag_at *at, const char *format, ...)
     put_place(at, place, sizeof(place));
     make_ascii(place);
     make_ascii(sentence);
-    bt_parts_refuse(g, "at %s of the structural tag: %s", place, sentence);
+    bt_parts_refuse(g, "at %s of the structural tag: %s", place[0] != '\0' ? place : "/", sentence);
 }
 
 void bt_tag_add_place(bt_parts *g, const bt_tag_at *at, bool was_ok)

@@ -11,7 +11,7 @@ enum { BT_TAG_FIELDS = 6 };
 
 /* The place of a value, the last step first. */
 typedef struct bt_tag_at {
-    const struct bt_tag_at *up;
+    const struct bt_tag_at *up;  /* NULL: the whole */
     const char             *key; /* NULL: */
     size_t                  index;
 } bt_tag_at;

@@ -92,6 +92,7 @@ static void ebnf_that_cannot_be_held_is_refused_where_it_stands(void)
         {"root ::= \"a\n\"",                                 "column 12 of the grammar: the line ends within a literal"           },
         {"root ::= [a\n]",                                   "column 12 of the grammar: the line ends within a class"             },
         {"root ::= [a",                                      "column 10 of the grammar: the class has no ]"                       },
+        {"root ::= [a-",                                     "column 10 of the grammar: the class has no ]"                       },
         {"root ::= []",                                      "column 10 of the grammar: an empty class"                           },
         {"root ::= [^]",                                     "an empty class"                                                     },
         {"root ::= [b-a]",                                   "column 11 of the grammar: a range of a class ends before"           },

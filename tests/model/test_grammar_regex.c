@@ -148,6 +148,7 @@ static void regex_what_cannot_be_held_is_refused_by_name(void)
         {"\\u12",                     "\\u is followed by no character"                                        },
         {"a\\",                       "a backslash with nothing behind it"                                     },
         {"[a",                        "byte 0 of the regular expression: the class has no ]"                   },
+        {"[a-",                       "byte 0 of the regular expression: the class has no ]"                   },
         {"[]a]",                      "a class that begins with ]"                                             },
         {"[^]a]",                     "a class that begins with ]"                                             },
         {"[b-a]",                     "a range of a class ends before it begins"                               },

@@ -11,9 +11,9 @@ typedef struct {
     bt_part     then;    /* what must follow it */
 } bt_stop;
 
-/* Characters, until it ends or one of the stops has come: the first one to be complete, and of
- * those that end alike the longest, if none of them must not come.  Behind what follows a stop the
- * text goes on (again), or ends. */
+/* Characters, until it ends or one of the stops has come: the first one to be complete, of those
+ * that are complete at once the longest; none where one of these must not come.  Behind what
+ * follows a stop the text goes on (again), or ends. */
 bt_part bt_part_free_text(bt_parts *g, const bt_stop *stops, uint32_t n, bool again);
 
 #endif

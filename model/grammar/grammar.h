@@ -1,7 +1,7 @@
 /* model/grammar/grammar.h - which texts a reply may be: constraints of structured output.
  *
  * A constraint is a JSON schema (schema.c), a regular expression (regex.c), a grammar in EBNF
- * (ebnf.c), a list of texts (choice), or structural tags (tag.c).  Each is read into parts
+ * (ebnf.c), a list of texts (choice.c), or structural tags (tag.c).  Each is read into parts
  * (parts.h) over the bytes of UTF-8, then checked and packed into a bt_grammar: what may follow
  * some text is then found by matcher.h.
  *

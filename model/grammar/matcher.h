@@ -61,8 +61,8 @@ bool bt_matcher_is_large(const bt_matcher *m);
 /* Gives it back: live[0..n) are the states that go on; they have new numbers then, and all others
  * are void, but for the start.  NO_MEMORY leaves everything as it was. */
 bt_status bt_matcher_trim(bt_matcher *m, uint32_t n, uint32_t **live);
-size_t    bt_matcher_bytes(const bt_matcher *m); /* of states, */
-size_t    bt_matcher_held(const bt_matcher *m); /* of these, masks that are kept, and the grammar */
+size_t    bt_matcher_bytes(const bt_matcher *m); /* of its states */
+size_t    bt_matcher_held(const bt_matcher *m);  /* of all: states, kept masks, the grammar */
 /* Whether a trim may give back anything at all. */
 bool bt_matcher_has_grown(const bt_matcher *m);
 

@@ -9,7 +9,6 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-#include "core/alloc.h"
 #include "model/grammar/grammar.h"
 #include "model/grammar/names.h"
 

@@ -8,11 +8,10 @@
  * elsewhere.
  *
  * Text that stands for itself is collected and becomes one part. */
-#include <stdio.h>
+#include "model/grammar/regex.h"
 
 #include "core/alloc.h"
 #include "model/grammar/grammar.h"
-#include "model/grammar/regex.h"
 
 /* Of the ways through a piece, those that begin with ^, or end with $: none, each, or some.  Where
  * only some do, the others have any text there already. */

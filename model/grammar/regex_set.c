@@ -2,8 +2,6 @@
  *
  * \d and \w are ASCII's, as in ECMAScript.  \s is ASCII's too, while \S is no space of any dialect:
  * what a dialect calls a space beyond ASCII is in neither. */
-#include <stdio.h>
-
 #include "model/grammar/regex.h"
 
 void bt_regex_wrong(bt_source *s, size_t at, const char *sentence)

@@ -1,7 +1,6 @@
 /* model/grammar/schema_array.c - arrays of a JSON schema: items, each of its own schema as far as
  * prefixItems goes (or an array of draft-07's items), then all of one. */
 #include "model/grammar/schema.h"
-#include "model/json.h"
 
 /* What an array's keywords come to. */
 typedef struct {

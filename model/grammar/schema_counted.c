@@ -3,8 +3,6 @@
  * The pattern is made deterministic, byte by byte as it stands in a JSON string, and laid out once
  * for each number of characters that have come (the product with a counter).  A character is a
  * whole escape, or UTF-8's first byte with those behind it. */
-#include <string.h>
-
 #include "core/alloc.h"
 #include "model/grammar/matcher.h"
 #include "model/grammar/schema.h"

@@ -11,7 +11,6 @@
 #include <string.h>
 
 #include "model/grammar/schema.h"
-#include "model/json.h"
 
 /* What an object's keywords come to. */
 typedef struct {

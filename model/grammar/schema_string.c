@@ -7,7 +7,6 @@
 #include <string.h>
 
 #include "model/grammar/schema.h"
-#include "model/json.h"
 
 #define DAY                                                                                  \
     "(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)" \

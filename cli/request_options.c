@@ -148,7 +148,7 @@ static void add_bias(bt_request_options *o, struct argp_state *state, const char
     o->request.n_biases = n + 1;
 }
 
-/* What the file has; owned by the options. */
+/* What the file has, without the end of its last line; owned by the options. */
 static char *read_file(bt_request_options *o, struct argp_state *state, const char *path)
 {
     const char *why = NULL;
@@ -162,6 +162,8 @@ static char *read_file(bt_request_options *o, struct argp_state *state, const ch
     if (ferror(f) != 0 || n > MAX_ANSWER_BYTES || strlen(o->answer_file) != n)
         argp_error(state, "%s: expected a text of at most %d bytes", path, MAX_ANSWER_BYTES);
     fclose(f);
+    if (n > 0 && o->answer_file[n - 1] == '\n') o->answer_file[--n] = '\0';
+    if (n == 0) argp_error(state, "%s is empty", path);
     return o->answer_file;
 }
 

@@ -22,7 +22,9 @@ bt_status bt_grammar_create(bt_constraint_kind kind, const char *text, size_t n,
     bt_part   whole = {0};
     bt_status st;
 
-    if (n > BT_CONSTRAINT_BYTES_MAX)
+    if (n == 0)
+        bt_parts_refuse(&g, "it is empty");
+    else if (n > BT_CONSTRAINT_BYTES_MAX)
         bt_parts_refuse(&g, "it has %zu bytes, at most %d are allowed", n, BT_CONSTRAINT_BYTES_MAX);
     else
         whole = read_text(&g, kind, text, n);

@@ -329,7 +329,7 @@ bt_status bt_grammar_pack(const bt_parts *g, bt_part whole, bt_grammar **grammar
     mark_to_ends(&w, whole, true, lives);
     mark_to_ends(&w, whole, false, is_empty);
     if (!lives[whole.start]) {
-        snprintf(why, BT_GRAMMAR_WHY_BYTES, "no text at all would do");
+        snprintf(why, BT_GRAMMAR_WHY_BYTES, "nothing satisfies it: no text at all would do");
         st = BT_ERR_INVALID_ARG;
         goto out;
     }

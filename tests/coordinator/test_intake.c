@@ -293,6 +293,7 @@ static void intake_reads_constraints_or_refuses_them_with_words(void)
         {CONSTRAINT(REGEX),       "a{2,3}",                  NULL                                    },
         {CONSTRAINT(GRAMMAR),     "root ::= \"x\"",          NULL                                    },
         {CONSTRAINT(JSON_SCHEMA), "{\"type\":\"boolean\"}",  NULL                                    },
+        {CONSTRAINT(REGEX),       "",                        "regex: it is empty"                    },
         {CONSTRAINT(REGEX),       "(a",                      "regex: "                               },
         {CONSTRAINT(GRAMMAR),     "root ::= root \"a\" | b", "grammar: "                             },
         {CONSTRAINT(JSON_SCHEMA), "{\"type\":7}",            "json_schema: "                         },

@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 
 import grpc
 import jsonschema
@@ -170,6 +171,10 @@ def check_cli(a, cell, model):
     assert say("--choice", "red", "--choice", "green").strip() in ("red", "green")
     assert re.fullmatch(r"\d{4}", say("--regex", r"\d{4}").strip())
     jsonschema.validate(json.loads(say("--json-schema", json.dumps(PERSON))), PERSON)
+    with tempfile.NamedTemporaryFile("w", suffix=".regex") as f:
+        f.write("(up|down)!\n")
+        f.flush()
+        assert say("--regex", "@" + f.name) in ("up!\n", "down!\n", "up!", "down!")
     bad = subprocess.run(run + ["--regex", "a", "--json-object"], capture_output=True, timeout=load.LIMIT_S)
     assert bad.returncode == 64 and b"--json-schema" in bad.stderr, bad
 

@@ -23,7 +23,7 @@ static const char DOC[] =
     "Examples:\n"
     "  baton chat --address 127.0.0.1:8000\n"
     "  baton chat --message 'Good morrow, cousin.' --max-tokens 80\n"
-    "  baton chat --message 'Who are you?' --json-schema @person.json --max-tokens 300";
+    "  baton chat --message 'Who are you?' --json-schema @person.json";
 
 static const struct argp_option OPTIONS[] = {
     BT_OPTION("message", OPT_MESSAGE, "TEXT", "One message instead of a conversation"),

@@ -133,6 +133,8 @@ out:
     return st;
 }
 
+size_t bt_matcher_work(const bt_matcher *m) { return m->work; }
+
 bt_status bt_matcher_step_token(bt_matcher *m, uint32_t state, uint32_t id, uint32_t *state_out)
 {
     const bt_token_text *t = id < m->list->n_ids ? &m->list->texts[id] : NULL;

@@ -44,6 +44,8 @@ bool bt_matcher_accepts(const bt_matcher *m, uint32_t state);
  * NO_MEMORY. */
 bt_status bt_matcher_step(bt_matcher *m, uint32_t state, const char *bytes, size_t n,
                           uint32_t *state_out);
+/* What the last text or mask took: 1 is a look at an edge; nothing where its states were known. */
+size_t bt_matcher_work(const bt_matcher *m);
 /* The same with a token's bytes; one that is no text leads to BT_STATE_DEAD. */
 bt_status bt_matcher_step_token(bt_matcher *m, uint32_t state, uint32_t id, uint32_t *state_out);
 

@@ -7,7 +7,13 @@
 #include "model/grammar/matcher.h"
 #include "model/grammar/schema.h"
 
-enum { MOST_PLACES = 512, MOST_RANGES = 1 << 14, MOST_STATES = 1 << 14 };
+enum {
+    MOST_PLACES = 512,
+    MOST_RANGES = 1 << 14,
+    MOST_STATES = 1 << 14,
+    MOST_WORK   = 1 << 24, /* of the matcher: some hundredths of a second */
+    STEP_WORK   = 64       /* as much as a step of the schema takes */
+};
 
 /* Where a text stands: at a state, between characters or within an escape. */
 typedef enum { BETWEEN, ESCAPED, HEX_1, HEX_2, HEX_3, HEX_4, N_WITHIN } within;
@@ -30,6 +36,7 @@ typedef struct {
     range       ranges[MOST_RANGES];
     uint32_t    index[MOST_STATES][N_WITHIN]; /* 1 + the place, or 0 */
     uint32_t    n_places, n_ranges;
+    size_t      work;
 } counter;
 
 static within next_within(within at, uint8_t byte)
@@ -84,6 +91,8 @@ static bt_status follow(counter *c, uint32_t from)
         uint32_t next    = BT_STATE_DEAD, to;
 
         BT_TRY(bt_matcher_step(c->m, at.state, &byte, 1, &next));
+        c->work += bt_matcher_work(c->m);
+        if (c->work > MOST_WORK) return BT_ERR_UNSUPPORTED;
         if (next == BT_STATE_DEAD) continue;
         if (!find_place(c, next, next_within(at.within, (uint8_t)b), &to) ||
             !add_byte(c, from, to, (uint8_t)b, counted))
@@ -162,8 +171,9 @@ bt_part bt_schema_counted(bt_schema *s, const char *pattern, size_t n_bytes, uin
 
     BT_REQUIRE(c != NULL, BT_ERR_NO_MEMORY, "a pattern of a length");
     BT_TRY(make_matcher(pattern, n_bytes, &c->m));
-    BT_TRY(find_all(c));
-    bt_schema_step(s, at, 256 * (size_t)c->n_places);
+    st = find_all(c);
+    bt_schema_step(s, at, 256 * (size_t)c->n_places + c->work / STEP_WORK);
+    BT_TRY(st);
     if (n >= BT_GRAMMAR_NODES_MAX / c->n_places) {
         st = BT_ERR_UNSUPPORTED;
         goto out;

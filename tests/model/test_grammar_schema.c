@@ -312,6 +312,11 @@ static void expect_answered_soon(const char *text)
     bt_parts_fini(&g);
 }
 
+/* Of many kinds of bytes, each of which leads to many readings. */
+#define STARS                                                        \
+    "a*b*c*d*e*f*g*h*i*j*k*l*m*n*o*p*q*r*s*t*u*v*w*x*y*z*A*B*C*D*E*" \
+    "F*G*H*I*J*K*L*M*N*O*P*Q*R*S*T*U*V*W*X*Y*Z*0*1*2*3*4*5*6*7*8*9*"
+
 /* Texts that jansson takes: work that a few keywords ask for again and again. */
 static void schema_of_much_work_is_answered_soon(void)
 {
@@ -319,14 +324,16 @@ static void schema_of_much_work_is_answered_soon(void)
         const char *head, *piece, *tail;
         int         n;
     } CASES[] = {
-        {"{\"enum\":[1",                       ",1",                      "],\"anyOf\":[{}",                            50000},
-        {"{\"type\":\"object\",\"anyOf\":[{}", ",{\"required\":[\"a\"]}", "]}",                                         10000},
-        {"{\"properties\":{",                  "\"%\":{}",                "},\"additionalProperties\":true}",           18000},
-        {"{\"properties\":{",                  "\"%\":{}",                "},\"allOf\":[{\"properties\":{\"x\":{}}}]}", 18000},
-        {"{\"enum\":[",                        "\"text %\"",              "]}",                                         18000},
-        {"{\"anyOf\":[",                       "{\"$ref\":\"#/x/%\"}",    "],\"x\":[]}",                                10000},
-        {"{\"anyOf\":[",                       "{\"minimum\":%}",         "]}",                                         15000},
-        {"{\"anyOf\":[",                       "{\"maxLength\":%}",       "]}",                                         15000},
+        {"{\"enum\":[1",                             ",1",                                                      "],\"anyOf\":[{}",                            50000},
+        {"{\"type\":\"object\",\"anyOf\":[{}",       ",{\"required\":[\"a\"]}",                                 "]}",                                         10000},
+        {"{\"properties\":{",                        "\"%\":{}",                                                "},\"additionalProperties\":true}",           18000},
+        {"{\"properties\":{",                        "\"%\":{}",                                                "},\"allOf\":[{\"properties\":{\"x\":{}}}]}", 18000},
+        {"{\"enum\":[",                              "\"text %\"",                                              "]}",                                         18000},
+        {"{\"anyOf\":[",                             "{\"$ref\":\"#/x/%\"}",                                    "],\"x\":[]}",                                10000},
+        {"{\"anyOf\":[",                             "{\"minimum\":%}",                                         "]}",                                         15000},
+        {"{\"anyOf\":[",                             "{\"maxLength\":%}",                                       "]}",                                         15000},
+        {"{\"maxLength\":9,\"pattern\":\"^#{0,200}", STARS,                                                     "$\"}",                                       60   },
+        {"{\"anyOf\":[",                             "{\"maxLength\":9,\"pattern\":\"^a{%}#{0,9}" STARS "$\"}", "]}",                                         1000 },
     };
 
     for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {

@@ -99,8 +99,7 @@ out:
 }
 
 /* One choice begins to decode from what follows the prompt in it. */
-static bt_status begin(bt_worker *w, bt_request *r, const bt_first_token *first, uint32_t n_cached,
-                       bool repeat)
+static bt_status begin(bt_request *r, const bt_first_token *first, uint32_t n_cached, bool repeat)
 {
     bt_status st;
 
@@ -112,7 +111,7 @@ static bt_status begin(bt_worker *w, bt_request *r, const bt_first_token *first,
     r->repeat_first             = repeat;
     r->dropped                  = r->dropped || first->finish != BT_FINISH_NONE;
     st                          = bt_request_note(r, first->id);
-    return st == BT_OK ? bt_worker_adopt_replay(w, r, first->id) : st;
+    return st == BT_OK ? bt_worker_adopt_replay(r, first->id) : st;
 }
 
 bt_status bt_worker_begin_decode(bt_worker *w, bt_request *first, bool repeat)
@@ -128,7 +127,7 @@ bt_status bt_worker_begin_decode(bt_worker *w, bt_request *first, bool repeat)
         st = bt_request_share_prompt(all[i], first, w->cfg.dev, w->cfg.pool);
     for (uint32_t i = 0; i < n && st == BT_OK; i++) {
         if (repeat && first->firsts[i].finish != BT_FINISH_NONE) BT_TRY(repeat_ended(w, first, i));
-        st = begin(w, all[i], &first->firsts[i], first->n_cached, repeat);
+        st = begin(all[i], &first->firsts[i], first->n_cached, repeat);
     }
     if (st != BT_OK) return bt_worker_fail(w, first, bt_worker_rpc_code(st), bt_error_text());
     for (uint32_t i = 0; i < n; i++)

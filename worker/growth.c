@@ -1,5 +1,9 @@
 /* worker/growth.c - pages for what is generated, and who gives way when none is left. */
+#include "core/clock.h"
 #include "worker/state.h"
+
+/* Of a step, for constraints that follow what is replayed.  Most of them take microseconds. */
+#define MOST_REPLAY_NS (BT_NS_PER_S / 20)
 
 /* Of those that need a page, the one that came first. */
 static bt_request *oldest_in_need(const bt_worker *w)
@@ -83,7 +87,7 @@ void bt_worker_find_prefixes(bt_worker *w)
             w->prefix_hit_tokens += BT_PAGE_TOKENS;
 }
 
-bt_status bt_worker_adopt_replay(bt_worker *w, bt_request *r, uint32_t first)
+bt_status bt_worker_adopt_replay(bt_request *r, uint32_t first)
 {
     bt_status st = BT_OK;
 
@@ -92,13 +96,53 @@ bt_status bt_worker_adopt_replay(bt_worker *w, bt_request *r, uint32_t first)
     BT_REQUIRE(r->replay[0] == first, BT_ERR_PROTOCOL,
                "the replayed prompt is followed by token %u, the client has %u", first,
                r->replay[0]);
-    for (uint32_t i = 1; i < r->n_replay; i++) {
-        /* as when they were drawn */
-        if (r->constraint != NULL) BT_TRY(bt_worker_trim_constraint(w, r->constraint, false));
-        BT_TRY(bt_request_note(r, r->replay[i]));
-    }
+    for (uint32_t i = 1; i < r->n_replay; i++)
+        BT_TRY(bt_request_recall(r, r->replay[i]));
     r->next_token   = r->replay[r->n_replay - 1];
     r->repeat_first = false;
 out:
+    return st;
+}
+
+/* At least one token, and others for so long. */
+static bt_status follow_for(bt_worker *w, bt_request *r, uint64_t most_ns)
+{
+    bt_status st      = BT_OK;
+    uint64_t  from_ns = bt_now_ns();
+
+    do { /* as when they were drawn */
+        BT_TRY(bt_worker_trim_constraint(w, r->constraint, false));
+        BT_TRY(bt_request_follow(r));
+    } while (r->n_behind > 0 && bt_now_ns() - from_ns < most_ns);
+out:
+    return st;
+}
+
+static uint32_t n_that_lag(const bt_worker *w)
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < w->requests.n; i++)
+        n += w->requests.at[i]->n_behind > 0;
+    return n;
+}
+
+bt_status bt_worker_follow_replays(bt_worker *w)
+{
+    bt_status st = BT_OK;
+    uint32_t  n  = n_that_lag(w);
+
+    for (uint32_t i = 0; n > 0 && i < w->requests.n; i++) {
+        bt_request *r = w->requests.at[i];
+
+        if (r->n_behind == 0 || r->state != BT_REQUEST_DECODE) continue;
+        bt_log_set_request(r->id);
+        st = follow_for(w, r, MOST_REPLAY_NS / n);
+        if (st == BT_OK) continue;
+        BT_TRY(bt_worker_fail(w, r, bt_worker_rpc_code(st), bt_error_text()));
+        break; /* others have moved in the table */
+    }
+out:
+    bt_log_set_request(0);
     return st;
 }

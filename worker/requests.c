@@ -157,15 +157,45 @@ out:
     return st;
 }
 
-bt_status bt_request_note(bt_request *r, uint32_t id)
+static bt_status count(bt_request *r, uint32_t id)
 {
     bt_status st = BT_OK;
 
     if (r->looks_up) BT_TRY(bt_drafter_add(&r->drafter, 1, &id));
     if (bt_sampling_counts_tokens(&r->sampling)) BT_TRY(bt_history_add(&r->history, id, false));
-    if (r->constraint != NULL)
-        BT_TRY(bt_constraint_check(
-            bt_constraint_next(r->constraint, &r->constraint_at, id, &r->constraint_at)));
+out:
+    return st;
+}
+
+static bt_status follow(bt_request *r, uint32_t id)
+{
+    if (r->constraint == NULL) return BT_OK;
+    return bt_constraint_check(
+        bt_constraint_next(r->constraint, &r->constraint_at, id, &r->constraint_at));
+}
+
+bt_status bt_request_note(bt_request *r, uint32_t id)
+{
+    bt_status st = BT_OK;
+
+    BT_TRY(count(r, id));
+    BT_TRY(follow(r, id));
+out:
+    return st;
+}
+
+bt_status bt_request_recall(bt_request *r, uint32_t id)
+{
+    if (r->constraint != NULL) r->n_behind++;
+    return count(r, id);
+}
+
+bt_status bt_request_follow(bt_request *r)
+{
+    bt_status st = BT_OK;
+
+    BT_TRY(follow(r, r->replay[r->n_replay - r->n_behind]));
+    r->n_behind--;
 out:
     return st;
 }

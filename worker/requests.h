@@ -94,7 +94,7 @@ typedef struct {
     bool             eval;
     bt_sampling      sampling;      /* owned: its arrays */
     bt_constraint   *constraint;    /* counted: what its reply must be; NULL: anything */
-    bt_constraint_at constraint_at; /* behind its last known token */
+    bt_constraint_at constraint_at; /* behind its last known token, but for n_behind */
     bt_history       history;       /* owned; of the sampling that counts tokens, else empty */
     bool             drafts;        /* it may bring rows of a draft when it decodes */
     bool             looks_up;      /* some of them in its own tokens, */
@@ -128,8 +128,9 @@ typedef struct {
     uint32_t      tail[BT_PAGE_TOKENS]; /* of the page that is being written, as far as it is */
 
     uint32_t  n_replay;
-    uint32_t *replay;  /* owned: tokens at n_prompt and on, known beforehand */
-    uint32_t  n_known; /* while it decodes: tokens after the prompt that are known */
+    uint32_t *replay;   /* owned: tokens at n_prompt and on, known beforehand */
+    uint32_t  n_known;  /* while it decodes: tokens after the prompt that are known */
+    uint32_t  n_behind; /* of them, the last ones that its constraint has yet to follow */
 
     uint32_t n_launched; /* steps under way that have rows of it; step_end is where these end */
     uint32_t n_drawn;    /* of them, how many bring it a token of a choice that decodes */
@@ -204,6 +205,10 @@ void bt_request_destroy(bt_request *r);
 /* One more generated token, for the penalties and for drafts: each once, also replayed ones, in
  * order. */
 bt_status bt_request_note(bt_request *r, uint32_t id);
+/* A replayed one, which the constraint follows later: n_behind. */
+bt_status bt_request_recall(bt_request *r, uint32_t id);
+/* The constraint follows the first of those that it has not. */
+bt_status bt_request_follow(bt_request *r);
 
 /* Whether token `id`, at absolute `position`, ends the request, and how. */
 bt_finish bt_request_finish(const bt_model_config *model, const bt_request *r, uint32_t position,

@@ -7,8 +7,12 @@
 /* Rows that a decoding request would bring. */
 static uint32_t wanted(const bt_scheduler *s, const bt_request *r)
 {
+    uint32_t n;
+
     if (r->state != BT_REQUEST_DECODE) return 0;
-    return bt_min_u32(s->chunk, bt_request_n_ready(r) - r->step_end);
+    n = bt_request_n_ready(r) - r->step_end;
+    return bt_min_u32(s->chunk,
+                      r->n_behind > 0 ? n - 1 : n); /* from the last one a token is drawn */
 }
 
 /* Prompt rows that the request still needs; 0 when it is not a prompt. */

@@ -261,6 +261,8 @@ bt_status bt_worker_retract(bt_worker *w, bt_request *r);
 void bt_worker_find_prefixes(bt_worker *w);
 /* The prompt is there and `first` follows it: makes known what is replayed.  PROTOCOL when the
  * client has another token there. */
-bt_status bt_worker_adopt_replay(bt_worker *w, bt_request *r, uint32_t first);
+bt_status bt_worker_adopt_replay(bt_request *r, uint32_t first);
+/* Constraints follow what is replayed, as far as the step has time: other ranks wait for it. */
+bt_status bt_worker_follow_replays(bt_worker *w);
 
 #endif

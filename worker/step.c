@@ -149,6 +149,7 @@ bt_status bt_worker_begin(bt_worker *w, bt_plan *plan_out, bt_next *next_out)
     bt_worker_find_prefixes(w);
     if (bt_worker_must_catch_up(w)) BT_TRY(bt_worker_catch_up(w));
     BT_TRY(bt_worker_grow(w));
+    BT_TRY(bt_worker_follow_replays(w));
     b->n_pieces = bt_schedule(&w->scheduler, &w->requests, b->pieces, b->n_rows);
     if (w->parked && w->wake_seen != w->wake_parked) w->parked = w->asked = false;
     if (w->parked && w->shutdown) { /* so are the others of the group, and they are told as well */

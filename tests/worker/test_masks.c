@@ -228,6 +228,7 @@ static void replay_gives_back_what_its_constraint_has_learnt(void)
     enum { ROUNDS = 9000, AS = 30, N = ROUNDS * (AS + 1) };
     bench       b;
     bt_request *r;
+    bt_status   st = BT_OK;
 
     set_up(&b, 1, false);
     order_prompt(&b, 1, sampling_of("(A{1,40}B){0,9000}(0|2|4|6|8|:|<|>)"));
@@ -237,8 +238,40 @@ static void replay_gives_back_what_its_constraint_has_learnt(void)
     for (uint32_t i = 0; i < N; i++)
         r->replay[i] = i % (AS + 1) == AS ? ID_B : ID_A;
     EXPECT_EQ(bt_request_note(r, ID_A), BT_OK);
-    EXPECT_EQ(bt_worker_adopt_replay(b.worker, r, ID_A), BT_OK);
+    EXPECT_EQ(bt_worker_adopt_replay(r, ID_A), BT_OK);
+    r->state = BT_REQUEST_DECODE;
+    while (r->n_behind > 0 && st == BT_OK)
+        st = bt_worker_follow_replays(b.worker);
+    EXPECT_EQ(st, BT_OK);
     EXPECT(r->constraint_at.state != BT_STATE_DEAD);
+    bench_tear_down(&b);
+}
+
+/* Each token leads to thousands of readings that nobody has come to before: other ranks would wait
+ * for all of that, so it goes on in later steps, and the next token is drawn behind it. */
+static void replay_that_takes_long_takes_several_steps(void)
+{
+    enum { N = 2000 };
+    bench       b;
+    bt_request *r;
+    uint32_t    n_steps = 0;
+    bt_status   st      = BT_OK;
+
+    set_up(&b, 1, false);
+    order_prompt(&b, 1, sampling_of("([AB]?){2000}"));
+    r           = b.worker->requests.at[0];
+    r->n_replay = N;
+    r->replay   = bt_calloc(N, sizeof(*r->replay));
+    for (uint32_t i = 0; i < N; i++)
+        r->replay[i] = i % 2 == 0 ? ID_A : ID_B;
+    EXPECT_EQ(bt_request_note(r, ID_A), BT_OK);
+    EXPECT_EQ(bt_worker_adopt_replay(r, ID_A), BT_OK);
+    r->state = BT_REQUEST_DECODE;
+    for (; r->n_behind > 0 && st == BT_OK; n_steps++)
+        st = bt_worker_follow_replays(b.worker);
+    EXPECT_EQ(st, BT_OK);
+    EXPECT(n_steps > 1);
+    EXPECT(r->n_behind == 0 && r->constraint_at.state != BT_STATE_DEAD);
     bench_tear_down(&b);
 }
 
@@ -274,6 +307,7 @@ int main(int argc, char **argv)
         BT_TEST(mask_that_takes_long_is_made_for_the_reply_itself),
         BT_TEST(mask_behind_a_prompt_s_first_token_begins_there),
         BT_TEST(replay_gives_back_what_its_constraint_has_learnt),
+        BT_TEST(replay_that_takes_long_takes_several_steps),
         BT_TEST(step_of_a_crowd_gives_back_what_all_constraints_have_learnt),
     };
     int failed;

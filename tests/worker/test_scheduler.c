@@ -219,6 +219,11 @@ static void scheduler_plans_behind_what_is_under_way(void)
     r->n_drawn             = 0;
     EXPECT_EQ(bt_schedule(&s, &g_table, g_pieces, g_rows), 1);
     expect_piece(0, 1, BT_ROLE_GENERATED, 4, 2);
+    r->n_behind = 1; /* its constraint does not say yet what may follow */
+    EXPECT_EQ(bt_schedule(&s, &g_table, g_pieces, g_rows), 1);
+    expect_piece(0, 1, BT_ROLE_GENERATED, 4, 1);
+    r->step_end = 5;
+    EXPECT_EQ(bt_schedule(&s, &g_table, g_pieces, g_rows), 0);
 }
 
 /* Any mix: never more than the budget, and everybody gets there. */

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "core/alloc.h"
+#include "core/clock.h"
 #include "model/json.h"
 
 struct bt_constraints {
@@ -178,13 +179,14 @@ bt_status bt_constraint_next(bt_constraint *c, const bt_constraint_at *at, uint3
     return st;
 }
 
-bt_status bt_constraint_mask(bt_constraint *c, const bt_constraint_at *at, bool patient,
+bt_status bt_constraint_mask(bt_constraint *c, const bt_constraint_at *at, uint64_t until_ns,
                              uint32_t *bits, bool *ends_out)
 {
-    size_t    most = patient ? BT_MASK_WORK_MOST : BT_MASK_WORK_LITTLE;
     bt_status st;
+    size_t    most;
 
     pthread_mutex_lock(&c->lock);
+    most      = bt_now_ns() < until_ns ? BT_MASK_WORK_MOST : BT_MASK_WORK_LITTLE;
     st        = bt_matcher_mask(c->matcher, at->state, most, bits);
     *ends_out = bt_matcher_accepts(c->matcher, at->state);
     pthread_mutex_unlock(&c->lock);

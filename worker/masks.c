@@ -75,7 +75,7 @@ static void allow(uint32_t *bits, uint32_t n_vocab, uint32_t n, const uint32_t *
         if (ids[i] < n_vocab) bits[ids[i] / 32] |= 1u << ids[i] % 32;
 }
 
-static void make_mask(bt_worker *w, uint32_t i, bool patient)
+static void make_mask(bt_worker *w, uint32_t i, uint64_t until_ns)
 {
     bt_draw_mask          *m     = &w->masks[i];
     const bt_model_config *model = w->cfg.facts.model;
@@ -84,7 +84,7 @@ static void make_mask(bt_worker *w, uint32_t i, bool patient)
 
     memset(bits, 0, n_words(w) * sizeof(*bits));
     if (m->constraint == NULL || m->st != BT_OK) return;
-    m->st = bt_constraint_mask(m->constraint, &m->at, patient, bits, &ends);
+    m->st = bt_constraint_mask(m->constraint, &m->at, until_ns, bits, &ends);
     if (m->st != BT_OK) { /* of a draft perhaps: nothing is drawn behind it then */
         memset(bits, 0, n_words(w) * sizeof(*bits));
         return;
@@ -104,7 +104,7 @@ static void soon_task(void *ctx, uint32_t i, uint32_t thread)
     bool          asks = m->st == BT_OK;
 
     (void)thread;
-    make_mask(ctx, i, false);
+    make_mask(ctx, i, 0);
     m->late = asks && m->st == BT_ERR_UNSUPPORTED;
 }
 
@@ -113,13 +113,14 @@ void bt_worker_fill_masks(bt_worker *w) { bt_worker_on_all(w, w->n_masks, soon_t
 /* Those that take long, as long as the step has time for such. */
 static void late_task(void *ctx, uint32_t i, uint32_t thread)
 {
-    bt_worker    *w = ctx;
-    bt_draw_mask *m = &w->masks[i];
+    bt_worker    *w        = ctx;
+    bt_draw_mask *m        = &w->masks[i];
+    uint64_t      until_ns = w->masks_from_ns + MOST_NS;
 
     (void)thread;
-    if (!m->late || bt_now_ns() - w->masks_from_ns > MOST_NS) return;
+    if (!m->late || bt_now_ns() >= until_ns) return;
     m->st = BT_OK;
-    make_mask(w, i, true);
+    make_mask(w, i, until_ns);
 }
 
 static bool is_constrained(const bt_batch *b, uint32_t piece)

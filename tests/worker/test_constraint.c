@@ -87,16 +87,16 @@ static void constraint_masks_follow_the_tokens(void)
     EXPECT_EQ(bt_constraint_acquire(all, &s, &c), BT_OK);
     at = bt_constraint_begin(c, &s);
     EXPECT_EQ(at.after, 0);
-    EXPECT_EQ(bt_constraint_mask(c, &at, true, bits, &ends), BT_OK);
+    EXPECT_EQ(bt_constraint_mask(c, &at, UINT64_MAX, bits, &ends), BT_OK);
     EXPECT(!ends && (bits[a / 32] >> a % 32 & 1) && !(bits[b / 32] >> b % 32 & 1));
     EXPECT_EQ(bt_constraint_next(c, &at, a, &at), BT_OK);
-    EXPECT_EQ(bt_constraint_mask(c, &at, true, bits, &ends), BT_OK);
+    EXPECT_EQ(bt_constraint_mask(c, &at, UINT64_MAX, bits, &ends), BT_OK);
     EXPECT(ends && count(bits) == 1 && (bits[b / 32] >> b % 32 & 1));
     EXPECT_EQ(bt_constraint_next(c, &at, b, &at), BT_OK);
-    EXPECT_EQ(bt_constraint_mask(c, &at, true, bits, &ends), BT_OK);
+    EXPECT_EQ(bt_constraint_mask(c, &at, UINT64_MAX, bits, &ends), BT_OK);
     EXPECT(ends && count(bits) == 0);
     EXPECT_EQ(bt_constraint_next(c, &at, b, &at), BT_OK); /* does not belong there */
-    EXPECT_EQ(bt_constraint_mask(c, &at, true, bits, &ends), BT_OK);
+    EXPECT_EQ(bt_constraint_mask(c, &at, UINT64_MAX, bits, &ends), BT_OK);
     EXPECT(!ends && count(bits) == 0);
     bt_constraint_release(c);
     bt_constraints_close(all);
@@ -124,7 +124,7 @@ static void constraint_waits_for_its_token(void)
     EXPECT_EQ(here.after, 0);
     EXPECT_EQ(bt_constraint_next(c, &here, b, &here), BT_OK);
     EXPECT_EQ(bt_constraint_next(c, &here, a, &here), BT_OK); /* means no wait any more */
-    EXPECT_EQ(bt_constraint_mask(c, &here, true, bits, &ends), BT_OK);
+    EXPECT_EQ(bt_constraint_mask(c, &here, UINT64_MAX, bits, &ends), BT_OK);
     EXPECT(ends);
     bt_constraint_release(c);
     bt_constraints_close(all);
@@ -150,7 +150,7 @@ static void constraint_trimmed_under_its_choices(void)
         for (uint32_t k = 0; k < 30; k++)
             EXPECT_EQ(bt_constraint_next(c, &at, a, &at), BT_OK);
         EXPECT_EQ(bt_constraint_next(c, &at, b, &at), BT_OK);
-        if (i % 3 == 0) EXPECT_EQ(bt_constraint_mask(c, &at, true, bits, &ends), BT_OK);
+        if (i % 3 == 0) EXPECT_EQ(bt_constraint_mask(c, &at, UINT64_MAX, bits, &ends), BT_OK);
         if (!bt_constraint_is_large(c, false)) continue;
         n_trims++;
         EXPECT_EQ(bt_constraint_trim(c, 2, live), BT_OK);
@@ -159,9 +159,9 @@ static void constraint_trimmed_under_its_choices(void)
     EXPECT_EQ(bt_constraint_next(c, &waits, b, &waits), BT_OK);
     EXPECT_EQ(bt_constraint_next(c, &waits, a, &waits), BT_OK);
     EXPECT_EQ(bt_constraint_next(c, &waits, b, &waits), BT_OK);
-    EXPECT_EQ(bt_constraint_mask(c, &waits, true, bits, &ends), BT_OK);
+    EXPECT_EQ(bt_constraint_mask(c, &waits, UINT64_MAX, bits, &ends), BT_OK);
     EXPECT(!ends && (bits[a / 32] >> a % 32 & 1));
-    EXPECT_EQ(bt_constraint_mask(c, &at, true, bits, &ends), BT_OK); /* all 9,000 have been */
+    EXPECT_EQ(bt_constraint_mask(c, &at, UINT64_MAX, bits, &ends), BT_OK); /* all 9,000 have been */
     EXPECT(!ends && count(bits) == 1);
     bt_constraint_release(c);
     bt_constraints_close(all);
@@ -187,12 +187,12 @@ static void constraints_in_a_crowd_give_back_what_they_have_learnt(void)
     at = bt_constraint_begin(c, &s);
     EXPECT_EQ(bt_constraint_next(c, &at, id_of("a"), &at), BT_OK);
     held = bt_alloc_live();
-    EXPECT_EQ(bt_constraint_mask(c, &at, true, before, &ends), BT_OK);
+    EXPECT_EQ(bt_constraint_mask(c, &at, UINT64_MAX, before, &ends), BT_OK);
     EXPECT(!bt_constraint_is_large(c, false) && bt_constraint_is_large(c, true));
     EXPECT_EQ(bt_constraint_trim(c, 1, live), BT_OK);
     EXPECT(!bt_constraint_is_large(c, true));
     EXPECT(bt_alloc_live() <= held); /* the mask too */
-    EXPECT_EQ(bt_constraint_mask(c, &at, true, bits, &ends), BT_OK);
+    EXPECT_EQ(bt_constraint_mask(c, &at, UINT64_MAX, bits, &ends), BT_OK);
     EXPECT(memcmp(bits, before, sizeof(bits)) == 0);
     bt_constraint_release(c);
     EXPECT(!bt_constraints_are_crowded(all));

@@ -204,6 +204,25 @@ static void mask_that_takes_long_is_made_for_the_reply_itself(void)
     bench_tear_down(&b);
 }
 
+/* A thread that has waited for others at the same constraint, until the time was over. */
+static void mask_that_takes_long_is_not_begun_when_the_time_is_over(void)
+{
+    bench            b;
+    uint32_t         bits[(BENCH_VOCAB + 31) / 32];
+    bt_constraint   *c;
+    bt_constraint_at at;
+    bool             ends;
+
+    set_up(&b, 1, false);
+    order_prompt(&b, 1, sampling_of("((A|C|E|G|I|K|M|O|Q|S|U|W|Y)?){200}B"));
+    c  = b.worker->requests.at[0]->constraint;
+    at = b.worker->requests.at[0]->constraint_at;
+    EXPECT_EQ(bt_constraint_mask(c, &at, 1, bits, &ends), BT_ERR_UNSUPPORTED);
+    EXPECT_EQ(bt_constraint_mask(c, &at, UINT64_MAX, bits, &ends), BT_OK);
+    EXPECT_EQ(bt_constraint_mask(c, &at, 1, bits, &ends), BT_OK); /* it is there now */
+    bench_tear_down(&b);
+}
+
 /* A first token that the request does not know yet. */
 static void mask_behind_a_prompt_s_first_token_begins_there(void)
 {
@@ -305,6 +324,7 @@ int main(int argc, char **argv)
         BT_TEST(text_of_a_constraint_is_kept_once),
         BT_TEST(draft_whose_mask_cannot_be_made_fails_nobody),
         BT_TEST(mask_that_takes_long_is_made_for_the_reply_itself),
+        BT_TEST(mask_that_takes_long_is_not_begun_when_the_time_is_over),
         BT_TEST(mask_behind_a_prompt_s_first_token_begins_there),
         BT_TEST(replay_gives_back_what_its_constraint_has_learnt),
         BT_TEST(replay_that_takes_long_takes_several_steps),

@@ -46,8 +46,8 @@ bt_status bt_constraint_next(bt_constraint *c, const bt_constraint_at *at, uint3
                              bt_constraint_at *next_out);
 /* bits: [bt_mask_words(n_vocab)], of a choice that does not wait: the tokens of texts that may
  * follow. *ends_out: the reply may end there.  Errors as of bt_constraint_next(); UNSUPPORTED also
- * where some ms are not enough, unless it is begun before until_ns, behind other threads' masks of
- * this constraint. */
+ * where a millisecond or so is not enough, unless it is begun before until_ns, behind other
+ * threads' masks of this constraint. */
 bt_status bt_constraint_mask(bt_constraint *c, const bt_constraint_at *at, uint64_t until_ns,
                              uint32_t *bits, bool *ends_out);
 

@@ -165,7 +165,7 @@ bt_status bt_worker_take_masks(bt_worker *w, uint32_t n);
 /* One more: behind the request's last known token, *first unless that is NULL, and n_draft tokens
  * of its draft.  Of one that is not constrained all tokens may come. */
 void bt_worker_add_mask(bt_worker *w, const bt_request *r, const uint32_t *first, uint32_t n_draft);
-/* Those that take some ms at most; others are UNSUPPORTED. */
+/* Those that take a millisecond or so; others are UNSUPPORTED. */
 void bt_worker_fill_masks(bt_worker *w);
 /* Restricts a draw to the list's mask of that number. */
 void bt_worker_apply_mask(const bt_worker *w, uint32_t mask, bt_sample_how *how);

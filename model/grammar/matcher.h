@@ -49,7 +49,7 @@ size_t bt_matcher_work(const bt_matcher *m);
 /* The same with a token's bytes; one that is no text leads to BT_STATE_DEAD. */
 bt_status bt_matcher_step_token(bt_matcher *m, uint32_t state, uint32_t id, uint32_t *state_out);
 
-#define BT_MASK_WORK_LITTLE (1u << 20) /* some ms */
+#define BT_MASK_WORK_LITTLE (1u << 18) /* about a millisecond */
 #define BT_MASK_WORK_MOST   (1u << 26) /* some tenths of a second */
 /* Words of a mask of the list's tokens: bit id % 32 of word id / 32. */
 static inline uint32_t bt_mask_words(uint32_t n_ids) { return (n_ids + 31) / 32; }

@@ -40,7 +40,7 @@ static uint64_t count(const uint32_t *bits, uint32_t n_ids)
     uint64_t n = 0;
 
     for (uint32_t id = 0; id < n_ids; id++)
-        n += bits[id / 32] >> id % 32 & 1;
+        n += bt_mask_has(bits, id);
     return n;
 }
 

@@ -77,7 +77,6 @@ static void destroy(bt_constraint *c)
     bt_free(c);
 }
 
-/* NULL and INVALID_ARG: logged. */
 static bt_status read_text(const bt_constraints *all, const bt_sampling *s,
                            bt_matcher **matcher_out)
 {

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "core/alloc.h"
+#include "core/token_mask.h"
 
 enum {
     MOST_CHOICES    = 64,      /* of a prompt whose step has no other row */
@@ -12,11 +13,9 @@ enum {
 
 static uint32_t capacity_for(uint32_t max_rows) { return max_rows + MOST_CHOICES; }
 
-static uint32_t mask_words_of(uint32_t n_vocab) { return (n_vocab + 31) / 32; }
-
 static uint32_t max_masks_for(uint32_t n_vocab, uint32_t max_rows)
 {
-    size_t most = MOST_MASK_BYTES / (mask_words_of(n_vocab) * sizeof(uint32_t));
+    size_t most = MOST_MASK_BYTES / (bt_mask_words(n_vocab) * sizeof(uint32_t));
 
     return capacity_for(max_rows) < most ? capacity_for(max_rows) : (uint32_t)most;
 }
@@ -32,7 +31,7 @@ size_t bt_draw_list_pinned_bytes(const bt_device *dev, uint32_t n_vocab, uint32_
 {
     size_t top   = sizeof(uint32_t) + sizeof(float);
     size_t draw  = sizeof(int32_t) + sizeof(float) + sizeof(uint32_t) + BT_MAX_ALTERNATIVES * top;
-    size_t masks = max_masks_for(n_vocab, max_rows) * mask_words_of(n_vocab) * sizeof(uint32_t);
+    size_t masks = max_masks_for(n_vocab, max_rows) * bt_mask_words(n_vocab) * sizeof(uint32_t);
 
     if (dev->ops->sampling == NULL) return 0;
     return 2 * (draw * capacity_for(max_rows) + masks); /* of two steps */
@@ -81,7 +80,7 @@ bt_status bt_draw_list_init(bt_draw_list *l, bt_device *dev, uint32_t n_vocab, u
                         .n_vocab    = n_vocab,
                         .capacity   = capacity_for(max_rows),
                         .max_masks  = max_masks_for(n_vocab, max_rows),
-                        .mask_words = mask_words_of(n_vocab)};
+                        .mask_words = bt_mask_words(n_vocab)};
     if (dev->ops->sampling == NULL) goto out;
     l->draws = bt_calloc(n, sizeof(*l->draws));
     l->edits = bt_calloc(BT_MAX_EDITS, sizeof(*l->edits));

@@ -72,7 +72,7 @@ out:
 static void allow(uint32_t *bits, uint32_t n_vocab, uint32_t n, const uint32_t *ids)
 {
     for (uint32_t i = 0; i < n; i++)
-        if (ids[i] < n_vocab) bits[ids[i] / 32] |= 1u << ids[i] % 32;
+        if (ids[i] < n_vocab) bt_mask_add(bits, ids[i]);
 }
 
 static void make_mask(bt_worker *w, uint32_t i, uint64_t until_ns)

@@ -1,6 +1,7 @@
 /* device/cuda/sampling.c - tokens and logprobs of a step from logits that stay on the device: some
  * rows at a time, in memory taken at start. */
 #include "core/alloc.h"
+#include "core/token_mask.h"
 #include "device/cuda/device_cuda.h"
 #include "device/cuda/rows.h"
 #include "device/cuda/vocab.h"
@@ -21,7 +22,7 @@ struct bt_device_sampler {
     uint32_t     *fed_at; /* [max_draws] */
     bt_cuda_seen *seen;   /* [MOST_SEEN]: of a history on its way */
     uint32_t     *words;  /* [BT_MAX_HISTORIES, n_vocab] */
-    uint32_t     *masks;  /* [chunk, words_of(n_vocab)]: those that the chunk's draws use */
+    uint32_t     *masks;  /* [chunk, bt_mask_words(n_vocab)]: those that the chunk's draws use */
 
     /* Owned, host: as they go up. */
     uint32_t     *host_rows, *host_n_top, *host_masks; /* [chunk]; masks: which of the step's */
@@ -40,15 +41,13 @@ static uint32_t blocks_of(uint32_t n_vocab)
     return (n_vocab + BT_CUDA_VOCAB_BLOCK - 1) / BT_CUDA_VOCAB_BLOCK;
 }
 
-static uint32_t words_of(uint32_t n_vocab) { return (n_vocab + 31) / 32; } /* of a mask */
-
 static uint32_t chunk_of(uint32_t max_draws) { return max_draws < CHUNK ? max_draws : CHUNK; }
 
 static size_t bytes(uint32_t n_vocab, uint32_t max_draws)
 {
     size_t row =
         (size_t)n_vocab * 3 * sizeof(float) + bt_cuda_order_elems(n_vocab) * sizeof(uint64_t) +
-        (size_t)blocks_of(n_vocab) * 2 * sizeof(float) + words_of(n_vocab) * sizeof(uint32_t) +
+        (size_t)blocks_of(n_vocab) * 2 * sizeof(float) + bt_mask_words(n_vocab) * sizeof(uint32_t) +
         BT_MAX_ALTERNATIVES * (sizeof(uint32_t) + sizeof(float)) + sizeof(bt_cuda_draw) +
         5 * sizeof(uint32_t);
 
@@ -104,7 +103,7 @@ static bt_status take_all(bt_device_sampler *s)
     BT_TRY(take(s, s->max_draws, sizeof(*s->fed_at), &s->fed_at));
     BT_TRY(take(s, MOST_SEEN, sizeof(*s->seen), &s->seen));
     BT_TRY(take(s, (size_t)BT_MAX_HISTORIES * s->n_vocab, sizeof(*s->words), &s->words));
-    BT_TRY(take(s, n * words_of(s->n_vocab), sizeof(*s->masks), &s->masks));
+    BT_TRY(take(s, n * bt_mask_words(s->n_vocab), sizeof(*s->masks), &s->masks));
     s->host_rows   = bt_calloc(n, sizeof(*s->host_rows));
     s->host_n_top  = bt_calloc(n, sizeof(*s->host_n_top));
     s->host_masks  = bt_calloc(n, sizeof(*s->host_masks));
@@ -233,7 +232,7 @@ static bt_status penalise(bt_device_sampler *s, const bt_draws *d, uint32_t firs
 static bt_status mask_rows(bt_device_sampler *s, const bt_draws *d, uint32_t n, uint32_t n_masks)
 {
     bt_status st     = BT_OK;
-    size_t    words  = words_of(s->n_vocab);
+    size_t    words  = bt_mask_words(s->n_vocab);
     void     *stream = bt_cuda_stream(s->dev);
 
     if (n_masks == 0) goto out;

@@ -147,8 +147,6 @@ bt_status bt_matcher_step_token(bt_matcher *m, uint32_t state, uint32_t id, uint
 
 /* ---- masks */
 
-static void allow(uint32_t *bits, uint32_t id) { bits[id / 32] |= 1u << id % 32; }
-
 /* The group's tokens, one by one.  m->path has the states along the nodes above the one that is
  * looked at. */
 static bt_status walk(bt_matcher *m, uint32_t group, uint32_t *bits)
@@ -167,7 +165,7 @@ static bt_status walk(bt_matcher *m, uint32_t group, uint32_t *bits)
             continue;
         }
         m->path[node->depth] = to;
-        if (node->id != BT_NOT_A_TOKEN) allow(bits, node->id);
+        if (node->id != BT_NOT_A_TOKEN) bt_mask_add(bits, node->id);
         i++;
     }
 out:
@@ -291,7 +289,7 @@ static bt_status make_mask(bt_matcher *m, uint32_t state, uint32_t *bits)
         else
             BT_TRY(walk(m, group, bits));
     for (uint32_t i = 0; i < list->n_same; i++)
-        if (bits[list->same[i][1] / 32] >> list->same[i][1] % 32 & 1) allow(bits, list->same[i][0]);
+        if (bt_mask_has(bits, list->same[i][1])) bt_mask_add(bits, list->same[i][0]);
 out:
     return st;
 }

@@ -13,6 +13,7 @@
 #ifndef BT_MODEL_GRAMMAR_MATCHER_H
 #define BT_MODEL_GRAMMAR_MATCHER_H
 
+#include "core/token_mask.h"
 #include "model/grammar/grammar.h"
 #include "model/tokenizer.h"
 
@@ -51,8 +52,6 @@ bt_status bt_matcher_step_token(bt_matcher *m, uint32_t state, uint32_t id, uint
 
 #define BT_MASK_WORK_LITTLE (1u << 18) /* about a millisecond */
 #define BT_MASK_WORK_MOST   (1u << 26) /* some tenths of a second */
-/* Words of a mask of the list's tokens: bit id % 32 of word id / 32. */
-static inline uint32_t bt_mask_words(uint32_t n_ids) { return (n_ids + 31) / 32; }
 /* bits: [bt_mask_words(n_ids)], set where the token's whole text may follow the state.  Tokens that
  * end a reply are the caller's affair (bt_matcher_accepts()).  Errors as of bt_matcher_step().
  * most_work: beyond it UNSUPPORTED; what has been learnt by then is kept. */

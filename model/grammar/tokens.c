@@ -46,7 +46,7 @@ static uint32_t take_group(bt_token_list *list, uint32_t group, uint32_t *sorted
 
         if (t->n == 0 || group_of(list->bytes + t->at, t->n) != group) continue;
         sorted[n++] = id;
-        if (group < BT_PLAIN_GROUPS) list->plain[group][id / 32] |= 1u << id % 32;
+        if (group < BT_PLAIN_GROUPS) bt_mask_add(list->plain[group], id);
     }
     return n;
 }

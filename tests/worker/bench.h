@@ -172,6 +172,20 @@ static inline void bench_order(bench *b, bt_down *m)
     bt_down_free(m);
 }
 
+/* Wakes the rank for its first step, and runs that. */
+static inline bt_status bench_run_step(bench *b)
+{
+    bt_down m = {.kind = BT_DOWN_WAKE, .u.wake = {1}};
+    bt_plan plan;
+    bt_next next;
+    bool    leave = true;
+
+    bench_order(b, &m);
+    EXPECT_EQ(bt_worker_begin(b->worker, &plan, &next), BT_OK);
+    EXPECT_EQ(next, BT_NEXT_GATHER);
+    return bt_worker_finish(b->worker, &plan, &leave);
+}
+
 /* Orders of epoch 3. */
 static inline bt_down bench_reserve(uint64_t id, uint32_t n_prompt, uint32_t max_tokens)
 {

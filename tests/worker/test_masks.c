@@ -38,18 +38,6 @@ static void order_prompt(bench *b, uint64_t id, bt_sampling sampling)
     bench_order(b, &m);
 }
 
-static void run_step(bench *b)
-{
-    bt_down m = {.kind = BT_DOWN_WAKE, .u.wake = {1}};
-    bt_plan plan;
-    bt_next next;
-    bool    leave = true;
-
-    bench_order(b, &m);
-    EXPECT_EQ(bt_worker_begin(b->worker, &plan, &next), BT_OK);
-    EXPECT_EQ(bt_worker_finish(b->worker, &plan, &leave), BT_OK);
-}
-
 static void reply_that_only_a_stop_token_goes_on_is_not_held_by_its_least_tokens(void)
 {
     bench       b;
@@ -61,7 +49,7 @@ static void reply_that_only_a_stop_token_goes_on_is_not_held_by_its_least_tokens
     s.stop_tokens  = bt_calloc(1, sizeof(uint32_t));
     *s.stop_tokens = ID_A;
     order_prompt(&b, 1, s);
-    run_step(&b);
+    EXPECT_EQ(bench_run_step(&b), BT_OK);
     EXPECT(b.n_up > 0 && b.up[0].kind == BT_UP_TOKENS);
     if (b.n_up > 0 && b.up[0].kind == BT_UP_TOKENS) {
         EXPECT_EQ(b.up[0].u.tokens.tokens[0].id, ID_A);
@@ -84,7 +72,7 @@ static void reply_that_can_go_on_is_held_by_its_least_tokens(void)
     s.stop_tokens         = bt_calloc(1, sizeof(uint32_t));
     *s.stop_tokens        = ID_A;
     order_prompt(&b, 1, s);
-    run_step(&b);
+    EXPECT_EQ(bench_run_step(&b), BT_OK);
     EXPECT(b.n_up > 0 && b.up[0].kind == BT_UP_TOKENS);
     if (b.n_up > 0 && b.up[0].kind == BT_UP_TOKENS) EXPECT_EQ(b.up[0].u.tokens.tokens[0].id, ID_B);
     bench_tear_down(&b);
@@ -115,7 +103,7 @@ static void constraint_read_in_too_many_ways_fails_its_request_with_words(void)
         set_up(&b, 1, true);
         for (uint64_t id = 1; id <= 3; id++)
             order_prompt(&b, id, sampling_of(id == 2 ? "[AB]*" : "A|\"(!?){9000}(!?){9000}"));
-        run_step(&b);
+        EXPECT_EQ(bench_run_step(&b), BT_OK);
         EXPECT_EQ(n_failed(&b, "too many ways"), 2);
         for (uint32_t k = 0; k < b.n_up; k++)
             n_tokens += b.up[k].kind == BT_UP_TOKENS ? b.up[k].u.tokens.n : 0;
@@ -130,7 +118,7 @@ static void constraint_that_no_token_goes_on_fails_its_request_with_words(void)
 
     set_up(&b, 1, false);
     order_prompt(&b, 1, sampling_of("abc"));
-    run_step(&b);
+    EXPECT_EQ(bench_run_step(&b), BT_OK);
     EXPECT_EQ(n_failed(&b, "no token"), 1);
     bench_tear_down(&b);
 }
@@ -193,7 +181,7 @@ static void mask_that_takes_long_is_made_for_the_reply_itself(void)
     set_up(&b, 1, false);
     w = b.worker;
     order_prompt(&b, 1, sampling_of("((A|C|E|G|I|K|M|O|Q|S|U|W|Y)?){200}B"));
-    run_step(&b);
+    EXPECT_EQ(bench_run_step(&b), BT_OK);
     EXPECT_EQ(w->n_masks, 1);
     EXPECT(w->masks[0].late && w->masks[0].st == BT_OK && w->masks[0].any);
     order_prompt(&b, 2, sampling_of("((A|C|E|G|I|K|M|O|Q|S|U|W|Y)?){201}B"));
@@ -303,10 +291,10 @@ static void step_of_a_crowd_gives_back_what_all_constraints_have_learnt(void)
     EXPECT_EQ(bt_constraints_open(DEMO, BENCH_VOCAB, 1, &g_all), BT_OK);
     set_up(&b, 1, false);
     order_prompt(&b, 1, sampling_of("[AB]*"));
-    run_step(&b);
+    EXPECT_EQ(bench_run_step(&b), BT_OK);
     EXPECT(bt_constraint_is_large(b.worker->requests.at[0]->constraint, true));
     order_prompt(&b, 2, sampling_of("[CD]*"));
-    run_step(&b);
+    EXPECT_EQ(bench_run_step(&b), BT_OK);
     EXPECT_EQ(b.worker->requests.n, 2);
     EXPECT(!bt_constraint_is_large(b.worker->requests.at[0]->constraint, true));
     bench_tear_down(&b);

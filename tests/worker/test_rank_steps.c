@@ -159,20 +159,6 @@ static void ranks_agree_on_the_graph_of_a_step(void)
     bench_tear_down(&b);
 }
 
-/* Wakes the rank for its first step, and runs that. */
-static bt_status run_step(bench *b)
-{
-    bt_down m = {.kind = BT_DOWN_WAKE, .u.wake = {1}};
-    bt_plan plan;
-    bt_next next;
-    bool    leave = true;
-
-    bench_order(b, &m);
-    EXPECT_EQ(bt_worker_begin(b->worker, &plan, &next), BT_OK);
-    EXPECT_EQ(next, BT_NEXT_GATHER);
-    return bt_worker_finish(b->worker, &plan, &leave);
-}
-
 /* Reserves for a request of a rank of both roles, sampled without lists, and orders its prompt. */
 static void order_both(bench *b, bt_down m)
 {
@@ -193,7 +179,7 @@ static void order_both(bench *b, bt_down m)
 static bt_status run_prompt(bench *b, bt_down m)
 {
     order_both(b, m);
-    return run_step(b);
+    return bench_run_step(b);
 }
 
 /* One request has failed and is gone, since its logits are no numbers. */
@@ -318,7 +304,7 @@ static void choices_that_fail_with_another_draft_from_rows_of_theirs(void)
     EXPECT_EQ(run_prompt(&b, m), BT_OK);
     bench_forget(&b);
     b.logit = 0.0f / 0.0f;
-    EXPECT_EQ(run_step(&b), BT_OK);
+    EXPECT_EQ(bench_run_step(&b), BT_OK);
     EXPECT_EQ(g_n_drafts, 2);
     expect_no_number_failed(&b);
     bench_tear_down(&b);
@@ -352,7 +338,7 @@ static void nothing_is_drafted_for_a_step_that_prompts_fill(void)
     bench_forget(&b);
     order_both(&b, bench_reserve(2, 110, 1));
     for (uint32_t i = 0; i < 3; i++) {
-        EXPECT_EQ(run_step(&b), BT_OK);
+        EXPECT_EQ(bench_run_step(&b), BT_OK);
         EXPECT_EQ(b.prompt.n_rows, i < 2 ? 40 : 30);
         EXPECT_EQ(g_n_drafting, i == 0 ? 0 : 1);
         bench_forget(&b);
@@ -380,7 +366,7 @@ static void run_choices(bench *b, bt_cpu_pool *threads)
     for (uint32_t i = 0; i < 4; i++)
         m.u.prefill.choices[i] = i;
     bench_order(b, &m);
-    EXPECT_EQ(run_step(b), BT_OK);
+    EXPECT_EQ(bench_run_step(b), BT_OK);
 }
 
 /* The likeliest first token when those before the n-th may not be `end`, which is the model's end
@@ -404,7 +390,7 @@ static uint32_t first_but(uint32_t end, bool is_eos, uint32_t min_tokens)
         *m.u.prefill.sampling.stop_tokens = end;
     }
     bench_order(&b, &m);
-    EXPECT_EQ(run_step(&b), BT_OK);
+    EXPECT_EQ(bench_run_step(&b), BT_OK);
     for (uint32_t i = 0; i < b.n_up; i++)
         if (b.up[i].kind == BT_UP_TOKENS) id = b.up[i].u.tokens.tokens[0].id;
     bench_tear_down(&b);
@@ -538,18 +524,18 @@ static void step_that_came_to_nothing_is_computed_in_the_same_form(void)
         cfg.facts.keeps_maps = true;
         make_anew(&b, &cfg);
         order_both(&b, bench_reserve(1, 40, 5));
-        EXPECT_EQ(run_step(&b), BT_OK);
+        EXPECT_EQ(bench_run_step(&b), BT_OK);
         if (fails) {
             b.step_status = BT_ERR_CANCELLED;
-            EXPECT_EQ(run_step(&b), BT_ERR_CANCELLED);
+            EXPECT_EQ(bench_run_step(&b), BT_ERR_CANCELLED);
             EXPECT(b.prompt.start == 16 && b.prompt.n_rows == 16);
             EXPECT_EQ(b.prompt.form, BT_FORM_NORMAL);
             b.step_status = BT_OK;
         }
         order_both(&b, bench_reserve(2, 10, 5));
-        EXPECT_EQ(run_step(&b), BT_OK);
+        EXPECT_EQ(bench_run_step(&b), BT_OK);
         EXPECT_EQ(b.prompt.n_rows, 10);
-        EXPECT_EQ(run_step(&b), BT_OK); /* and a row that request 2 generates */
+        EXPECT_EQ(bench_run_step(&b), BT_OK); /* and a row that request 2 generates */
         EXPECT(b.prompt.start == 16 && b.prompt.n_rows == 15);
         EXPECT_EQ(b.prompt.form, fails ? BT_FORM_NORMAL : BT_FORM_ABSORBED);
         bench_tear_down(&b);
@@ -564,7 +550,7 @@ static void rank_that_has_lost_a_page_does_not_park(void)
 
     bench_set_up(&b, 0, 0, 0);
     EXPECT_EQ(bt_kv_pool_acquire(b.pool, 1, &page), BT_OK);
-    EXPECT_EQ(run_step(&b), BT_ERR_PROTOCOL);
+    EXPECT_EQ(bench_run_step(&b), BT_ERR_PROTOCOL);
     EXPECT_HAS(bt_error_text(), "no request is here, but 3 pages are free");
     bt_kv_pool_release(b.pool, page);
     bench_tear_down(&b);
@@ -584,7 +570,7 @@ static void request_beside_an_evaluation_has_nobody_to_give_way(void)
     order_both(&b, m);
     for (uint32_t i = 0; i < 60 && (b.n_up == 0 || b.up[0].kind == BT_UP_TOKENS); i++) {
         bench_forget(&b);
-        EXPECT_EQ(run_step(&b), BT_OK);
+        EXPECT_EQ(bench_run_step(&b), BT_OK);
     }
     EXPECT_EQ(b.n_up, 2); /* Failed, and Released */
     EXPECT_EQ(b.up[1].kind, BT_UP_RELEASED);
@@ -681,7 +667,7 @@ static void first_token_is_repeated_without_logprobs_alone(void)
         bt_worker_delivered(b.worker, 0, &message, &payload);
         b.has_come = true;
         bt_worker_background(b.worker);
-        EXPECT_EQ(run_step(&b), BT_OK);
+        EXPECT_EQ(bench_run_step(&b), BT_OK);
         EXPECT(b.n_up == 2 && b.up[0].kind == BT_UP_TOKENS && b.up[1].kind == BT_UP_RELEASED);
         if (b.n_up > 0) EXPECT_EQ(b.up[0].u.tokens.n, kind == 0 ? 2 : 1);
         bench_tear_down(&b);
@@ -724,7 +710,7 @@ static void hand_off_that_nobody_takes_ends_on_the_prefill_rank(void)
 
     bench_set_up(&b, 0, 1, 1);
     m = bench_prefill(1, 10, 1, 1), bench_order(&b, &m);
-    EXPECT_EQ(run_step(&b), BT_OK);
+    EXPECT_EQ(bench_run_step(&b), BT_OK);
     bench_forget(&b);
     b.granted = true;
     expect_lease_ended(&b, "rank 1 takes no pages");

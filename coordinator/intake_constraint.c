@@ -8,22 +8,14 @@
 #include "coordinator/intake.h"
 #include "core/alloc.h"
 #include "model/grammar/matcher.h"
-
-/* As JSON has it. */
-static bool is_utf8(const char *text)
-{
-    json_t *string = json_string(text);
-
-    json_decref(string);
-    return string != NULL;
-}
+#include "proto/text.h"
 
 /* Of choices; what the readers of other texts refuse they refuse themselves. */
 static bt_status check_choices(const bt_ask *ask, char *refusal)
 {
     for (size_t i = 0; i < ask->n_constraint_choices; i++)
-        BT_INTAKE_REFUSE_UNLESS(is_utf8(ask->constraint_choices[i]), "%s: choice %zu is not UTF-8",
-                                ask->constraint_name, i);
+        BT_INTAKE_REFUSE_UNLESS(bt_text_is_utf8(ask->constraint_choices[i]),
+                                "%s: choice %zu is not UTF-8", ask->constraint_name, i);
     return BT_OK;
 }
 

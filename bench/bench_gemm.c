@@ -11,8 +11,9 @@
  * With one thread, and where the family has such a kernel, also a block of keys of a strip of
  * queries.
  *
- *     bench_gemm [family [threads [MiB of the set [bf16|e4m3|int4]]]]
- *                      without: all families of this CPU, 1 and 2 threads, 128 MiB, bf16 */
+ *     bench_gemm [family [threads [MiB of the set [bf16|e4m3|int4 [rows]]]]]
+ *                      without: all families of this CPU, 1 and 2 threads, 128 MiB, bf16, all rows
+ */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -267,7 +268,7 @@ static void run_shape(bench *b, const uint32_t *shape, uint32_t n_threads)
 }
 
 static void run_family(const char *kernels, uint32_t n_threads, size_t set_bytes,
-                       bt_weight_kind kind, bt_bf16 *x, bt_bf16 *y)
+                       bt_weight_kind kind, uint32_t rows, bt_bf16 *x, bt_bf16 *y)
 {
     bt_device_cpu_options opt = {.n_threads = n_threads, .kernels = kernels};
     static bench          b;
@@ -282,7 +283,8 @@ static void run_family(const char *kernels, uint32_t n_threads, size_t set_bytes
            median_ns(empty_run, &b) * 1e-3);
     if (n_threads == 1) run_strip(&b);
     for (size_t s = 0; s < sizeof(SHAPES) / sizeof(SHAPES[0]); s++)
-        if (SHAPES[s][0] <= most_rows) run_shape(&b, SHAPES[s], n_threads);
+        if (SHAPES[s][0] <= most_rows && (rows == 0 || SHAPES[s][0] == rows))
+            run_shape(&b, SHAPES[s], n_threads);
     bt_device_destroy(b.dev);
 }
 
@@ -293,6 +295,7 @@ int main(int argc, char **argv)
     uint32_t       last  = argc > 2 ? first : 2;
     size_t         mib   = argc > 3 ? strtoul(argv[3], NULL, 10) : SET_MIB;
     bt_weight_kind kind  = BT_WEIGHT_BF16;
+    uint32_t       rows  = argc > 5 ? (uint32_t)strtoul(argv[5], NULL, 10) : 0;
     bt_bf16 *x = aligned_alloc(64, MAX_X * sizeof(*x)), *y = aligned_alloc(64, MAX_Y * sizeof(*y));
 
     if (x == NULL || y == NULL) return EXIT_FAILURE;
@@ -311,7 +314,7 @@ int main(int argc, char **argv)
     snprintf(names, sizeof(names), "%s", argc > 1 ? argv[1] : bt_device_cpu_kernels());
     while ((name = strtok_r(rest, ",", &rest)) != NULL)
         for (uint32_t n_threads = first; n_threads <= last; n_threads++)
-            run_family(name, n_threads, mib << 20, kind, x, y);
+            run_family(name, n_threads, mib << 20, kind, rows, x, y);
     free(x);
     free(y);
     return EXIT_SUCCESS;

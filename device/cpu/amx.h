@@ -74,4 +74,33 @@ static inline uint32_t step_lines(bt_weight_kind kind)
     return ((uint32_t)bt_cpu_weight_bytes(kind, TILE_ELEMS) + 63) / 64;
 }
 
+/* ---- mm_amx_stream.c ---- */
+
+enum { AMX_STREAM_ROWS = 2 * TILE, AMX_STREAM_BLOCKS = 4 /* at most */ };
+
+/* Some column blocks of bf16 weights that come from memory, against one or two tile rows of x. */
+typedef struct {
+    const bt_bf16 *x;     /* tiles, step after step; */
+    size_t         low_x; /* elements to those of the second tile row */
+    const bt_bf16 *b;     /* of the first block, */
+    size_t         block; /* and elements to the next one */
+    const bt_bf16 *next;  /* what is read afterwards, its blocks as far apart: fetched meanwhile */
+    uint32_t       n_steps;
+    bool           from_zero; /* else from the sums */
+    float         *sums;      /* [n_blocks][n_tile_rows][16][16] */
+} bt_cpu_amx_stream;
+
+/* How many of the column blocks that are left go together: the most that do well, or a fair share.
+ */
+static inline uint32_t amx_stream_blocks(uint32_t n_tile_rows, uint32_t n_cols)
+{
+    uint32_t n = (n_cols + TILE - 1) / TILE, most = n_tile_rows == 1 ? 4 : 3;
+    uint32_t n_turns = (n + most - 1) / most;
+
+    return (n + n_turns - 1) / n_turns;
+}
+
+/* Tiles are configured: with 16 rows, or for one tile row with as many as it has. */
+void bt_cpu_amx_stream_run(const bt_cpu_amx_stream *s, uint32_t n_tile_rows, uint32_t n_blocks);
+
 #endif

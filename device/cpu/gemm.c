@@ -15,14 +15,17 @@
 #include "device/cpu/linear.h"
 
 enum {
-    MIN_COLS = 32,
-    MIN_ROWS = 32,
-    SMALL_NS = 8000 /* not worth sharing, even with a thread that is awake */
+    MIN_COLS  = 32,
+    END_COLS  = 64, /* of a last chunk, at least */
+    MIN_ROWS  = 32,
+    SMALL_NS  = 8000,     /* not worth sharing, even with a thread that is awake */
+    FEW_ELEMS = 512 << 10 /* of the weights for one or two rows */
 };
 
 typedef struct {
     uint32_t rows, cols; /* of a chunk */
     uint32_t n_row_cuts, n_col_cuts;
+    uint32_t n_wide, narrow; /* only the first n_wide of the latter are so wide, others narrow */
 } cut;
 
 /* Elements of x as tiles; 0 where x is read as it lies. */
@@ -45,17 +48,34 @@ static uint32_t n_cols(const bt_cpu_gemms *job, const bt_gemm *g)
  * further away than the second-level cache; with few rows the bytes of the weights are the work. */
 static uint32_t widest_cols(const bt_cpu_gemms *job, const bt_gemm *g)
 {
-    bool     tiles = job->dev->kernels->mm_tiles != NULL;
-    uint32_t elems = (tiles ? 128 : 512) << 10; /* of the weights for one or two rows */
-
     if (tile_elems(job, g) != 0 &&
         bt_cpu_tiled_elems(bt_min_u32(g->m, BT_CPU_CHUNK_ROWS), g->w->k) > BT_CPU_NEAR_ELEMS)
         return job->act != NULL ? BT_CPU_WIDE_COLS / 2 : BT_CPU_WIDE_COLS;
     if (job->act != NULL) return BT_CPU_CHUNK_COLS / 2;
     if (tile_elems(job, g) != 0) return BT_CPU_CHUNK_COLS;
-    if (g->m > (tiles ? BT_CPU_UNTILED_ROWS : 2)) return BT_CPU_CHUNK_COLS * 2;
-    if (g->m > 2) return BT_CPU_CHUNK_COLS / 2;
-    return bt_min_u32(elems / bt_cpu_pad(g->w->k, 32) / MIN_COLS * MIN_COLS, BT_CPU_CHUNK_COLS);
+    if (g->m > 2) return BT_CPU_CHUNK_COLS * 2;
+    return bt_min_u32(FEW_ELEMS / bt_cpu_pad(g->w->k, 32) / MIN_COLS * MIN_COLS, BT_CPU_CHUNK_COLS);
+}
+
+/* The list's end goes in smaller pieces, so that the threads come to it together; not where rows
+ * are cut too, since there are many chunks then. */
+static void cut_columns(const bt_cpu_gemms *job, const bt_gemm *g, cut *c)
+{
+    uint32_t n = n_cols(job, g), n_threads = job->dev->n_threads;
+
+    c->n_wide = n / c->cols;
+    c->narrow = c->cols;
+    if (g == &job->gemms[job->n_gemms - 1] && c->n_row_cuts == 1 && c->cols > END_COLS) {
+        c->n_wide = c->n_wide > n_threads ? c->n_wide - n_threads : 0;
+        c->narrow = bt_cpu_pad(c->cols / 4, END_COLS);
+    }
+    c->n_col_cuts = c->n_wide + (n - c->n_wide * c->cols + c->narrow - 1) / c->narrow;
+}
+
+/* Where the i-th cut begins, and the one before it ends. */
+static uint32_t first_col(const cut *c, uint32_t i)
+{
+    return bt_min_u32(i, c->n_wide) * c->cols + (i > c->n_wide ? i - c->n_wide : 0) * c->narrow;
 }
 
 static cut cut_of(const bt_cpu_gemms *job, const bt_gemm *g)
@@ -65,8 +85,8 @@ static cut cut_of(const bt_cpu_gemms *job, const bt_gemm *g)
 
     c.cols       = cols < MIN_COLS ? MIN_COLS : cols / MIN_COLS * MIN_COLS;
     c.n_row_cuts = bt_cpu_pad(g->m, BT_CPU_CHUNK_ROWS) / BT_CPU_CHUNK_ROWS;
-    c.n_col_cuts = bt_cpu_pad(n_cols(job, g), c.cols) / c.cols;
     c.rows       = BT_CPU_CHUNK_ROWS;
+    cut_columns(job, g, &c);
     if (c.n_row_cuts != 0) c.rows = bt_cpu_pad((g->m + c.n_row_cuts - 1) / c.n_row_cuts, MIN_ROWS);
     return c;
 }
@@ -156,7 +176,7 @@ static const void *next_weights(const bt_cpu_gemms *job, const bt_cpu_member *se
     if (job->n_chunks - chunk <= job->dev->n_threads) return NULL;
     g = find(job, &at, chunk + job->dev->n_threads, product_chunks);
     c = cut_of(job, g);
-    return bt_cpu_linear_columns(g->w, at.chunk % c.n_col_cuts * c.cols);
+    return bt_cpu_linear_columns(g->w, first_col(&c, at.chunk % c.n_col_cuts));
 }
 
 /* A chunk whose x is in tiles; m0 and n0 are its first row and column. */
@@ -209,8 +229,10 @@ static void run_chunk(void *ctx, uint32_t chunk, uint32_t member)
     const bt_gemm      *g    = find(job, self, chunk, product_chunks);
     cut                 c    = cut_of(job, g);
     /* Column cuts of the same rows follow each other: the rows are in cache then. */
-    uint32_t m0 = self->chunk / c.n_col_cuts * c.rows, n0 = self->chunk % c.n_col_cuts * c.cols;
-    uint32_t m = bt_min_u32(g->m - m0, c.rows), n = bt_min_u32(n_cols(job, g) - n0, c.cols);
+    uint32_t m0 = self->chunk / c.n_col_cuts * c.rows, col = self->chunk % c.n_col_cuts;
+    uint32_t n0 = first_col(&c, col);
+    uint32_t m  = bt_min_u32(g->m - m0, c.rows);
+    uint32_t n  = bt_min_u32(n_cols(job, g), first_col(&c, col + 1)) - n0;
 
     if (tile_elems(job, g) != 0)
         multiply_tiles(job, g, self, m0, n0,

@@ -6,10 +6,9 @@
  * the accumulators wait in y, which is exact.  (mm_amx_tiles.c has many rows, which the caller has
  * made into tiles.)
  *
- * While a pair of column blocks meets its first rows, the next pair is fetched into the
- * second-level cache: weights come from memory once a product, and a tile load waits for all of its
- * lines.  Of narrow weights, a piece of a pair of blocks is widened before a group of rows meets
- * it. */
+ * Weights in bf16 that come from memory go through mm_amx_stream.c, if the rows fill one tile at
+ * most.  Of narrow weights, a piece of a pair of blocks is widened before a group of rows meets it;
+ * while a pair meets its first rows, the next pair is fetched into the second-level cache. */
 #include <string.h>
 
 #include "core/minmax.h"
@@ -21,7 +20,8 @@ enum {
     FEW_ROWS    = 2,   /* a register tile does better */
     FEW_COLUMNS = 128, /* x is not worth copying */
     K_PIECE     = 512, /* of what is copied, */
-    GROUP       = 128  /* rows */
+    GROUP       = 128, /* rows */
+    STREAM_K    = 4096 /* of a copy of 16 rows */
 };
 
 #define INLINE static inline __attribute__((always_inline))
@@ -205,11 +205,11 @@ static const void *b_at(const bt_cpu_mm *mm, uint32_t block, uint32_t k0)
     return weight_at(mm->packed, mm->kind, block * bt_cpu_block_elems(mm) + (size_t)k0 * TILE);
 }
 
-/* Where B goes on after the columns from n0 of the piece from k0 on to k1: the next columns, or the
- * first ones of the next piece, or what comes after. */
+/* Where B goes on at n0 in the piece from k0 on to k1: these columns, or the first ones of the next
+ * piece, or what comes after. */
 static const void *b_after(const bt_cpu_mm *mm, uint32_t n0, uint32_t k0, uint32_t k1)
 {
-    if (n0 + 2 * TILE < mm->n) return b_at(mm, n0 / TILE + 2, k0);
+    if (n0 < mm->n) return b_at(mm, n0 / TILE, k0);
     return k1 < mm->k ? b_at(mm, 0, k1) : mm->after;
 }
 
@@ -217,7 +217,7 @@ static const void *b_after(const bt_cpu_mm *mm, uint32_t n0, uint32_t k0, uint32
 static void plan_fetch(const bt_cpu_mm *mm, uint32_t m0, uint32_t n0, uint32_t k0, uint32_t k1,
                        uint32_t n_passes, tile_args *a)
 {
-    const bt_bf16 *next  = m0 == 0 && !mm->cached ? b_after(mm, n0, k0, k1) : NULL;
+    const bt_bf16 *next  = m0 == 0 && !mm->cached ? b_after(mm, n0 + 2 * TILE, k0, k1) : NULL;
     uint32_t       lines = step_lines(mm->kind);
 
     if (mm->n_fetch != 0) return;
@@ -291,6 +291,22 @@ static uint32_t fetch_lines(const bt_cpu_mm *mm)
     return (mm->n_fetch / 2 / LINE + n_steps - 1) / n_steps;
 }
 
+/* Columns of y become sums of blocks, or the other way round. */
+static void turn_sums(float *y, size_t ld_y, uint32_t rows, uint32_t cols,
+                      float (*sums)[TILE][TILE], bool to_sums)
+{
+    for (uint32_t c = 0; c < cols; c += TILE)
+        for (uint32_t r = 0; r < rows; r++) {
+            float *at = y + r * ld_y + c, *sum = sums[c / TILE][r];
+            size_t n = bt_min_u32(cols - c, TILE) * sizeof(*at);
+
+            if (to_sums)
+                memcpy(sum, at, n);
+            else
+                memcpy(at, sum, n);
+        }
+}
+
 static void multiply_rows(const bt_cpu_mm *mm)
 {
     _Alignas(64) bt_bf16 tiles[GROUP * K_PIECE];
@@ -320,12 +336,42 @@ static void multiply_rows(const bt_cpu_mm *mm)
     }
 }
 
+/* At most 16 rows, and bf16 that comes from memory: all of k at a time, where that fits. */
+static void stream_rows(const bt_cpu_mm *mm)
+{
+    _Alignas(64) bt_bf16 tiles[STREAM_K * TILE];
+    _Alignas(64) float   sums[AMX_STREAM_BLOCKS][TILE][TILE];
+    bt_cpu_amx_stream    s = {.x = tiles, .block = bt_cpu_block_elems(mm), .sums = sums[0][0]};
+
+    configure(mm->m);
+    for (uint32_t k0 = 0, k1; k0 < mm->k; k0 = k1) {
+        k1          = bt_min_u32(mm->k, k0 + STREAM_K);
+        s.n_steps   = bt_cpu_pad(k1 - k0, STEP) / STEP;
+        s.from_zero = k0 == 0 && !mm->add;
+        stage(mm->x + k0, mm->ld_x, mm->m, k1 - k0, tiles);
+        for (uint32_t n0 = 0, cols; n0 < mm->n; n0 += cols) {
+            uint32_t n_blocks = amx_stream_blocks(1, mm->n - n0);
+
+            cols   = bt_min_u32(mm->n - n0, n_blocks * TILE);
+            s.b    = b_at(mm, n0 / TILE, k0);
+            s.next = b_after(mm, n0 + cols, k0, k1);
+            if (s.next == NULL) s.next = s.b;
+            if (!s.from_zero) turn_sums(mm->y + n0, mm->ld_y, mm->m, cols, sums, true);
+            bt_cpu_amx_stream_run(&s, 1, n_blocks);
+            turn_sums(mm->y + n0, mm->ld_y, mm->m, cols, sums, false);
+        }
+    }
+}
+
 void bt_cpu_mm_tile32_amx(const bt_cpu_mm *mm)
 {
     if (mm->m <= FEW_ROWS) {
         bt_cpu_mm_tile32_avx512(mm);
         return;
     }
-    multiply_rows(mm);
+    if (mm->m <= TILE && !mm->cached && mm->kind == BT_WEIGHT_BF16)
+        stream_rows(mm);
+    else
+        multiply_rows(mm);
     _tile_release();
 }

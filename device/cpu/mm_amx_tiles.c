@@ -12,7 +12,7 @@
  * become results a few rows a step.
  *
  * With `up`, a panel is 16 columns of gate and the same of up.  Of narrow weights, each piece of a
- * panel is widened before the tiles of x pass.
+ * panel is widened before the tiles of x pass.  Up to 32 rows of bf16 go through mm_amx_stream.c.
  *
  * Tiles 0-3 accumulate, 4-5 hold x, 6-7 hold B: a step of 32 k is 2 x 2 tiles, or 1 x 2 for the
  * last 16 rows. */
@@ -24,16 +24,17 @@
 #include "device/cpu/lanes.inc.h"
 
 enum {
-    PANEL       = 2 * TILE,
-    PAIR        = 2 * TILE, /* rows */
-    TILE_SUMS   = TILE * TILE,
-    LINE        = 32,           /* elements */
-    PIECE       = 512,          /* k of a panel in the first-level cache, at most: 32 KiB */
-    X_ELEMS_FEW = 128 << 10,    /* of FEW_ROWS: more weights pass through that cache */
-    MANY_ROWS   = 32,           /* of a result that no cache keeps for its reader */
-    SUMS        = PAIR * PANEL, /* of a pair and a panel: [2][PAIR][16] */
-    FEW_ROWS    = 64,
-    MOST_ROWS   = 256 /* whose weights are wanted slowly, and by other rows before */
+    PANEL           = 2 * TILE,
+    PAIR            = 2 * TILE, /* rows */
+    TILE_SUMS       = TILE * TILE,
+    LINE            = 32,           /* elements */
+    PIECE           = 512,          /* k of a panel in the first-level cache, at most: 32 KiB */
+    X_ELEMS_FEW     = 128 << 10,    /* of FEW_ROWS: more weights pass through that cache */
+    MANY_ROWS       = 32,           /* of a result that no cache keeps for its reader */
+    SUMS            = PAIR * PANEL, /* of a pair and a panel: [2][PAIR][16] */
+    FEW_ROWS        = 64,
+    MOST_ROWS       = 256, /* whose weights are wanted slowly, and by other rows before */
+    MAX_STREAM_SUMS = 2 * (AMX_STREAM_BLOCKS - 1) * TILE_SUMS
 };
 
 /* One call. */
@@ -120,15 +121,20 @@ INLINE void put_row(const run *r, uint32_t row)
 }
 
 /* 16 columns of gate and up become as many of the activation, which are half a tile's. */
+INLINE void put_activation(const bt_cpu_mm_tiles *mm, uint32_t m, uint32_t n0, const float *gate,
+                           const float *up)
+{
+    bt_bf16 *out = (bt_bf16 *)mm->y + m / TILE * mm->ld_y;
+
+    out += n0 / STEP * TILE_ELEMS + m % TILE * STEP + n0 % STEP;
+    store_bf16(out, swiglu_lanes(widen(round_result(load(gate))), widen(round_result(load(up)))));
+}
+
 INLINE void put_swiglu(const run *r, uint32_t row)
 {
     const float *sums = r->whole + (size_t)row * TILE;
-    uint32_t     m    = r->m0 + row;
-    bt_bf16     *out  = (bt_bf16 *)r->mm->y + m / TILE * r->mm->ld_y;
 
-    out += r->n0 / STEP * TILE_ELEMS + m % TILE * STEP + r->n0 % STEP;
-    store_bf16(out, swiglu_lanes(widen(round_result(load(sums))),
-                                 widen(round_result(load(sums + SUMS / 2)))));
+    put_activation(r->mm, r->m0 + row, r->n0, sums, sums + SUMS / 2);
 }
 
 /* A step's share of what is left from `row` on; returns where it ends. */
@@ -364,7 +370,7 @@ static uint32_t macro_k(const bt_cpu_mm_tiles *mm)
     return fits < PIECE ? (uint32_t)PIECE : fits / PIECE * PIECE;
 }
 
-void bt_cpu_mm_tile32_amx_tiles(const bt_cpu_mm_tiles *mm)
+static void run_panels(const bt_cpu_mm_tiles *mm)
 {
     size_t    panel_sums = (size_t)bt_cpu_pad(mm->m, PAIR) * PANEL;
     uint32_t  width      = mm->up != 0 ? TILE : PANEL; /* columns of B from panel to panel */
@@ -396,4 +402,67 @@ void bt_cpu_mm_tile32_amx_tiles(const bt_cpu_mm_tiles *mm)
     put_rest(&r);
     _tile_release();
     _mm_sfence();
+}
+
+/* ---- few rows ---- */
+
+/* What blocks of columns from n0 on, n_cols of them, have come to. */
+static void put_blocks(const bt_cpu_mm_tiles *mm, uint32_t n_tile_rows, uint32_t n0,
+                       uint32_t n_cols, const float *sums, const float *up_sums)
+{
+    for (uint32_t c = 0; c < n_cols; c += TILE) {
+        size_t block = (size_t)c / TILE * n_tile_rows * TILE_SUMS;
+
+        for (uint32_t m = 0; m < mm->m; m++) {
+            size_t at = block + (size_t)m * TILE;
+            __m512 v;
+
+            if (mm->up != 0) {
+                put_activation(mm, m, n0 + c, sums + at, up_sums + at);
+                continue;
+            }
+            v = _mm512_load_ps(sums + at);
+            if (mm->weight != NULL) v = weigh(v, mm->weight[m]);
+            put_some(mm, m * mm->ld_y + n0 + c, v, bt_min_u32(n_cols - c, TILE));
+        }
+    }
+}
+
+/* Weights in bf16 against one or two tile rows: as they come from memory. */
+static void run_stream(const bt_cpu_mm_tiles *mm)
+{
+    _Alignas(64) float sums[2][MAX_STREAM_SUMS];
+    uint32_t           n_tile_rows = (mm->m + TILE - 1) / TILE;
+    size_t             tile_row    = (size_t)bt_cpu_pad(mm->k, STEP) * TILE;
+    bt_cpu_amx_stream  s           = {.x         = mm->x,
+                                      .low_x     = tile_row,
+                                      .block     = tile_row,
+                                      .n_steps   = bt_cpu_pad(mm->k, STEP) / STEP,
+                                      .from_zero = true};
+
+    configure(TILE);
+    for (uint32_t n0 = 0, n_blocks; n0 < mm->n; n0 += n_blocks * TILE) {
+        const bt_bf16 *b = (const bt_bf16 *)mm->packed + n0 / TILE * tile_row;
+        const bt_bf16 *next;
+
+        n_blocks = amx_stream_blocks(n_tile_rows, mm->n - n0);
+        next     = n0 + n_blocks * TILE < mm->n ? b + n_blocks * tile_row : mm->next;
+        if (next == NULL) next = b;
+        for (int up = 0; up <= (mm->up != 0); up++) {
+            s.b    = up ? b + mm->up : b;
+            s.next = !up && mm->up != 0 ? b + mm->up : next;
+            s.sums = sums[up];
+            bt_cpu_amx_stream_run(&s, n_tile_rows, n_blocks);
+        }
+        put_blocks(mm, n_tile_rows, n0, bt_min_u32(mm->n - n0, n_blocks * TILE), sums[0], sums[1]);
+    }
+    _tile_release();
+}
+
+void bt_cpu_mm_tile32_amx_tiles(const bt_cpu_mm_tiles *mm)
+{
+    if (mm->m <= AMX_STREAM_ROWS && mm->kind == BT_WEIGHT_BF16)
+        run_stream(mm);
+    else
+        run_panels(mm);
 }

@@ -12,7 +12,14 @@ typedef float x_elem;
     TILE_CASE(2, 4) TILE_CASE(2, 3) TILE_CASE(2, 2) TILE_CASE(2, 1) \
     TILE_CASE(1, 4) TILE_CASE(1, 3) TILE_CASE(1, 2) TILE_CASE(1, 1)
 /* clang-format on */
-enum { MAX_ROWS = 2, MAX_BLOCKS = 4, STAGE_ELEMS = 4096, STEP_PAIRS = 16, AHEAD_PAIRS = 32 };
+enum {
+    MAX_ROWS    = 2,
+    MAX_BLOCKS  = 4,
+    STAGE_ELEMS = 4096,
+    STEP_PAIRS  = 16,
+    AHEAD_PAIRS = 48,
+    NEAR_PAIRS  = 16
+};
 #include "device/cpu/mm.inc.h"
 
 INLINE uint32_t tile_blocks(uint32_t rows)
@@ -32,18 +39,22 @@ INLINE void tile(const int rows, const int blocks, const tile_args *a)
                                      : _mm512_loadu_ps(a->y + (size_t)r * a->ld_y + c * LANES);
     for (uint32_t p0 = 0; p0 < a->n_pairs; p0 += STEP_PAIRS) {
         uint32_t       n = STEP_PAIRS, ahead = PAIR_BYTES / (uint32_t)a->pair * AHEAD_PAIRS;
-        const char    *later;
+        const char    *later, *soon;
         size_t         block;
         const bt_bf16 *b = wide_b(a, p0, blocks, &n, &block);
 
         pairs_until_next(a, p0, ahead, &later);
+        pairs_until_next(a, p0, PAIR_BYTES / (uint32_t)a->pair * NEAR_PAIRS, &soon);
 
         for (int r = 0; r < rows; r++)
             for (int c = 0; c < blocks; c++)
                 even[r][c] = odd[r][c] = _mm512_setzero_ps();
-        for (uint32_t p = p0; p < p0 + STEP_PAIRS; p++, b += 2 * LANES, later += a->pair) {
+        for (uint32_t p = p0; p < p0 + STEP_PAIRS;
+             p++, b += 2 * LANES, later += a->pair, soon += a->pair) {
             for (int c = 0; c < blocks; c++)
                 _mm_prefetch(later + c * a->block, _MM_HINT_T1);
+            for (int c = 0; c < blocks; c++)
+                _mm_prefetch(soon + c * a->block, _MM_HINT_T0);
             for (int c = 0; c < blocks; c++) {
                 __m512i pair = _mm512_load_si512(b + c * block);
                 __m512  high = _mm512_castsi512_ps(_mm512_and_si512(pair, upper));

@@ -1,0 +1,145 @@
+/* device/cpu/mm_amx_stream.c - tile32 for at most 32 rows, whose time is that in which the weights
+ * come from memory.
+ *
+ * A tile load that misses the first-level cache keeps few lines under way, and the core's own
+ * prefetcher hardly sees it.  So every line of weights is fetched twice before it is loaded: from
+ * memory into the second-level cache some steps ahead, and from there into the first one step
+ * ahead.  Several column blocks go together, each a stream of its own from memory, since each turn
+ * reads the tiles of x anew: four past one tile row, three past two.
+ *
+ * Tiles 0-3 accumulate one tile row and 4 holds x; or 0-2 the first and 3-5 the second of two, and
+ * 6.  7 holds B. */
+#include "device/cpu/amx.h"
+
+#define INLINE static inline __attribute__((always_inline))
+
+enum {
+    LINE      = 32, /* elements */
+    FAR       = 3,  /* steps ahead: into the second-level cache, */
+    NEAR      = 1,  /* and into the first */
+    TILE_SUMS = TILE * TILE
+};
+
+/* A step of the first block, of these columns or of the next ones. */
+INLINE const bt_bf16 *b_of(const bt_cpu_amx_stream *s, uint32_t step)
+{
+    return step < s->n_steps ? s->b + (size_t)step * TILE_ELEMS
+                             : s->next + (size_t)(step - s->n_steps) * TILE_ELEMS;
+}
+
+INLINE void fetch(const bt_cpu_amx_stream *s, uint32_t step, const uint32_t n_blocks)
+{
+    const bt_bf16 *far = b_of(s, step + FAR), *near = b_of(s, step + NEAR);
+
+    for (uint32_t i = 0; i < TILE; i++, far += LINE, near += LINE) {
+        for (uint32_t c = 0; c < n_blocks; c++)
+            _mm_prefetch((const char *)(far + c * s->block), _MM_HINT_T1);
+        for (uint32_t c = 0; c < n_blocks; c++)
+            _mm_prefetch((const char *)(near + c * s->block), _MM_HINT_T0);
+    }
+}
+
+/* Sums of a tile and where they wait; gcc wants a tile's number as it stands. */
+#define TAKE(tile, place)                                       \
+    do {                                                        \
+        if (s->from_zero)                                       \
+            _tile_zero(tile);                                   \
+        else                                                    \
+            _tile_loadd(tile, s->sums + (place)*TILE_SUMS, 64); \
+    } while (0)
+#define LEAVE(tile, place) _tile_stored(tile, s->sums + (place)*TILE_SUMS, 64)
+
+INLINE void one_row(const bt_cpu_amx_stream *s, const uint32_t n_blocks)
+{
+    const bt_bf16 *x = s->x, *b = s->b;
+
+    TAKE(0, 0);
+    if (n_blocks > 1) TAKE(1, 1);
+    if (n_blocks > 2) TAKE(2, 2);
+    if (n_blocks > 3) TAKE(3, 3);
+    for (uint32_t step = 0; step < s->n_steps; step++, x += TILE_ELEMS, b += TILE_ELEMS) {
+        fetch(s, step, n_blocks);
+        _tile_loadd(4, x, 64);
+        _tile_loadd(7, b, 64);
+        _tile_dpbf16ps(0, 4, 7);
+        if (n_blocks > 1) {
+            _tile_loadd(7, b + s->block, 64);
+            _tile_dpbf16ps(1, 4, 7);
+        }
+        if (n_blocks > 2) {
+            _tile_loadd(7, b + 2 * s->block, 64);
+            _tile_dpbf16ps(2, 4, 7);
+        }
+        if (n_blocks > 3) {
+            _tile_loadd(7, b + 3 * s->block, 64);
+            _tile_dpbf16ps(3, 4, 7);
+        }
+    }
+    LEAVE(0, 0);
+    if (n_blocks > 1) LEAVE(1, 1);
+    if (n_blocks > 2) LEAVE(2, 2);
+    if (n_blocks > 3) LEAVE(3, 3);
+}
+
+INLINE void two_rows(const bt_cpu_amx_stream *s, const uint32_t n_blocks)
+{
+    const bt_bf16 *x = s->x, *b = s->b;
+
+    TAKE(0, 0);
+    TAKE(3, 1);
+    if (n_blocks > 1) TAKE(1, 2);
+    if (n_blocks > 1) TAKE(4, 3);
+    if (n_blocks > 2) TAKE(2, 4);
+    if (n_blocks > 2) TAKE(5, 5);
+    for (uint32_t step = 0; step < s->n_steps; step++, x += TILE_ELEMS, b += TILE_ELEMS) {
+        fetch(s, step, n_blocks);
+        /* x comes from the second-level cache and leaves the first to B. */
+        _tile_stream_loadd(6, x, 64);
+        _tile_loadd(7, b, 64);
+        _tile_dpbf16ps(0, 6, 7);
+        if (n_blocks > 1) {
+            _tile_loadd(7, b + s->block, 64);
+            _tile_dpbf16ps(1, 6, 7);
+        }
+        if (n_blocks > 2) {
+            _tile_loadd(7, b + 2 * s->block, 64);
+            _tile_dpbf16ps(2, 6, 7);
+        }
+        _tile_stream_loadd(6, x + s->low_x, 64);
+        if (n_blocks > 2) {
+            _tile_dpbf16ps(5, 6, 7);
+            _tile_loadd(7, b + s->block, 64);
+        }
+        if (n_blocks > 1) {
+            _tile_dpbf16ps(4, 6, 7);
+            _tile_loadd(7, b, 64);
+        }
+        _tile_dpbf16ps(3, 6, 7);
+    }
+    LEAVE(0, 0);
+    LEAVE(3, 1);
+    if (n_blocks > 1) LEAVE(1, 2);
+    if (n_blocks > 1) LEAVE(4, 3);
+    if (n_blocks > 2) LEAVE(2, 4);
+    if (n_blocks > 2) LEAVE(5, 5);
+}
+
+static void one_1(const bt_cpu_amx_stream *s) { one_row(s, 1); }
+static void one_2(const bt_cpu_amx_stream *s) { one_row(s, 2); }
+static void one_3(const bt_cpu_amx_stream *s) { one_row(s, 3); }
+static void one_4(const bt_cpu_amx_stream *s) { one_row(s, 4); }
+static void two_1(const bt_cpu_amx_stream *s) { two_rows(s, 1); }
+static void two_2(const bt_cpu_amx_stream *s) { two_rows(s, 2); }
+static void two_3(const bt_cpu_amx_stream *s) { two_rows(s, 3); }
+
+void bt_cpu_amx_stream_run(const bt_cpu_amx_stream *s, uint32_t n_tile_rows, uint32_t n_blocks)
+{
+    static void (*const kernels[2][AMX_STREAM_BLOCKS])(const bt_cpu_amx_stream *s) = {
+        {one_1, one_2, one_3, one_4},
+        {two_1, two_2, two_3, two_3}
+    };
+
+    publish(s->sums);
+    kernels[n_tile_rows - 1][n_blocks - 1](s);
+    publish(s->sums);
+}

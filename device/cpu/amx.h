@@ -101,6 +101,18 @@ static inline uint32_t amx_stream_blocks(uint32_t n_tile_rows, uint32_t n_cols)
 }
 
 /* Tiles are configured: with 16 rows, or for one tile row with as many as it has. */
+typedef struct {
+    bt_cpu_narrow      from; /* the first block, from its first k on */
+    uint32_t           k0;   /* where the steps begin */
+    bt_cpu_widen_fn    widen;
+    bt_cpu_wide_table *tables; /* [AMX_STREAM_BLOCKS] */
+} bt_cpu_amx_narrow;
+
+/* The same of one tile row and weights that are widened on their way: b and block are not used, and
+ * `next` is a first block of such weights. */
+void bt_cpu_amx_stream_narrow(const bt_cpu_amx_stream *s, const bt_cpu_amx_narrow *n,
+                              uint32_t n_blocks);
+
 void bt_cpu_amx_stream_run(const bt_cpu_amx_stream *s, uint32_t n_tile_rows, uint32_t n_blocks);
 
 #endif

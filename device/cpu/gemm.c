@@ -18,8 +18,10 @@ enum {
     MIN_COLS  = 32,
     END_COLS  = 64, /* of a last chunk, at least */
     MIN_ROWS  = 32,
-    SMALL_NS  = 8000,     /* not worth sharing, even with a thread that is awake */
-    FEW_ELEMS = 512 << 10 /* of the weights for one or two rows */
+    SMALL_NS  = 8000,      /* not worth sharing, even with a thread that is awake */
+    FEW_ELEMS = 512 << 10, /* of the weights for one or two rows */
+    FEW_TILES_COLS =
+        384 /* of one or two tiles of rows, past which three blocks of 16 go at a time */
 };
 
 typedef struct {
@@ -51,8 +53,11 @@ static uint32_t widest_cols(const bt_cpu_gemms *job, const bt_gemm *g)
     if (tile_elems(job, g) != 0 &&
         bt_cpu_tiled_elems(bt_min_u32(g->m, BT_CPU_CHUNK_ROWS), g->w->k) > BT_CPU_NEAR_ELEMS)
         return job->act != NULL ? BT_CPU_WIDE_COLS / 2 : BT_CPU_WIDE_COLS;
-    if (job->act != NULL) return BT_CPU_CHUNK_COLS / 2;
-    if (tile_elems(job, g) != 0) return BT_CPU_CHUNK_COLS;
+    if (tile_elems(job, g) != 0) {
+        uint32_t cols = g->m <= 2 * BT_CPU_TILE_ROWS ? FEW_TILES_COLS : BT_CPU_CHUNK_COLS;
+
+        return job->act != NULL ? cols / 2 : cols;
+    }
     if (g->m > 2) return BT_CPU_CHUNK_COLS * 2;
     return bt_min_u32(FEW_ELEMS / bt_cpu_pad(g->w->k, 32) / MIN_COLS * MIN_COLS, BT_CPU_CHUNK_COLS);
 }

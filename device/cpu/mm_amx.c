@@ -6,9 +6,8 @@
  * the accumulators wait in y, which is exact.  (mm_amx_tiles.c has many rows, which the caller has
  * made into tiles.)
  *
- * Weights in bf16 that come from memory go through mm_amx_stream.c, if the rows fill one tile at
- * most.  Of narrow weights, a piece of a pair of blocks is widened before a group of rows meets it;
- * while a pair meets its first rows, the next pair is fetched into the second-level cache. */
+ * Weights that come from memory go through mm_amx_stream.c where the rows fill one tile at most. Of
+ * narrow ones, a piece of a pair of blocks is widened before a larger group of rows meets it. */
 #include <string.h>
 
 #include "core/minmax.h"
@@ -33,7 +32,7 @@ typedef struct {
     size_t         low_x;  /* and to the row 16 further down */
     const bt_bf16 *b;      /* at the piece's first k, two column blocks */
     size_t         block;  /* elements from one column block to the next; 0: there is only one */
-    const bt_bf16 *next;   /* what is read later, to be fetched ahead: `n_next` lines a step */
+    const bt_bf16 *next;   /* of `fetch`: `n_next` lines a step */
     size_t         next_2; /* from there, and as many from so many elements further on */
     uint32_t       n_next;
     uint32_t       n_steps; /* in this piece */
@@ -213,34 +212,27 @@ static const void *b_after(const bt_cpu_mm *mm, uint32_t n0, uint32_t k0, uint32
     return k1 < mm->k ? b_at(mm, 0, k1) : mm->after;
 }
 
-/* What a pass of a group over its rows fetches: of B, when it is first read; or of `fetch`. */
-static void plan_fetch(const bt_cpu_mm *mm, uint32_t m0, uint32_t n0, uint32_t k0, uint32_t k1,
-                       uint32_t n_passes, tile_args *a)
+/* The blocks from n0 on, narrow. */
+static bt_cpu_narrow narrow_at(const bt_cpu_mm *mm, uint32_t n0)
 {
-    const bt_bf16 *next  = m0 == 0 && !mm->cached ? b_after(mm, n0 + 2 * TILE, k0, k1) : NULL;
-    uint32_t       lines = step_lines(mm->kind);
+    size_t ld = bt_cpu_scale_ld(mm->k);
 
-    if (mm->n_fetch != 0) return;
-    a->next   = next != NULL ? next : a->b;
-    a->next_2 = bt_cpu_weight_bytes(mm->kind, bt_cpu_block_elems(mm)) / sizeof(bt_bf16);
-    a->n_next = next != NULL ? (lines + n_passes - 1) / n_passes : 0;
+    return (bt_cpu_narrow){mm->kind, b_at(mm, n0 / TILE, 0),
+                           bt_cpu_weight_bytes(mm->kind, bt_cpu_block_elems(mm)),
+                           scale_at(mm->kind, mm->scale, n0 / TILE * ld), ld};
 }
 
 /* The piece from k0 to k1 of the columns from n0 on: where it lies, or widened. */
 static void begin_columns(const bt_cpu_mm *mm, uint32_t n0, uint32_t k0, uint32_t k1,
                           wide_pair *wide, tile_args *a)
 {
-    uint32_t blocks = mm->n - n0 > TILE ? 2 : 1;
-    size_t   ld     = bt_cpu_scale_ld(mm->k);
+    bt_cpu_narrow from;
 
     a->b     = b_at(mm, n0 / TILE, k0);
     a->block = bt_cpu_block_elems(mm);
     if (mm->kind == BT_WEIGHT_BF16) return;
-    widen_pair(wide,
-               &(bt_cpu_narrow){mm->kind, b_at(mm, n0 / TILE, 0),
-                                bt_cpu_weight_bytes(mm->kind, a->block),
-                                scale_at(mm->kind, mm->scale, n0 / TILE * ld), ld},
-               k0, bt_cpu_pad(k1 - k0, STEP), blocks);
+    from = narrow_at(mm, n0);
+    widen_pair(wide, &from, k0, bt_cpu_pad(k1 - k0, STEP), mm->n - n0 > TILE ? 2 : 1);
     a->b     = wide->b[0];
     a->block = WIDE_LD;
 }
@@ -250,8 +242,7 @@ static void begin_columns(const bt_cpu_mm *mm, uint32_t n0, uint32_t k0, uint32_
 static void run_group(const bt_cpu_mm *mm, uint32_t m0, uint32_t rows, uint32_t k0, uint32_t k1,
                       wide_pair *wide, tile_args *a)
 {
-    const bt_bf16 *x        = a->x;
-    uint32_t       n_passes = (rows + 2 * TILE - 1) / (2 * TILE);
+    const bt_bf16 *x = a->x;
 
     configure(rows < TILE ? rows : TILE);
     a->n_steps   = bt_cpu_pad(k1 - k0, STEP) / STEP;
@@ -259,7 +250,6 @@ static void run_group(const bt_cpu_mm *mm, uint32_t m0, uint32_t rows, uint32_t 
     a->from_zero = k0 == 0 && !mm->add;
     for (uint32_t n0 = 0; n0 < mm->n; n0 += 2 * TILE) {
         begin_columns(mm, n0, k0, k1, wide, a);
-        plan_fetch(mm, m0, n0, k0, k1, n_passes, a);
         for (uint32_t r = 0; r < rows; r += 2 * TILE) {
             a->x = x + r / TILE * a->low_x;
             a->y = mm->y + (m0 + r) * mm->ld_y + n0;
@@ -313,7 +303,9 @@ static void multiply_rows(const bt_cpu_mm *mm)
     wide_pair            wide;
     bool                 staged = (mm->n > FEW_COLUMNS && !mm->cached) || mm->k % STEP != 0;
     bool                 pieces = staged || mm->kind != BT_WEIGHT_BF16;
-    tile_args a = {.next = mm->fetch, .next_2 = mm->n_fetch / 2, .n_next = fetch_lines(mm)};
+    tile_args            a      = {.next   = mm->n_fetch != 0 ? mm->fetch : mm->x,
+                                   .next_2 = mm->n_fetch / 2,
+                                   .n_next = fetch_lines(mm)};
 
     begin_wide(&wide);
     for (uint32_t k0 = 0, k1; k0 < mm->k; k0 = k1) {
@@ -336,12 +328,17 @@ static void multiply_rows(const bt_cpu_mm *mm)
     }
 }
 
-/* At most 16 rows, and bf16 that comes from memory: all of k at a time, where that fits. */
+/* At most 16 rows, and weights that come from memory: all of k at a time, where that fits. */
 static void stream_rows(const bt_cpu_mm *mm)
 {
     _Alignas(64) bt_bf16 tiles[STREAM_K * TILE];
     _Alignas(64) float   sums[AMX_STREAM_BLOCKS][TILE][TILE];
+    bt_cpu_wide_table    tables[AMX_STREAM_BLOCKS];
     bt_cpu_amx_stream    s = {.x = tiles, .block = bt_cpu_block_elems(mm), .sums = sums[0][0]};
+    bt_cpu_amx_narrow    n = {.widen = bt_cpu_widen_best(), .tables = tables};
+
+    for (uint32_t c = 0; c < AMX_STREAM_BLOCKS; c++)
+        bt_cpu_wide_begin(&tables[c]);
 
     configure(mm->m);
     for (uint32_t k0 = 0, k1; k0 < mm->k; k0 = k1) {
@@ -357,7 +354,13 @@ static void stream_rows(const bt_cpu_mm *mm)
             s.next = b_after(mm, n0 + cols, k0, k1);
             if (s.next == NULL) s.next = s.b;
             if (!s.from_zero) turn_sums(mm->y + n0, mm->ld_y, mm->m, cols, sums, true);
-            bt_cpu_amx_stream_run(&s, 1, n_blocks);
+            if (mm->kind == BT_WEIGHT_BF16) {
+                bt_cpu_amx_stream_run(&s, 1, n_blocks);
+            } else {
+                n.from = narrow_at(mm, n0);
+                n.k0   = k0;
+                bt_cpu_amx_stream_narrow(&s, &n, n_blocks);
+            }
             turn_sums(mm->y + n0, mm->ld_y, mm->m, cols, sums, false);
         }
     }
@@ -369,7 +372,7 @@ void bt_cpu_mm_tile32_amx(const bt_cpu_mm *mm)
         bt_cpu_mm_tile32_avx512(mm);
         return;
     }
-    if (mm->m <= TILE && !mm->cached && mm->kind == BT_WEIGHT_BF16)
+    if (mm->m <= TILE && !mm->cached)
         stream_rows(mm);
     else
         multiply_rows(mm);

@@ -49,37 +49,119 @@ INLINE void fetch(const bt_cpu_amx_stream *s, uint32_t step, const uint32_t n_bl
     } while (0)
 #define LEAVE(tile, place) _tile_stored(tile, s->sums + (place)*TILE_SUMS, 64)
 
-INLINE void one_row(const bt_cpu_amx_stream *s, const uint32_t n_blocks)
-{
-    const bt_bf16 *x = s->x, *b = s->b;
+/* ---- one tile row ---- */
 
+INLINE void take_row(const bt_cpu_amx_stream *s, const uint32_t n_blocks)
+{
     TAKE(0, 0);
     if (n_blocks > 1) TAKE(1, 1);
     if (n_blocks > 2) TAKE(2, 2);
     if (n_blocks > 3) TAKE(3, 3);
-    for (uint32_t step = 0; step < s->n_steps; step++, x += TILE_ELEMS, b += TILE_ELEMS) {
-        fetch(s, step, n_blocks);
-        _tile_loadd(4, x, 64);
-        _tile_loadd(7, b, 64);
-        _tile_dpbf16ps(0, 4, 7);
-        if (n_blocks > 1) {
-            _tile_loadd(7, b + s->block, 64);
-            _tile_dpbf16ps(1, 4, 7);
-        }
-        if (n_blocks > 2) {
-            _tile_loadd(7, b + 2 * s->block, 64);
-            _tile_dpbf16ps(2, 4, 7);
-        }
-        if (n_blocks > 3) {
-            _tile_loadd(7, b + 3 * s->block, 64);
-            _tile_dpbf16ps(3, 4, 7);
-        }
-    }
+}
+
+INLINE void leave_row(const bt_cpu_amx_stream *s, const uint32_t n_blocks)
+{
     LEAVE(0, 0);
     if (n_blocks > 1) LEAVE(1, 1);
     if (n_blocks > 2) LEAVE(2, 2);
     if (n_blocks > 3) LEAVE(3, 3);
 }
+
+INLINE void multiply_row(const bt_bf16 *x, const bt_bf16 *b, size_t block, const uint32_t n_blocks)
+{
+    _tile_loadd(4, x, 64);
+    _tile_loadd(7, b, 64);
+    _tile_dpbf16ps(0, 4, 7);
+    if (n_blocks > 1) {
+        _tile_loadd(7, b + block, 64);
+        _tile_dpbf16ps(1, 4, 7);
+    }
+    if (n_blocks > 2) {
+        _tile_loadd(7, b + 2 * block, 64);
+        _tile_dpbf16ps(2, 4, 7);
+    }
+    if (n_blocks > 3) {
+        _tile_loadd(7, b + 3 * block, 64);
+        _tile_dpbf16ps(3, 4, 7);
+    }
+}
+
+INLINE void one_row(const bt_cpu_amx_stream *s, const uint32_t n_blocks)
+{
+    take_row(s, n_blocks);
+    for (uint32_t step = 0; step < s->n_steps; step++) {
+        fetch(s, step, n_blocks);
+        multiply_row(s->x + (size_t)step * TILE_ELEMS, s->b + (size_t)step * TILE_ELEMS, s->block,
+                     n_blocks);
+    }
+    leave_row(s, n_blocks);
+}
+
+enum {
+    SOME_STEPS    = 4, /* that are widened at a time */
+    AHEAD         = 2 * SOME_STEPS,
+    WIDE_STEPS_LD = SOME_STEPS * TILE_ELEMS + STEP
+};
+
+/* Some steps of the blocks, widened. */
+typedef struct {
+    _Alignas(64) bt_bf16 b[AMX_STREAM_BLOCKS][WIDE_STEPS_LD];
+} wide_steps;
+
+/* The lines of a step and block that is read AHEAD of this one. */
+INLINE void fetch_narrow(const bt_cpu_amx_stream *s, const bt_cpu_amx_narrow *n, uint32_t step,
+                         const uint32_t n_blocks)
+{
+    size_t      bytes = bt_cpu_weight_bytes(n->from.kind, TILE_ELEMS);
+    uint32_t    far   = step + AHEAD;
+    const char *at    = (const char *)n->from.packed + (n->k0 / STEP + far) * bytes;
+
+    if (far >= s->n_steps) at = (const char *)s->next + (far - s->n_steps) * bytes;
+    for (size_t i = 0; i < bytes; i += 64, at += 64)
+        for (uint32_t c = 0; c < n_blocks; c++)
+            _mm_prefetch(at + c * n->from.block, _MM_HINT_T1);
+}
+
+/* How many go together from there on. */
+INLINE uint32_t steps_from(const bt_cpu_amx_stream *s, uint32_t step)
+{
+    return s->n_steps - step < SOME_STEPS ? s->n_steps - step : SOME_STEPS;
+}
+
+INLINE void widen_some(const bt_cpu_amx_narrow *n, uint32_t step, uint32_t n_steps,
+                       const uint32_t n_blocks, wide_steps *to)
+{
+    n->widen(&n->from, n->k0 + step * STEP, n_steps * STEP, n_blocks, n->tables, to->b[0],
+             WIDE_STEPS_LD);
+    publish(to);
+}
+
+/* As one_row(); a tile load waits for the stores of what it loads, so steps are multiplied after
+ * the ones behind them have been widened. */
+INLINE void one_narrow(const bt_cpu_amx_stream *s, const bt_cpu_amx_narrow *n,
+                       const uint32_t n_blocks)
+{
+    wide_steps     wide[2], *now = &wide[0], *later = &wide[1], *swap;
+    const bt_bf16 *x    = s->x;
+    uint32_t       some = steps_from(s, 0), then;
+
+    take_row(s, n_blocks);
+    widen_some(n, 0, some, n_blocks, now);
+    for (uint32_t step = 0; some != 0; some = then) {
+        then = steps_from(s, step + some);
+        if (then != 0) widen_some(n, step + some, then, n_blocks, later);
+        for (uint32_t i = 0; i < some; i++, step++, x += TILE_ELEMS) {
+            fetch_narrow(s, n, step, n_blocks);
+            multiply_row(x, now->b[0] + (size_t)i * TILE_ELEMS, WIDE_STEPS_LD, n_blocks);
+        }
+        swap  = now;
+        now   = later;
+        later = swap;
+    }
+    leave_row(s, n_blocks);
+}
+
+/* ---- two ---- */
 
 INLINE void two_rows(const bt_cpu_amx_stream *s, const uint32_t n_blocks)
 {
@@ -122,6 +204,19 @@ INLINE void two_rows(const bt_cpu_amx_stream *s, const uint32_t n_blocks)
     if (n_blocks > 1) LEAVE(4, 3);
     if (n_blocks > 2) LEAVE(2, 4);
     if (n_blocks > 2) LEAVE(5, 5);
+}
+
+void bt_cpu_amx_stream_narrow(const bt_cpu_amx_stream *s, const bt_cpu_amx_narrow *n,
+                              uint32_t n_blocks)
+{
+    publish(s->sums);
+    switch (n_blocks) {
+    case 1: one_narrow(s, n, 1); break;
+    case 2: one_narrow(s, n, 2); break;
+    case 3: one_narrow(s, n, 3); break;
+    default: one_narrow(s, n, 4);
+    }
+    publish(s->sums);
 }
 
 static void one_1(const bt_cpu_amx_stream *s) { one_row(s, 1); }

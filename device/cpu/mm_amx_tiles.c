@@ -181,12 +181,12 @@ INLINE void fetch(const piece *p, uint32_t step)
 /* Where a pair's sums of tile t are. */
 #define PLACE(t) ((t) % 2 * (SUMS / 2) + (t) / 2 * TILE_SUMS)
 
-#define TAKE_SUMS(t, from)                         \
-    do {                                           \
-        if ((from) == NULL)                        \
-            _tile_zero(t);                         \
-        else                                       \
-            _tile_loadd(t, (from) + PLACE(t), 64); \
+#define TAKE_SUMS(t, from)                                \
+    do {                                                  \
+        if ((from) == NULL)                               \
+            _tile_zero(t);                                \
+        else                                              \
+            _tile_stream_loadd(t, (from) + PLACE(t), 64); \
     } while (0)
 #define LEAVE_SUMS(t, to)                                                \
     do {                                                                 \

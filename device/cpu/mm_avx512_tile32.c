@@ -18,7 +18,7 @@ enum {
     STAGE_ELEMS = 4096,
     STEP_PAIRS  = 16,
     AHEAD_PAIRS = 48,
-    NEAR_PAIRS  = 16
+    NEAR_PAIRS  = 32
 };
 #include "device/cpu/mm.inc.h"
 

@@ -72,7 +72,7 @@ static void cut_columns(const bt_cpu_gemms *job, const bt_gemm *g, cut *c)
     c->narrow = c->cols;
     if (g == &job->gemms[job->n_gemms - 1] && c->n_row_cuts == 1 && c->cols > END_COLS) {
         c->n_wide = c->n_wide > n_threads ? c->n_wide - n_threads : 0;
-        c->narrow = bt_cpu_pad(c->cols / 4, END_COLS);
+        c->narrow = bt_max_u32(c->cols / 4 / MIN_COLS * MIN_COLS, END_COLS);
     }
     c->n_col_cuts = c->n_wide + (n - c->n_wide * c->cols + c->narrow - 1) / c->narrow;
 }

@@ -59,8 +59,7 @@ static inline void widen_pair(wide_pair *w, const bt_cpu_narrow *from, uint32_t 
     publish(w);
 }
 
-/* The i-th of packed weights, a multiple of 32; of the scales that e4m3 has; and lines of 64 bytes
- * that a step reads of a block of columns, or one more. */
+/* The i-th of packed weights, a multiple of 32; and of the scales that e4m3 has. */
 static inline const void *weight_at(const void *packed, bt_weight_kind kind, size_t i)
 {
     return (const char *)packed + bt_cpu_weight_bytes(kind, i);
@@ -69,26 +68,10 @@ static inline const float *scale_at(bt_weight_kind kind, const float *scale, siz
 {
     return kind == BT_WEIGHT_FP8 ? scale + i : NULL;
 }
-static inline uint32_t step_lines(bt_weight_kind kind)
-{
-    return ((uint32_t)bt_cpu_weight_bytes(kind, TILE_ELEMS) + 63) / 64;
-}
 
 /* ---- mm_amx_stream.c ---- */
 
 enum { AMX_STREAM_ROWS = 2 * TILE, AMX_STREAM_BLOCKS = 4 /* at most */ };
-
-/* Some column blocks of bf16 weights that come from memory, against one or two tile rows of x. */
-typedef struct {
-    const bt_bf16 *x;     /* tiles, step after step; */
-    size_t         low_x; /* elements to those of the second tile row */
-    const bt_bf16 *b;     /* of the first block, */
-    size_t         block; /* and elements to the next one */
-    const bt_bf16 *next;  /* what is read afterwards, its blocks as far apart: fetched meanwhile */
-    uint32_t       n_steps;
-    bool           from_zero; /* else from the sums */
-    float         *sums;      /* [n_blocks][n_tile_rows][16][16] */
-} bt_cpu_amx_stream;
 
 /* How many of the column blocks that are left go together: the most that do well, or a fair share.
  */
@@ -100,7 +83,23 @@ static inline uint32_t amx_stream_blocks(uint32_t n_tile_rows, uint32_t n_cols)
     return (n + n_turns - 1) / n_turns;
 }
 
-/* Tiles are configured: with 16 rows, or for one tile row with as many as it has. */
+/* Some column blocks of weights that come from memory, against one or two tile rows of x. */
+typedef struct {
+    const bt_bf16 *x;     /* tiles, step after step; */
+    size_t         low_x; /* elements to those of the second tile row */
+    const bt_bf16 *b;     /* of the first block, */
+    size_t         block; /* and elements to the next one */
+    const void    *next;  /* what is read afterwards, its blocks as far apart: fetched meanwhile */
+    uint32_t       n_steps;
+    bool           from_zero; /* else from the sums: of one tile row only */
+    float         *sums;      /* [n_blocks][n_tile_rows][16][16] */
+} bt_cpu_amx_stream;
+
+/* Tiles are configured: with 16 rows, or for one tile row with as many as it has.  Of two at most
+ * three blocks go. */
+void bt_cpu_amx_stream_run(const bt_cpu_amx_stream *s, uint32_t n_tile_rows, uint32_t n_blocks);
+
+/* Weights that are widened on their way. */
 typedef struct {
     bt_cpu_narrow      from; /* the first block, from its first k on */
     uint32_t           k0;   /* where the steps begin */
@@ -108,11 +107,8 @@ typedef struct {
     bt_cpu_wide_table *tables; /* [AMX_STREAM_BLOCKS] */
 } bt_cpu_amx_narrow;
 
-/* The same of one tile row and weights that are widened on their way: b and block are not used, and
- * `next` is a first block of such weights. */
+/* As bt_cpu_amx_stream_run(), of one tile row; b and block are not used. */
 void bt_cpu_amx_stream_narrow(const bt_cpu_amx_stream *s, const bt_cpu_amx_narrow *n,
                               uint32_t n_blocks);
-
-void bt_cpu_amx_stream_run(const bt_cpu_amx_stream *s, uint32_t n_tile_rows, uint32_t n_blocks);
 
 #endif

@@ -5,7 +5,8 @@
 #include "device/cpu/kernels.h"
 
 /* A chunk of a product, at most: its fp32 sums go to scratch, and from there to y.  Wide ones are
- * those whose x passes the second-level cache; rows that go in registers take twice CHUNK_COLS. */
+ * those whose x passes the second-level cache; rows that are not in tiles take twice CHUNK_COLS,
+ * and those of one or two tiles half as many more. */
 enum { BT_CPU_CHUNK_ROWS = 256, BT_CPU_CHUNK_COLS = 256, BT_CPU_WIDE_COLS = 1024 };
 /* Elements of x that are tiles at a time, a multiple of any product's 16 rows. */
 enum { BT_CPU_TILE_ELEMS = 16 << 20 };

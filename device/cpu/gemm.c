@@ -20,8 +20,8 @@ enum {
     MIN_ROWS  = 32,
     SMALL_NS  = 8000,      /* not worth sharing, even with a thread that is awake */
     FEW_ELEMS = 512 << 10, /* of the weights for one or two rows */
-    FEW_TILES_COLS =
-        384 /* of one or two tiles of rows, past which three blocks of 16 go at a time */
+    /* Of one or two tiles of rows: past two, three blocks of 16 columns go at a time. */
+    FEW_TILES_COLS = 384
 };
 
 typedef struct {
@@ -62,6 +62,14 @@ static uint32_t widest_cols(const bt_cpu_gemms *job, const bt_gemm *g)
     return bt_min_u32(FEW_ELEMS / bt_cpu_pad(g->w->k, 32) / MIN_COLS * MIN_COLS, BT_CPU_CHUNK_COLS);
 }
 
+/* Whether no product with rows follows. */
+static bool is_last(const bt_cpu_gemms *job, const bt_gemm *g)
+{
+    while (++g < job->gemms + job->n_gemms)
+        if (g->m != 0) return false;
+    return true;
+}
+
 /* The list's end goes in smaller pieces, so that the threads come to it together; not where rows
  * are cut too, since there are many chunks then. */
 static void cut_columns(const bt_cpu_gemms *job, const bt_gemm *g, cut *c)
@@ -70,7 +78,7 @@ static void cut_columns(const bt_cpu_gemms *job, const bt_gemm *g, cut *c)
 
     c->n_wide = n / c->cols;
     c->narrow = c->cols;
-    if (g == &job->gemms[job->n_gemms - 1] && c->n_row_cuts == 1 && c->cols > END_COLS) {
+    if (n_threads > 1 && c->n_row_cuts == 1 && c->cols > END_COLS && is_last(job, g)) {
         c->n_wide = c->n_wide > n_threads ? c->n_wide - n_threads : 0;
         c->narrow = bt_max_u32(c->cols / 4 / MIN_COLS * MIN_COLS, END_COLS);
     }

@@ -55,7 +55,7 @@ typedef struct {
     uint32_t       m, n, k;
     bool           add;     /* start from y instead of +0 */
     bool           cached;  /* B is in a near cache: fetching it ahead is of no use */
-    const void    *after;   /* or NULL: B of the same k to be read next; its beginning is fetched */
+    const void    *after;   /* or NULL: B of the same k that is read next: may be fetched */
     const bt_bf16 *fetch;   /* with `cached`: what else is read soon, to be fetched meanwhile, */
     uint32_t       n_fetch; /* so many elements of it; or 0 */
 } bt_cpu_mm;

@@ -1,13 +1,12 @@
 /* device/cpu/mm_amx.c - tile32 as tdpbf16ps, which is where its order of additions is from.
  *
- * Tiles 0-3 accumulate, 4-5 hold x, 6-7 hold B.  A step of 32 k is 2 x 2 tiles (32 rows, 32
- * columns), 1 x 2 or 2 x 1.  The last rows that fill no tile are a group of their own.  x is copied
- * into tiles, some rows and a piece of k at a time, unless there are few columns; between pieces
- * the accumulators wait in y, which is exact.  (mm_amx_tiles.c has many rows, which the caller has
- * made into tiles.)
+ * Weights, which come from memory, go past 16 rows of x at a time that have been copied into tiles
+ * (mm_amx_stream.c).  (mm_amx_tiles.c has many rows, which the caller has made into tiles.)
  *
- * Weights that come from memory go through mm_amx_stream.c where the rows fill one tile at most. Of
- * narrow ones, a piece of a pair of blocks is widened before a larger group of rows meets it. */
+ * Of a B that is near: tiles 0-3 accumulate, 4-5 hold x, 6-7 hold B.  A step of 32 k is 2 x 2 tiles
+ * (32 rows, 32 columns), 1 x 2 or 2 x 1.  The last rows that fill no tile are a group of their own.
+ * x is read where it lies unless its k are no whole steps; then it is copied into tiles, some rows
+ * and a piece of k at a time.  Between pieces the accumulators wait in y, which is exact. */
 #include <string.h>
 
 #include "core/minmax.h"
@@ -15,12 +14,11 @@
 #include "device/cpu/families.h"
 
 enum {
-    LINE        = 32,  /* elements */
-    FEW_ROWS    = 2,   /* a register tile does better */
-    FEW_COLUMNS = 128, /* x is not worth copying */
-    K_PIECE     = 512, /* of what is copied, */
-    GROUP       = 128, /* rows */
-    STREAM_K    = 4096 /* of a copy of 16 rows */
+    LINE     = 32,  /* elements */
+    FEW_ROWS = 2,   /* a register tile does better */
+    K_PIECE  = 512, /* of what is copied, */
+    GROUP    = 128, /* rows */
+    STREAM_K = 4096 /* of a copy of 16 rows */
 };
 
 #define INLINE static inline __attribute__((always_inline))
@@ -40,8 +38,6 @@ typedef struct {
     size_t         ld_y;
     bool           from_zero; /* else from y */
 } tile_args;
-
-_Static_assert((int)K_PIECE <= (int)WIDE_K, "a piece that was narrow");
 
 INLINE void fetch(const tile_args *a, uint32_t s)
 {
@@ -222,34 +218,20 @@ static bt_cpu_narrow narrow_at(const bt_cpu_mm *mm, uint32_t n0)
                            scale_at(mm->kind, mm->scale, n0 / TILE * ld), ld};
 }
 
-/* The piece from k0 to k1 of the columns from n0 on: where it lies, or widened. */
-static void begin_columns(const bt_cpu_mm *mm, uint32_t n0, uint32_t k0, uint32_t k1,
-                          wide_pair *wide, tile_args *a)
-{
-    bt_cpu_narrow from;
-
-    a->b     = b_at(mm, n0 / TILE, k0);
-    a->block = bt_cpu_block_elems(mm);
-    if (mm->kind == BT_WEIGHT_BF16) return;
-    from = narrow_at(mm, n0);
-    widen_pair(wide, &from, k0, bt_cpu_pad(k1 - k0, STEP), mm->n - n0 > TILE ? 2 : 1);
-    a->b     = wide->b[0];
-    a->block = WIDE_LD;
-}
-
 /* Rows m0 .. m0+rows, whole tiles or fewer rows than one, of the piece from k0 to k1, whose tiles
  * or rows of x are in a. */
 static void run_group(const bt_cpu_mm *mm, uint32_t m0, uint32_t rows, uint32_t k0, uint32_t k1,
-                      wide_pair *wide, tile_args *a)
+                      tile_args *a)
 {
     const bt_bf16 *x = a->x;
 
     configure(rows < TILE ? rows : TILE);
+    a->block     = bt_cpu_block_elems(mm);
     a->n_steps   = bt_cpu_pad(k1 - k0, STEP) / STEP;
     a->ld_y      = mm->ld_y;
     a->from_zero = k0 == 0 && !mm->add;
     for (uint32_t n0 = 0; n0 < mm->n; n0 += 2 * TILE) {
-        begin_columns(mm, n0, k0, k1, wide, a);
+        a->b = b_at(mm, n0 / TILE, k0);
         for (uint32_t r = 0; r < rows; r += 2 * TILE) {
             a->x = x + r / TILE * a->low_x;
             a->y = mm->y + (m0 + r) * mm->ld_y + n0;
@@ -297,19 +279,17 @@ static void turn_sums(float *y, size_t ld_y, uint32_t rows, uint32_t cols,
         }
 }
 
-static void multiply_rows(const bt_cpu_mm *mm)
+/* B in bf16 that is near, as pages' keys and values are, or queries that keys pass. */
+static void multiply_near(const bt_cpu_mm *mm)
 {
     _Alignas(64) bt_bf16 tiles[GROUP * K_PIECE];
-    wide_pair            wide;
-    bool                 staged = (mm->n > FEW_COLUMNS && !mm->cached) || mm->k % STEP != 0;
-    bool                 pieces = staged || mm->kind != BT_WEIGHT_BF16;
+    bool                 staged = mm->k % STEP != 0;
     tile_args            a      = {.next   = mm->n_fetch != 0 ? mm->fetch : mm->x,
                                    .next_2 = mm->n_fetch / 2,
                                    .n_next = fetch_lines(mm)};
 
-    begin_wide(&wide);
     for (uint32_t k0 = 0, k1; k0 < mm->k; k0 = k1) {
-        k1 = pieces ? bt_min_u32(mm->k, k0 + K_PIECE) : mm->k;
+        k1 = staged ? bt_min_u32(mm->k, k0 + K_PIECE) : mm->k;
         for (uint32_t m0 = 0, rows; m0 < mm->m; m0 += rows) {
             a.x      = mm->x + m0 * mm->ld_x + k0;
             a.ld_x   = mm->ld_x;
@@ -323,12 +303,12 @@ static void multiply_rows(const bt_cpu_mm *mm)
                 a.step_x = TILE_ELEMS;
                 a.low_x  = (size_t)bt_cpu_pad(k1 - k0, STEP) * TILE;
             }
-            run_group(mm, m0, rows, k0, k1, &wide, &a);
+            run_group(mm, m0, rows, k0, k1, &a);
         }
     }
 }
 
-/* At most 16 rows, and weights that come from memory: all of k at a time, where that fits. */
+/* At most 16 rows, and any weights, which come from memory: all of k at a time, where that fits. */
 static void stream_rows(const bt_cpu_mm *mm)
 {
     _Alignas(64) bt_bf16 tiles[STREAM_K * TILE];
@@ -337,6 +317,7 @@ static void stream_rows(const bt_cpu_mm *mm)
     bt_cpu_amx_stream    s = {.x = tiles, .block = bt_cpu_block_elems(mm), .sums = sums[0][0]};
     bt_cpu_amx_narrow    n = {.widen = bt_cpu_widen_best(), .tables = tables};
 
+    memset(sums, 0, sizeof(sums)); /* some are loaded where there are no columns */
     for (uint32_t c = 0; c < AMX_STREAM_BLOCKS; c++)
         bt_cpu_wide_begin(&tables[c]);
 
@@ -372,9 +353,17 @@ void bt_cpu_mm_tile32_amx(const bt_cpu_mm *mm)
         bt_cpu_mm_tile32_avx512(mm);
         return;
     }
-    if (mm->m <= TILE && !mm->cached)
-        stream_rows(mm);
-    else
-        multiply_rows(mm);
+    if (mm->cached && mm->kind == BT_WEIGHT_BF16) {
+        multiply_near(mm);
+    } else {
+        for (uint32_t m0 = 0; m0 < mm->m; m0 += TILE) {
+            bt_cpu_mm rows = *mm;
+
+            rows.x += m0 * mm->ld_x;
+            rows.y += m0 * mm->ld_y;
+            rows.m = bt_min_u32(mm->m - m0, TILE);
+            stream_rows(&rows);
+        }
+    }
     _tile_release();
 }

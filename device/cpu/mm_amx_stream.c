@@ -4,8 +4,9 @@
  * A tile load that misses the first-level cache keeps few lines under way, and the core's own
  * prefetcher hardly sees it.  So every line of weights is fetched twice before it is loaded: from
  * memory into the second-level cache some steps ahead, and from there into the first one step
- * ahead.  Several column blocks go together, each a stream of its own from memory, since each turn
- * reads the tiles of x anew: four past one tile row, three past two.
+ * ahead.  Narrow ones, of one tile row, are fetched once and widened some steps at a time.  Several
+ * column blocks go together, each a stream of its own from memory, since each turn reads the tiles
+ * of x anew: four past one tile row, three past two.
  *
  * Tiles 0-3 accumulate one tile row and 4 holds x; or 0-2 the first and 3-5 the second of two, and
  * 6.  7 holds B. */
@@ -24,7 +25,7 @@ enum {
 INLINE const bt_bf16 *b_of(const bt_cpu_amx_stream *s, uint32_t step)
 {
     return step < s->n_steps ? s->b + (size_t)step * TILE_ELEMS
-                             : s->next + (size_t)(step - s->n_steps) * TILE_ELEMS;
+                             : (const bt_bf16 *)s->next + (size_t)(step - s->n_steps) * TILE_ELEMS;
 }
 
 INLINE void fetch(const bt_cpu_amx_stream *s, uint32_t step, const uint32_t n_blocks)
@@ -167,12 +168,12 @@ INLINE void two_rows(const bt_cpu_amx_stream *s, const uint32_t n_blocks)
 {
     const bt_bf16 *x = s->x, *b = s->b;
 
-    TAKE(0, 0);
-    TAKE(3, 1);
-    if (n_blocks > 1) TAKE(1, 2);
-    if (n_blocks > 1) TAKE(4, 3);
-    if (n_blocks > 2) TAKE(2, 4);
-    if (n_blocks > 2) TAKE(5, 5);
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    _tile_zero(4);
+    _tile_zero(5);
     for (uint32_t step = 0; step < s->n_steps; step++, x += TILE_ELEMS, b += TILE_ELEMS) {
         fetch(s, step, n_blocks);
         /* x comes from the second-level cache and leaves the first to B. */
@@ -231,7 +232,7 @@ void bt_cpu_amx_stream_run(const bt_cpu_amx_stream *s, uint32_t n_tile_rows, uin
 {
     static void (*const kernels[2][AMX_STREAM_BLOCKS])(const bt_cpu_amx_stream *s) = {
         {one_1, one_2, one_3, one_4},
-        {two_1, two_2, two_3, two_3}
+        {two_1, two_2, two_3, NULL }
     };
 
     publish(s->sums);

@@ -327,6 +327,12 @@ static void widen_panel(run *r, uint32_t n0, size_t block, uint32_t k0, uint32_t
     p->block = p->block == 0 ? 0 : WIDE_LD;
 }
 
+/* Lines of 64 bytes that a step reads of a block of columns, or one more. */
+static uint32_t step_lines(bt_weight_kind kind)
+{
+    return ((uint32_t)bt_cpu_weight_bytes(kind, TILE_ELEMS) + 63) / 64;
+}
+
 /* The panel that begins at column n0, over the k of a macro piece. */
 static void run_panel(run *r, uint32_t n0, uint32_t from_k, uint32_t to_k, float *sums,
                       const bt_bf16 *next)

@@ -35,7 +35,8 @@ static void want(bt_cpu_arithmetic arithmetic, uint32_t m_max, uint32_t k, bool 
 }
 
 /* y is [m][ld] with guard bytes where nothing may be written. */
-static void run(bt_role role, uint32_t m0, uint32_t m, uint32_t n, uint32_t k, bool add)
+static void run(bt_role role, uint32_t m0, uint32_t m, uint32_t n, uint32_t k, bool add,
+                bool cached)
 {
     size_t    ld = n + 3;
     bt_cpu_mm mm = {.x      = g_x + (size_t)m0 * k,
@@ -46,7 +47,8 @@ static void run(bt_role role, uint32_t m0, uint32_t m, uint32_t n, uint32_t k, b
                     .m      = m,
                     .n      = n,
                     .k      = k,
-                    .add    = add};
+                    .add    = add,
+                    .cached = cached};
 
     memset(g_y, GUARD, (m + 1) * ld * sizeof(*g_y));
     for (uint32_t r = 0; add && r < m; r++)
@@ -54,12 +56,13 @@ static void run(bt_role role, uint32_t m0, uint32_t m, uint32_t n, uint32_t k, b
     g_kernels->mm[role](&mm);
 }
 
-static void check(bt_role role, uint32_t m0, uint32_t m, uint32_t n, uint32_t k, bool add)
+static void check(bt_role role, uint32_t m0, uint32_t m, uint32_t n, uint32_t k, bool add,
+                  bool cached)
 {
     static const unsigned char GUARDS[sizeof(float)] = {GUARD, GUARD, GUARD, GUARD};
     int                        before                = g_failures;
 
-    run(role, m0, m, n, k, add);
+    run(role, m0, m, n, k, add, cached);
     for (uint32_t r = 0; r < m + 1 && g_failures == before; r++) {
         for (uint32_t c = 0; c < n + 3 && g_failures == before; c++) {
             float got = g_y[r * (n + 3) + c];
@@ -68,8 +71,9 @@ static void check(bt_role role, uint32_t m0, uint32_t m, uint32_t n, uint32_t k,
                 EXPECT(memcmp(&got, GUARDS, sizeof(got)) == 0);
             } else if (!twin_same(got, g_want[(m0 + r) * MAX_N + c])) {
                 g_failures++;
-                fprintf(stderr, "%s role %d m %u n %u k %u add %d: [%u, %u] is %a, want %a\n",
-                        g_kernels->name, (int)role, m, n, k, add, r, c, (double)got,
+                fprintf(stderr,
+                        "%s role %d m %u n %u k %u add %d cached %d: [%u, %u] is %a, want %a\n",
+                        g_kernels->name, (int)role, m, n, k, add, cached, r, c, (double)got,
                         (double)g_want[(m0 + r) * MAX_N + c]);
             }
         }
@@ -87,10 +91,11 @@ static void sweep(bt_role role, twin_kind kind, uint32_t k, bool add)
     for (uint32_t i = 0; i < N_MS; i++) {
         for (uint32_t j = 0; j < N_NS; j++) {
             if (MS[i] > m_max || ((k > 64 || slow) && (i + j) % 5 != 0)) continue;
-            check(role, 0, MS[i], NS[j], k, add);
+            check(role, 0, MS[i], NS[j], k, add, false);
+            if (!slow) check(role, 0, MS[i], NS[j], k, add, true);
         }
         /* Rows from the middle, with other neighbours. */
-        if (MS[i] < m_max) check(role, m_max - MS[i], MS[i], MAX_N, k, add);
+        if (MS[i] < m_max) check(role, m_max - MS[i], MS[i], MAX_N, k, add, i % 2 != 0);
     }
 }
 
@@ -124,6 +129,44 @@ static void mm_of_special_numbers_equals_its_twin(void)
     SWEEP_K(TWIN_SPARSE, 2, 16, 32, 33, 64, 200);
 }
 static void mm_of_any_bits_equals_its_twin(void) { SWEEP_K(TWIN_BITS, 1, 2, 3, 4, 7, 16, 32); }
+
+/* Blocks of columns further apart than their k, as `k_packed` says, and a B that is near. */
+static void mm_of_the_first_k_equals_its_twin(void)
+{
+    enum { K = 100, K_PACKED = 192, K_PAD = 128 };
+    size_t   n_blocks = (MAX_N + 15) / 16;
+    bt_bf16 *packed   = bt_calloc_aligned(n_blocks * 16 * K_PACKED, sizeof(*packed));
+
+    fill(TWIN_ORDINARY, K, 5);
+    g_kernels->rows->pack_rows(g_w, K, MAX_N, K, g_packed);
+    for (size_t i = 0; i < n_blocks * 16 * K_PACKED; i++)
+        packed[i] = 0x7fc0;
+    for (size_t b = 0; b < n_blocks; b++)
+        memcpy(packed + b * 16 * K_PACKED, g_packed + b * 16 * K_PAD, 16 * K_PAD * sizeof(*packed));
+    for (int role = 0; role < BT_N_ROLES; role++) {
+        want(g_kernels->arithmetic[role], 49, K, false);
+        for (uint32_t m = 1; m <= 49; m = m < 4 ? m + 1 : m * 2) {
+            for (int cached = 0; cached < 2; cached++) {
+                size_t wrong = 0;
+
+                g_kernels->mm[role](&(bt_cpu_mm){.x        = g_x,
+                                                 .ld_x     = K,
+                                                 .packed   = packed,
+                                                 .k_packed = K_PACKED,
+                                                 .y        = g_y,
+                                                 .ld_y     = MAX_N,
+                                                 .m        = m,
+                                                 .n        = MAX_N,
+                                                 .k        = K,
+                                                 .cached   = cached != 0});
+                for (size_t i = 0; i < (size_t)m * MAX_N; i++)
+                    wrong += !twin_same(g_y[i], g_want[i]);
+                EXPECT_EQ(wrong, 0);
+            }
+        }
+    }
+    bt_free(packed);
+}
 
 /* ---- many rows ---- */
 
@@ -190,8 +233,7 @@ static void mm_of_tiles_equals_its_twin(void)
     bt_bf16               *tiles;
 
     if (g_kernels->mm_tiles == NULL) return;
-    sums  = bt_calloc_aligned(bt_cpu_pad(MAX_M, 32) * bt_cpu_pad(MAX_N, 32), sizeof(*sums));
-    tiles = bt_calloc_aligned((size_t)bt_cpu_pad(MAX_M, 16) * bt_cpu_pad(MAX_K, 32), 2);
+    sums = bt_calloc_aligned(bt_cpu_pad(MAX_M, 32) * bt_cpu_pad(MAX_N, 32), sizeof(*sums));
     for (size_t s = 0; s < sizeof(SHAPES) / sizeof(*SHAPES); s++) {
         for (size_t i = 0; i < sizeof(KINDS) / sizeof(*KINDS); i++) {
             uint32_t m = SHAPES[s][0], k = SHAPES[s][1];
@@ -201,14 +243,15 @@ static void mm_of_tiles_equals_its_twin(void)
             fill(KINDS[i], k, s);
             g_kernels->rows->pack_rows(g_w, k, MAX_N, k, g_packed);
             want(g_kernels->arithmetic[BT_ROLE_PROMPT], m, k, false);
+            tiles = bt_calloc_aligned(bt_cpu_tiled_elems(m, k), sizeof(*tiles)); /* and no more */
             make_tiles(m, k, tiles);
             for (uint32_t n = MAX_N; n > 0; n = n * 2 / 3) {
                 check_tiles(m, n, k, BT_F32, tiles, sums);
                 check_tiles(m, n, k, BT_BF16, tiles, sums);
             }
+            bt_free(tiles);
         }
     }
-    bt_free(tiles);
     bt_free(sums);
 }
 
@@ -451,7 +494,7 @@ static void mm_of_narrow_weights_equals_that_of_bf16(bt_weight_kind kind)
         for (uint32_t m = 1 + (uint32_t)i % 5; m <= m_max; m = m * 2 + 1) {
             make_tiles(m, k, tiles);
             check_narrow_tiles(&b, m, NS[(i + m) % N_NS], k, false, tiles, sums);
-            check_narrow_tiles(&b, m, 16 + 16 * (m % 2), k, true, tiles, sums);
+            check_narrow_tiles(&b, m, 16 * (1 + m % 3), k, true, tiles, sums);
         }
     }
     bt_free(b.packed);
@@ -514,6 +557,7 @@ int main(int argc, char **argv)
         BT_TEST(mm_of_tiny_numbers_flushes_like_its_twin),
         BT_TEST(mm_of_special_numbers_equals_its_twin),
         BT_TEST(mm_of_any_bits_equals_its_twin),
+        BT_TEST(mm_of_the_first_k_equals_its_twin),
         BT_TEST(mm_of_tiles_equals_its_twin),
         BT_TEST(mm_of_pages_equals_its_twin),
         BT_TEST(mm_of_e4m3_equals_that_of_bf16),

@@ -50,16 +50,18 @@ static uint32_t n_cols(const bt_cpu_gemms *job, const bt_gemm *g)
  * further away than the second-level cache; with few rows the bytes of the weights are the work. */
 static uint32_t widest_cols(const bt_cpu_gemms *job, const bt_gemm *g)
 {
-    if (tile_elems(job, g) != 0 &&
-        bt_cpu_tiled_elems(bt_min_u32(g->m, BT_CPU_CHUNK_ROWS), g->w->k) > BT_CPU_NEAR_ELEMS)
-        return job->act != NULL ? BT_CPU_WIDE_COLS / 2 : BT_CPU_WIDE_COLS;
-    if (tile_elems(job, g) != 0) {
-        uint32_t cols = g->m <= 2 * BT_CPU_TILE_ROWS ? FEW_TILES_COLS : BT_CPU_CHUNK_COLS;
+    uint32_t cols = BT_CPU_CHUNK_COLS;
 
-        return job->act != NULL ? cols / 2 : cols;
+    if (tile_elems(job, g) == 0) {
+        uint32_t few = FEW_ELEMS / bt_cpu_pad(g->w->k, 32) / MIN_COLS * MIN_COLS;
+
+        return g->m > 2 ? BT_CPU_CHUNK_COLS * 2 : bt_min_u32(few, BT_CPU_CHUNK_COLS);
     }
-    if (g->m > 2) return BT_CPU_CHUNK_COLS * 2;
-    return bt_min_u32(FEW_ELEMS / bt_cpu_pad(g->w->k, 32) / MIN_COLS * MIN_COLS, BT_CPU_CHUNK_COLS);
+    if (bt_cpu_tiled_elems(bt_min_u32(g->m, BT_CPU_CHUNK_ROWS), g->w->k) > BT_CPU_NEAR_ELEMS)
+        cols = BT_CPU_WIDE_COLS;
+    else if (g->m <= 2 * BT_CPU_TILE_ROWS)
+        cols = FEW_TILES_COLS;
+    return job->act != NULL ? cols / 2 : cols;
 }
 
 /* Whether no product with rows follows. */

@@ -267,16 +267,15 @@ static uint32_t fetch_lines(const bt_cpu_mm *mm)
 static void turn_sums(float *y, size_t ld_y, uint32_t rows, uint32_t cols,
                       float (*sums)[TILE][TILE], bool to_sums)
 {
-    for (uint32_t c = 0; c < cols; c += TILE)
-        for (uint32_t r = 0; r < rows; r++) {
-            float *at = y + r * ld_y + c, *sum = sums[c / TILE][r];
-            size_t n = bt_min_u32(cols - c, TILE) * sizeof(*at);
+    for (uint32_t c = 0; c < cols; c += TILE) {
+        float   *block = sums[c / TILE][0];
+        uint32_t n     = bt_min_u32(cols - c, TILE);
 
-            if (to_sums)
-                memcpy(sum, at, n);
-            else
-                memcpy(at, sum, n);
-        }
+        if (to_sums)
+            copy_rows(block, TILE, y + c, ld_y, rows, n);
+        else
+            copy_rows(y + c, ld_y, block, TILE, rows, n);
+    }
 }
 
 /* B in bf16 that is near, as pages' keys and values are, or queries that keys pass. */

@@ -510,7 +510,7 @@ static void take_memory(bench *b)
     b->n_pages = pool.n_pages = MAX_BATCH * bt_kv_pages_for(CONTEXT + 1);
     b->pages                  = bt_calloc(b->n_pages, sizeof(*b->pages));
     b->chosen = bt_calloc((size_t)b->n_moe * MAX_ROWS, b->cfg.moe.gate.top_k * sizeof(*b->chosen));
-    b->logits = bt_calloc((size_t)MAX_LOGITS * b->cfg.vocab_size, sizeof(*b->logits));
+    b->logits = bt_calloc_aligned((size_t)MAX_LOGITS * b->cfg.vocab_size, sizeof(*b->logits));
     b->memory = bt_calloc_aligned(READ_BYTES, 1);
     need(b->pages != NULL && b->chosen != NULL && b->logits != NULL && b->memory != NULL &&
              bt_kv_pool_create(b->dev, &pool, &b->pool) == BT_OK &&

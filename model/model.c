@@ -30,7 +30,8 @@ static bt_status take_workspace(bt_model *model)
     BT_TRY(take(model, rows, dense, sizeof(bt_bf16), &model->act));
     BT_TRY(take(model, logit_rows, cfg->hidden, sizeof(bt_bf16), &model->last));
     if (cfg->mtp) BT_TRY(take(model, rows, 2 * cfg->hidden, sizeof(bt_bf16), &model->joined));
-    BT_TRY(take(model, logit_rows, cfg->vocab_size, sizeof(float), &model->logits));
+    if (!model->dev->host_memory)
+        BT_TRY(take(model, logit_rows, cfg->vocab_size, sizeof(float), &model->logits));
     if (model->dev->ops->graphs != NULL)
         BT_TRY(take(model, 1, 1, sizeof(*model->live), &model->live));
     if (model->dev->ops->sampling != NULL)

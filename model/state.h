@@ -21,7 +21,7 @@ struct bt_model {
     bt_bf16  *gate_up, *act;       /* [max_rows, 2 dense_dim], [max_rows, dense_dim] */
     bt_bf16  *last;                /* [max_logit_rows, hidden]: of h, or of normed */
     bt_bf16  *joined;              /* [max_rows, 2 hidden]: of bt_model_draft(); or NULL */
-    float    *logits;              /* [max_logit_rows, vocab_size] */
+    float    *logits;              /* [max_logit_rows, vocab_size]; NULL with host_memory */
     uint32_t *live;                /* [1] rows of a padded step that are no padding; or NULL */
     uint32_t *tokens;              /* [max_rows] of a step, where the device chooses; or NULL */
     size_t    own_workspace_bytes; /* of these */

@@ -267,11 +267,13 @@ out:
     return st;
 }
 
-/* The head, for the rows that ask, each in its role. */
+/* The head, for the rows that ask, each in its role: into the step's logits where the device can
+ * write there, else into the model's. */
 static bt_status run_head(bt_model *model, const bt_step *step, uint32_t n_prompt_rows)
 {
     size_t    hidden = model->cfg->hidden, vocab = model->cfg->vocab_size, at = 0;
     uint32_t  n  = step->n_logit_rows, n_of[BT_N_ROLES];
+    float    *y  = model->dev->host_memory ? step->logits : model->logits;
     bt_bf16  *x  = model->normed;
     bt_status st = BT_OK;
 
@@ -286,7 +288,7 @@ static bt_status run_head(bt_model *model, const bt_step *step, uint32_t n_promp
         bt_gemm gemm = {.w       = model->w.lm_head,
                         .x       = x + at * hidden,
                         .ld_x    = hidden,
-                        .y       = model->logits + at * vocab,
+                        .y       = y + at * vocab,
                         .ld_y    = vocab,
                         .m       = n_of[role],
                         .y_dtype = BT_F32};
@@ -301,8 +303,8 @@ out:
 /* Of the steps that are under way. */
 static uint32_t mark_of(uint32_t n) { return n % BT_N_MARKS; }
 
-/* Tokens, or logits, on their way to the host, and marks behind them.  row_of: where the step's
- * logit rows are. */
+/* Tokens, or logits, on their way to the host if they are not there, and marks behind them.
+ * row_of: where the step's logit rows are. */
 static bt_status send_results(bt_model *model, const bt_step *step, const uint32_t *row_of)
 {
     bt_draws  draws;
@@ -310,9 +312,9 @@ static bt_status send_results(bt_model *model, const bt_step *step, const uint32
     size_t    bytes = (size_t)step->n_logit_rows * model->cfg->vocab_size * sizeof(float);
     bt_status st    = BT_OK;
 
-    if (step->draws == NULL) {
+    if (step->draws == NULL && !model->dev->host_memory) {
         BT_TRY(bt_device_download(model->dev, step->logits, model->logits, bytes));
-    } else {
+    } else if (step->draws != NULL) {
         draws        = *step->draws;
         draws.logits = model->logits;
         draws.row_of = row_of;

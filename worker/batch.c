@@ -36,7 +36,7 @@ bt_status bt_batch_init(bt_batch *b, const bt_worker_config *cfg)
     b->first_mask   = bt_calloc(rows, sizeof(*b->first_mask));
     b->fed          = bt_calloc(rows, sizeof(*b->fed));
     b->due          = bt_calloc(rows, sizeof(*b->due));
-    b->logits       = bt_calloc(rows * cfg->facts.model->vocab_size, sizeof(*b->logits));
+    b->logits       = bt_calloc_aligned(rows * cfg->facts.model->vocab_size, sizeof(*b->logits));
     b->forced       = bt_calloc(experts_elems(cfg), sizeof(*b->forced));
     b->chosen       = bt_calloc(experts_elems(cfg), sizeof(*b->chosen));
     b->group_rows   = bt_calloc(cfg->facts.n_ranks, sizeof(*b->group_rows));

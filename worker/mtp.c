@@ -34,7 +34,7 @@ bt_status bt_mtp_init(bt_mtp *m, const bt_worker_config *cfg)
     m->tokens     = bt_calloc(rows, sizeof(*m->tokens));
     m->logit_rows = bt_calloc(rows, sizeof(*m->logit_rows));
     m->spans      = bt_calloc(rows, sizeof(*m->spans));
-    m->logits     = bt_calloc(rows * cfg->facts.model->vocab_size, sizeof(*m->logits));
+    m->logits     = bt_calloc_aligned(rows * cfg->facts.model->vocab_size, sizeof(*m->logits));
     BT_REQUIRE(m->pieces != NULL && m->depth != NULL && m->tokens != NULL &&
                    m->logit_rows != NULL && m->spans != NULL && m->logits != NULL,
                BT_ERR_NO_MEMORY, "drafts of %u rows: try a smaller --max-rows", cfg->max_rows);

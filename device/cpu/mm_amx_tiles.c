@@ -30,7 +30,8 @@ enum {
     LINE            = 32,           /* elements */
     PIECE           = 512,          /* k of a panel in the first-level cache, at most: 32 KiB */
     X_ELEMS_FEW     = 128 << 10,    /* of FEW_ROWS: more weights pass through that cache */
-    MANY_ROWS       = 32,           /* of a result that no cache keeps for its reader */
+    MANY_ROWS       = 32,           /* of a result that no cache keeps for its reader, */
+    PAST_ELEMS      = 512 << 10,    /* or so many sums of fewer */
     SUMS            = PAIR * PANEL, /* of a pair and a panel: [2][PAIR][16] */
     FEW_ROWS        = 64,
     MOST_ROWS       = 256, /* whose weights are wanted slowly, and by other rows before */
@@ -69,6 +70,12 @@ typedef struct {
 } piece;
 
 /* ---- sums become results ---- */
+
+/* Whether all lines of the results are whole. */
+static bool has_lines(const bt_cpu_mm_tiles *mm)
+{
+    return mm->ld_y * bt_dtype_bytes(mm->y_dtype) % 64 == 0 && (uintptr_t)mm->y % 64 == 0;
+}
 
 /* Full lines go past the caches: the next one to read them comes late, and to own a line first, its
  * old contents would have to be fetched. */
@@ -381,12 +388,11 @@ static void run_panels(const bt_cpu_mm_tiles *mm)
     size_t    panel_sums = (size_t)bt_cpu_pad(mm->m, PAIR) * PANEL;
     uint32_t  width      = mm->up != 0 ? TILE : PANEL; /* columns of B from panel to panel */
     uint32_t  macro      = macro_k(mm);
-    size_t    ld_bytes   = mm->ld_y * (mm->y_dtype == BT_F32 ? sizeof(float) : sizeof(bt_bf16));
     wide_pair wide;
     run       r = {
               .mm   = mm,
               .wide = &wide,
-              .past = !mm->near && mm->m >= MANY_ROWS && ld_bytes % 64 == 0 && (uintptr_t)mm->y % 64 == 0,
+              .past = !mm->near && mm->m >= MANY_ROWS && has_lines(mm),
     };
 
     configure(TILE);
@@ -412,9 +418,15 @@ static void run_panels(const bt_cpu_mm_tiles *mm)
 
 /* ---- few rows ---- */
 
+/* Whether sums go past the caches: those of a vocabulary do. */
+static bool passes(const bt_cpu_mm_tiles *mm)
+{
+    return !mm->near && mm->y_dtype == BT_F32 && mm->m * mm->ld_y >= PAST_ELEMS && has_lines(mm);
+}
+
 /* What blocks of columns from n0 on, n_cols of them, have come to. */
 static void put_blocks(const bt_cpu_mm_tiles *mm, uint32_t n_tile_rows, uint32_t n0,
-                       uint32_t n_cols, const float *sums, const float *up_sums)
+                       uint32_t n_cols, bool past, const float *sums, const float *up_sums)
 {
     for (uint32_t c = 0; c < n_cols; c += TILE) {
         size_t block = (size_t)c / TILE * n_tile_rows * TILE_SUMS;
@@ -428,6 +440,10 @@ static void put_blocks(const bt_cpu_mm_tiles *mm, uint32_t n_tile_rows, uint32_t
                 continue;
             }
             v = _mm512_load_ps(sums + at);
+            if (past && n_cols - c >= TILE) {
+                _mm512_stream_ps((float *)mm->y + m * mm->ld_y + n0 + c, v);
+                continue;
+            }
             if (mm->weight != NULL) v = weigh(v, mm->weight[m]);
             put_some(mm, m * mm->ld_y + n0 + c, v, bt_min_u32(n_cols - c, TILE));
         }
@@ -439,6 +455,7 @@ static void run_stream(const bt_cpu_mm_tiles *mm)
 {
     _Alignas(64) float sums[2][MAX_STREAM_SUMS];
     uint32_t           n_tile_rows = (mm->m + TILE - 1) / TILE;
+    bool               past        = passes(mm);
     size_t             tile_row    = (size_t)bt_cpu_pad(mm->k, STEP) * TILE;
     bt_cpu_amx_stream  s           = {.x         = mm->x,
                                       .low_x     = tile_row,
@@ -460,9 +477,11 @@ static void run_stream(const bt_cpu_mm_tiles *mm)
             s.sums = sums[up];
             bt_cpu_amx_stream_run(&s, n_tile_rows, n_blocks);
         }
-        put_blocks(mm, n_tile_rows, n0, bt_min_u32(mm->n - n0, n_blocks * TILE), sums[0], sums[1]);
+        put_blocks(mm, n_tile_rows, n0, bt_min_u32(mm->n - n0, n_blocks * TILE), past, sums[0],
+                   sums[1]);
     }
     _tile_release();
+    if (past) _mm_sfence();
 }
 
 void bt_cpu_mm_tile32_amx_tiles(const bt_cpu_mm_tiles *mm)

@@ -2,10 +2,13 @@
  * common.
  *
  * Laziness makes no difference to which texts match and is ignored; ^ and $ are the text's own ends
- * ($ never stands before a last newline); look-around, back references, word boundaries, flags and
+ * ($ never stands before a last newline); look-behind, back references, word boundaries, flags and
  * whatever else the dialects read differently is refused by name.  Where they differ by more or
  * fewer characters, the fewer are taken: . is no line's end of ECMAScript inside JSON, and no \n
  * elsewhere.
+ *
+ * Look-aheads are taken where they come first in the whole expression, or in one of its
+ * alternatives: there each is a condition on the whole text, as the rest of the sequence is.
  *
  * Text that stands for itself is collected and becomes one part. */
 #include "model/grammar/regex.h"
@@ -27,14 +30,17 @@ typedef struct {
 
 typedef struct {
     bt_source s;
-    bool      whole, in_json;
-    char     *run; /* owned [s.n]: characters that stand for themselves, not yet a part */
+    bool      from_start, to_end; /* the text matches from there, and to there */
+    bool      in_json;
+    bool      is_condition; /* what is read is under a look-ahead, or one itself */
+    char     *run;          /* owned [s.n]: characters that stand for themselves, not yet a part */
     size_t    n_run;
     bool      has_any;
     uint32_t  any; /* rule: any text */
     uint32_t  depth;
 } reader;
 
+static piece read_sequence(reader *r);
 static piece read_alternatives(reader *r);
 
 static bt_part one_of(reader *r, bt_chars *set)
@@ -91,10 +97,9 @@ static anchored merged(anchored a, anchored b) { return a == b ? a : ANCHORED_SO
 static piece either(reader *r, piece a, piece b)
 {
     a.end_at = b.end != ANCHORED_NOT ? b.end_at : a.end_at;
-    if (r->whole) { /* any text comes nowhere, so that it is all the same */
-        a.start = b.start = a.start > b.start ? a.start : b.start;
-        a.end = b.end = a.end > b.end ? a.end : b.end;
-    }
+    /* Where any text comes nowhere, it is all the same. */
+    if (r->from_start) a.start = b.start = a.start > b.start ? a.start : b.start;
+    if (r->to_end) a.end = b.end = a.end > b.end ? a.end : b.end;
     if (a.start != b.start && a.start == ANCHORED_NOT) put_before(r, &a);
     if (a.start != b.start && b.start == ANCHORED_NOT) put_before(r, &b);
     if (a.end != b.end && a.end == ANCHORED_NOT) put_behind(r, &a);
@@ -167,18 +172,18 @@ static void refuse_group(bt_source *s, size_t at)
     static const struct {
         const char *text, *name;
     } KNOWN[] = {
-        {"?=",  "the look-ahead (?="     },
-        {"?!",  "the look-ahead (?!"     },
-        {"?<=", "the look-behind (?<="   },
-        {"?<!", "the look-behind (?<!"   },
-        {"?>",  "the atomic group (?>"   },
-        {"?(",  "the conditional (?("    },
-        {"?P=", "the back reference (?P="},
-        {"?P>", "the recursion (?P>"     },
-        {"?R",  "the recursion (?R"      },
-        {"?&",  "the recursion (?&"      },
-        {"?|",  "the branch reset (?|"   },
-        {"?#",  "the comment (?#"        },
+        {"?=",  "a look-ahead (?= that does not come first, or not behind ^,"},
+        {"?!",  "a look-ahead (?! that does not come first, or not behind ^,"},
+        {"?<=", "the look-behind (?<="                                       },
+        {"?<!", "the look-behind (?<!"                                       },
+        {"?>",  "the atomic group (?>"                                       },
+        {"?(",  "the conditional (?("                                        },
+        {"?P=", "the back reference (?P="                                    },
+        {"?P>", "the recursion (?P>"                                         },
+        {"?R",  "the recursion (?R"                                          },
+        {"?&",  "the recursion (?&"                                          },
+        {"?|",  "the branch reset (?|"                                       },
+        {"?#",  "the comment (?#"                                            },
     };
 
     for (size_t i = 0; i < sizeof(KNOWN) / sizeof(KNOWN[0]); i++)
@@ -332,6 +337,85 @@ static bool read_anchor(reader *r, piece *p)
     return false;
 }
 
+/* ---- look-aheads */
+
+static bool look_ahead_comes(const reader *r)
+{
+    return bt_source_is(&r->s, "(?=") || bt_source_is(&r->s, "(?!");
+}
+
+/* Whether one may come here: nothing has, and the text begins here. */
+static bool may_look_ahead(const reader *r, const piece *p)
+{
+    return !r->is_condition && r->depth == 0 && p->empty && r->n_run == 0 &&
+           p->end == ANCHORED_NOT && (r->from_start || p->start == ANCHORED_ALL);
+}
+
+/* Reads on, from where r is, into the condition's own grammar: a look-ahead's inside, or what
+ * follows them. */
+static piece read_condition(reader *r, bool to_end, piece (*read)(reader *r), bt_condition *c)
+{
+    reader own = {.s            = r->s,
+                  .from_start   = true,
+                  .to_end       = to_end,
+                  .in_json      = r->in_json,
+                  .is_condition = true,
+                  .depth        = r->depth,
+                  .run          = bt_calloc(r->s.n, 1)};
+    piece  p   = {0};
+
+    own.s.g = &c->g;
+    if (own.run == NULL) {
+        c->g.st = BT_ERR_NO_MEMORY;
+    } else {
+        p = read(&own);
+        if (!to_end && p.end == ANCHORED_NOT) put_behind(&own, &p);
+    }
+    c->is   = p.is;
+    r->s.at = own.s.at;
+    r->s.g->work += c->g.work;
+    if (c->g.st == BT_ERR_INVALID_ARG) bt_parts_refuse(r->s.g, "%s", c->g.why);
+    if (c->g.st == BT_ERR_NO_MEMORY) r->s.g->st = c->g.st;
+    bt_free(own.run);
+    return p;
+}
+
+static void read_look_ahead(reader *r, bt_condition *c)
+{
+    bt_source *s  = &r->s;
+    size_t     at = s->at;
+
+    c->barred = bt_source_is(s, "(?!");
+    s->at += strlen("(?!");
+    read_condition(r, false, read_alternatives, c);
+    if (!bt_source_take(s, ")")) bt_regex_wrong(s, at, "the look-ahead has no )");
+    if (quantifier_comes(r)) bt_regex_unsupported(s, s->at, "a quantifier of a look-ahead");
+}
+
+/* The sequence from its look-aheads on. */
+static piece read_under_look_aheads(reader *r)
+{
+    bt_condition conditions[BT_MOST_CONDITIONS] = {0}; /* the last is what follows them */
+    uint32_t     n                              = 0;
+    piece        p;
+
+    for (; look_ahead_comes(r); n++) {
+        if (n + 1 == BT_MOST_CONDITIONS) {
+            bt_regex_unsupported(&r->s, r->s.at, "one look-ahead more than 7");
+            break;
+        }
+        read_look_ahead(r, &conditions[n]);
+    }
+    p       = read_condition(r, r->to_end, read_sequence, &conditions[n]);
+    p.is    = bt_part_under(r->s.g, conditions, n + 1);
+    p.start = p.end = ANCHORED_ALL;
+    for (uint32_t i = 0; i <= n; i++)
+        bt_parts_fini(&conditions[i].g);
+    return p;
+}
+
+/* ---- sequences */
+
 static piece read_sequence(reader *r)
 {
     bt_source *s = &r->s;
@@ -340,6 +424,7 @@ static piece read_sequence(reader *r)
     for (char c; (c = bt_source_peek(s)) != 0 && c != '|' && c != ')';) {
         size_t at = s->at;
 
+        if (look_ahead_comes(r) && may_look_ahead(r, &p)) return read_under_look_aheads(r);
         if (p.end == ANCHORED_NOT && take_into_run(r)) continue;
         end_run(r, &p);
         if (read_anchor(r, &p)) continue;
@@ -366,8 +451,10 @@ static piece read_alternatives(reader *r)
 static piece read_regex(bt_parts *g, const char *text, size_t n, bool whole, bool in_json)
 {
     reader r = {
-        .s = {.g = g, .text = text, .n = n},
-          .whole = whole, .in_json = in_json
+        .s          = {.g = g, .text = text, .n = n},
+        .from_start = whole,
+        .to_end     = whole,
+        .in_json    = in_json
     };
     piece p = {0};
 

@@ -1,5 +1,5 @@
 /* model/grammar/regex.h - between the files that read regular expressions: which characters an
- * escape or a class stands for. */
+ * escape or a class stands for, and what becomes of look-aheads. */
 #ifndef BT_MODEL_GRAMMAR_REGEX_H
 #define BT_MODEL_GRAMMAR_REGEX_H
 
@@ -20,5 +20,17 @@ bt_regex_escape bt_regex_read_escape(bt_source *s, bool in_class, bool negated, 
                                      uint32_t *c_out);
 /* Passes a class, from its [ on, and adds what it holds. */
 void bt_regex_read_class(bt_source *s, bt_chars *set);
+
+/* What a whole text must be, or, barred, must not: a part of a grammar of its own. */
+typedef struct {
+    bt_parts g; /* owned */
+    bt_part  is;
+    bool     barred;
+} bt_condition;
+enum { BT_MOST_CONDITIONS = 8 };
+
+/* The texts under all of n >= 1 conditions, of which one at least is not barred; what their readers
+ * refused is in g already.  Refused in g: they come to too much. */
+bt_part bt_part_under(bt_parts *g, const bt_condition *conditions, uint32_t n);
 
 #endif

@@ -143,7 +143,7 @@ static bt_part lay_out(bt_parts *g, const counter *c, uint32_t min, uint32_t n, 
 }
 
 /* The pattern by itself.  What it refuses has been refused before. */
-static bt_status make_matcher(const char *pattern, size_t n, bt_matcher **m_out)
+static bt_status make_matcher(const char *pattern, size_t n, size_t *work_out, bt_matcher **m_out)
 {
     bt_parts    g       = {0};
     bt_grammar *grammar = NULL;
@@ -152,6 +152,7 @@ static bt_status make_matcher(const char *pattern, size_t n, bt_matcher **m_out)
     bt_part     part = bt_read_pattern(&g, pattern, n, &least, &most);
     bt_status   st   = bt_grammar_pack(&g, part, &grammar, why);
 
+    *work_out = g.work + (size_t)STEP_WORK * g.n_nodes;
     bt_parts_fini(&g);
     BT_TRY(st);
     BT_TRY(bt_matcher_create(grammar, NULL, m_out));
@@ -170,7 +171,7 @@ bt_part bt_schema_counted(bt_schema *s, const char *pattern, size_t n_bytes, uin
     bt_part   part = {0};
 
     BT_REQUIRE(c != NULL, BT_ERR_NO_MEMORY, "a pattern of a length");
-    BT_TRY(make_matcher(pattern, n_bytes, &c->m));
+    BT_TRY(make_matcher(pattern, n_bytes, &c->work, &c->m));
     st = find_all(c);
     bt_schema_step(s, at, 256 * (size_t)c->n_places + c->work / STEP_WORK);
     BT_TRY(st);

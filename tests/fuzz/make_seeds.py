@@ -182,7 +182,7 @@ def http():
 
 
 def grammar():
-    regexes = [r"^(\d{1,3}\.){3}\d{1,3}$", r"(?:a|[^b-d]+?)*x{2,}", r"(?P<n>\S\w[\]\-])|\u{1F600}\x41$", "a?b*|^c", r"[\s\D].\cA\0"]
+    regexes = [r"^(\d{1,3}\.){3}\d{1,3}$", r"(?:a|[^b-d]+?)*x{2,}", r"(?P<n>\S\w[\]\-])|\u{1F600}\x41$", "a?b*|^c", r"[\s\D].\cA\0", r"^(?=.*\d)(?!.*--)[a-z\d-]{2,5}$|-"]
     ebnf = ['root ::= "a" b{2,3} | [^a-c\\n]* .\nb ::= ("x" | "")+ # c\n', 'root ::= "(" root ")" | "\\x41"?\n', 'root ::= i ("," i)*\n\ni ::= [0-9]{1,}']
     schemas = ['{"type":"object","properties":{"a":{"type":["integer","null"],"minimum":-1.5,"exclusiveMaximum":99},"b":{"$ref":"#/$defs/x~1"}},'
                '"required":["b"],"additionalProperties":{"enum":[1.5,"x",[{"k":null}]]},"$defs":{"x/":{"type":"string","format":"date"}}}',

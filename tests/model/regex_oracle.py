@@ -14,7 +14,7 @@ ATOMS = ["a", "b", "a", "b", "-", "ab", "ba", ".", "[ab]", "[^a]", "[a-b]", "[b-
          "\u00e9", "[a\u00e9]", "{1"]
 QUANTIFIERS = ["*", "+", "?", "*?", "+?", "??", "{2}", "{0}", "{1,}", "{,2}", "{1,3}", "{0,2}?", "{2,4}", "{,}", "{2,1}"]
 N_REGEXES = 3000
-BEYOND = ["anchor", "a group with ^", "a possessive quantifier", "no text at all"]  # of what re takes and this reader refuses
+BEYOND = ["anchor", "a group with ^", "a possessive quantifier", "a look-ahead", "no text at all"]  # of what re takes and this reader refuses
 
 
 def regex(rng, depth):
@@ -35,6 +35,12 @@ def regex(rng, depth):
     return "".join(regex(rng, depth - 1) for _ in range(rng.randint(2, 3)))
 
 
+def looking_ahead(rng):
+    """An expression with look-aheads, mostly where they are taken."""
+    heads = "".join(f"{rng.choice(['(?=', '(?!'])}{rng.choice(['^', '', ''])}{regex(rng, 2)}{rng.choice(['$', '', ''])})" for _ in range(rng.randint(1, 3)))
+    return rng.choice(["^", r"\A", "^", ""]) + heads + regex(rng, 3) + rng.choice(["$", "", "", "|^b", "|-"])
+
+
 def compiled(text):
     try:
         return re.compile(text, re.ASCII)
@@ -45,7 +51,7 @@ def compiled(text):
 def main():
     warnings.simplefilter("ignore")  # of re: [[ and the like
     rng = random.Random(1)
-    cases = [(kind, r, compiled(r)) for r in (regex(rng, rng.randint(1, 5)) for _ in range(N_REGEXES)) for kind in "ws"]
+    cases = [(kind, r, compiled(r)) for r in [regex(rng, rng.randint(1, 5)) for _ in range(N_REGEXES)] + [looking_ahead(rng) for _ in range(N_REGEXES // 3)] for kind in "ws"]
     lines = "".join(f"{kind}\t{r}\t{text}\n" for kind, r, _ in cases for text in TEXTS)
     out = subprocess.run([sys.argv[1]], input=lines.encode(), stdout=subprocess.PIPE, check=True).stdout.decode().splitlines()
     assert len(out) == len(cases) * len(TEXTS), len(out)

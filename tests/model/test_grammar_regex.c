@@ -1,6 +1,14 @@
 /* Regular expressions: which texts match, and what is refused. */
 #include "tests/model/grammar_texts.h"
 
+/* zod's. */
+#define EMAIL                                                   \
+    "^(?!\\.)(?!.*\\.\\.)([A-Za-z0-9_'+\\-\\.]*)[A-Za-z0-9_+-]" \
+    "@([A-Za-z0-9][A-Za-z0-9\\-]*\\.)+[A-Za-z]{2,}$"
+/* pydantic's. */
+#define DECIMAL "(?!^[-+.]*$)[+-]?0*\\d*\\.?\\d*"
+#define EIGHT   "(?=)(?=)(?=)(?=)(?=)(?=)(?=)(?=)a"
+
 static bt_part read_whole(bt_parts *g, const char *text, size_t n)
 {
     return bt_read_regex(g, text, n, true, false);
@@ -67,6 +75,17 @@ static void regex_whole_takes_what_matches_it_all(void)
         {".",                         {"a", "\r", "\xe2\x80\xa8", "\xf0\x9f\x98\x80"}, {"\n", "", "\x80", "\xed\xa0\x80"}  },
         {"\\d{3}-\\d{4}",             {"555-1234"},                                    {"5555-123"}                        },
         {"(\\d{1,3}\\.){3}\\d{1,3}",  {"127.0.0.1"},                                   {"127.0.0", "1.2.3.4444"}           },
+        {"(?=a)\\w+",                 {"a", "ab"},                                     {"b", "ba", ""}                     },
+        {"^(?=.*\\d)(?=.*a).{3,}$",   {"a1-", "1-a", "xa9x"},                          {"a1", "abc", "123"}                },
+        {"(?!ab)\\w*",                {"", "a", "ba", "aab"},                          {"ab", "abc"}                       },
+        {"(?!ab$)\\w*",               {"", "a", "abc"},                                {"ab"}                              },
+        {"(?!a|b$)\\w*",              {"", "bc", "c"},                                 {"a", "ab", "b"}                    },
+        {"(?=ab|a$)[ab]*",            {"a", "ab", "abb"},                              {"aa", "b"}                         },
+        {"(?=)a|(?!x)(?!y)\\w|-",     {"a", "b", "-"},                                 {"x", "y", ""}                      },
+        {"(?![^\\s\\S])a",            {"a"},                                           {"b"}                               },
+        {"(?!)a|b",                   {"b"},                                           {"a"}                               },
+        {"(?=.\\xe9)..",              {"a\xc3\xa9"},                                   {"aa", "\xc3\xa9"}                  },
+        {DECIMAL,                     {"1", "-1.5", "+.5", "007."},                    {"", "-", "+.", "."}                },
     };
 
     for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++)
@@ -91,6 +110,9 @@ static void regex_pattern_matches_somewhere_unless_anchored(void)
         {"^(a|b$)",       {"a", "aq", "b"},           {"bq", "qa", "qb"}},
         {"^(^a$|^b$)$",   {"a", "b"},                 {"ab", "aq", "qb"}},
         {"(?:^|x)a(y|$)", {"a", "ay", "xa", "qxayq"}, {"qa", "aq"}      },
+        {"^(?!b)",        {"", "a", "ab"},            {"b", "ba"}       },
+        {"^(?=a$)|b",     {"a", "b", "ab", "cbc"},    {"aa", ""}        },
+        {"^(?=.*b)a",     {"ab", "acb", "abc"},       {"a", "ba"}       },
     };
 
     for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++)
@@ -100,14 +122,17 @@ static void regex_pattern_matches_somewhere_unless_anchored(void)
 static void regex_in_json_reads_escapes_as_characters(void)
 {
     static const texts_case CASES[] = {
-        {"^a\tb\x7f$",    {"a\\tb\x7f"},                    {"a\tb\x7f"}                               },
-        {"^a\"b$",        {"a\\\"b"},                       {"a\"b", "a\\\\b"}                         },
-        {"^a\\\\b$",      {"a\\\\b"},                       {"a\\b", "ab"}                             },
-        {"^\\n\"?\\x01$", {"\\n\\u0001", "\\n\\\"\\u0001"}, {"\n\1", "\\n"}                            },
-        {"^[\\n\"a]+$",   {"a\\n\\\"a"},                    {"\n", "\"", "\\"}                         },
-        {"^.$",           {"a", "\\\"", "\\\\", "\\t"},     {"\\n", "\\r", "\"", "\xe2\x80\xa8", "n\\"}},
-        {"b",             {"\\nb\\\"", "b"},                {"\"b", "\nb", "\\b"}                      },
-        {"a\\.b",         {"a.b"},                          {"axb", "a\\.b"}                           },
+        {"^a\tb\x7f$",               {"a\\tb\x7f"},                    {"a\tb\x7f"}                               },
+        {"^a\"b$",                   {"a\\\"b"},                       {"a\"b", "a\\\\b"}                         },
+        {"^a\\\\b$",                 {"a\\\\b"},                       {"a\\b", "ab"}                             },
+        {"^\\n\"?\\x01$",            {"\\n\\u0001", "\\n\\\"\\u0001"}, {"\n\1", "\\n"}                            },
+        {"^[\\n\"a]+$",              {"a\\n\\\"a"},                    {"\n", "\"", "\\"}                         },
+        {"^.$",                      {"a", "\\\"", "\\\\", "\\t"},     {"\\n", "\\r", "\"", "\xe2\x80\xa8", "n\\"}},
+        {"b",                        {"\\nb\\\"", "b"},                {"\"b", "\nb", "\\b"}                      },
+        {"a\\.b",                    {"a.b"},                          {"axb", "a\\.b"}                           },
+        {"^(?!.*\")(?=.\\n).+\\nb$", {"\\\\\\nb"},                     {"\\\"\\nb", "anb"}                        },
+        {"^(?!.*\")a.$",             {"ab", "a\\\\"},                  {"a\\\"", "a\\n"}                          },
+        {EMAIL,                      {"a@b.cd", "a.b'c@x-y.z9.org"},   {".a@b.cd", "a..b@c.de", "a@b.c"}          },
     };
 
     for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++)
@@ -117,66 +142,75 @@ static void regex_in_json_reads_escapes_as_characters(void)
 static void regex_what_cannot_be_held_is_refused_by_name(void)
 {
     static const refused_case CASES[] = {
-        {"a(?=b)",                    "the look-ahead (?= at byte 1 of the regular expression is not supported"},
-        {"(?!b)",                     "the look-ahead (?! at byte 0"                                           },
-        {"x(?<=b)",                   "the look-behind (?<= at byte 1"                                         },
-        {"x(?<!b)",                   "the look-behind (?<! at byte 1"                                         },
-        {"(?>a)",                     "the atomic group (?> at byte 0"                                         },
-        {"(?(1)a|b)",                 "the conditional (?( at byte 0"                                          },
-        {"(?P=n)",                    "the back reference (?P= at byte 0"                                      },
-        {"(?P>n)",                    "the recursion (?P>"                                                     },
-        {"(?#x)",                     "the comment (?# at byte 0"                                              },
-        {"(?i)a",                     "inline flags"                                                           },
-        {"(?i:a)",                    "inline flags"                                                           },
-        {"(?<1a>b)",                  "the group has no name"                                                  },
-        {"(?P<a",                     "the group has no name"                                                  },
-        {"(a)\\1",                    "a back reference at byte 3"                                             },
-        {"[\\1]",                     "a back reference at byte 1"                                             },
-        {"\\k<n>",                    "the back reference \\k at byte 0"                                       },
-        {"a\\b",                      "the word boundary \\b at byte 1"                                        },
-        {"a\\B",                      "the word boundary \\B at byte 1"                                        },
-        {"\\p{L}",                    "the Unicode property \\p at byte 0"                                     },
-        {"[\\P{L}]",                  "the Unicode property \\P at byte 1"                                     },
-        {"\\q",                       "the escape \\q at byte 0"                                               },
-        {"\\G",                       "the escape \\G at byte 0"                                               },
-        {"\\012",                     "an octal escape at byte 0"                                              },
-        {"\\x4",                      "byte 0 of the regular expression: \\x"                                  },
-        {"\\ud83d",                   "\\u is followed by no character"                                        },
-        {"\\ud83d\\u0041",            "\\u is followed by no character"                                        },
-        {"\\udc00",                   "\\u is followed by no character"                                        },
-        {"\\u{110000}",               "\\u is followed by no character"                                        },
-        {"\\u12",                     "\\u is followed by no character"                                        },
-        {"a\\",                       "a backslash with nothing behind it"                                     },
-        {"[a",                        "byte 0 of the regular expression: the class has no ]"                   },
-        {"[a-",                       "byte 0 of the regular expression: the class has no ]"                   },
-        {"[]a]",                      "a class that begins with ]"                                             },
-        {"[^]a]",                     "a class that begins with ]"                                             },
-        {"[b-a]",                     "a range of a class ends before it begins"                               },
-        {"[[:alpha:]]",               "a POSIX class [:...:] at byte 1"                                        },
-        {"[\\A]",                     "the anchor \\A in a class"                                              },
-        {"(a",                        "byte 0 of the regular expression: the group has no )"                   },
-        {"a)b",                       "byte 1 of the regular expression: this ) closes no group"               },
-        {"*a",                        "byte 0 of the regular expression: a quantifier of nothing"              },
-        {"(|+)",                      "byte 2 of the regular expression: a quantifier of nothing"              },
-        {"^*",                        "byte 1 of the regular expression: a quantifier of nothing"              },
-        {"{2}",                       "byte 0 of the regular expression: a quantifier of nothing"              },
-        {"a**",                       "a quantifier behind a quantifier"                                       },
-        {"a{2}{3}",                   "a quantifier behind a quantifier"                                       },
-        {"a*??",                      "a quantifier behind a quantifier"                                       },
-        {"a*+",                       "a possessive quantifier at byte 1"                                      },
-        {"a{3,2}",                    "more at least than at most"                                             },
-        {"a{10001}",                  "a repetition of more than 10000 times at byte 1"                        },
-        {"a{1,99999999999999999999}", "a repetition of more than 10000 times"                                  },
-        {"a^b",                       "an anchor of the start that something precedes, at byte 1"              },
-        {"(a|^b)c|d(^e)",             "a group with ^ in it that something precedes, at byte 9"                },
-        {"a$b",                       "an anchor of the end that something follows, at byte 1"                 },
-        {"(a$|b)c",                   "an anchor of the end that something follows, at byte 2"                 },
-        {"$^",                        "an anchor of the start that something precedes"                         },
-        {"(^a)*",                     "a quantifier of a group with an anchor in it at byte 4"                 },
-        {"(a|b$)?",                   "a quantifier of a group with an anchor in it"                           },
-        {"[^\\u{0}-\\u{10FFFF}]",     "no text at all"                                                         },
-        {"a\xff",                     "byte 1 of the regular expression is not UTF-8"                          },
-        {"\xed\xa0\x80",              "not UTF-8"                                                              },
+        {"a(?=b)",                     "(?= that does not come first, or not behind ^, at byte 1 of the regular"},
+        {"(?:(?!b)a)",                 "(?! that does not come first, or not behind ^, at byte 3"               },
+        {"(?=a)(?=a)b(?=c)",           "at byte 11"                                                             },
+        {"(?!a(?=b))c",                "(?= that does not come first, or not behind ^, at byte 4"               },
+        {"(?=a)*b",                    "a quantifier of a look-ahead at byte 5"                                 },
+        {"(?=a",                       "byte 0 of the regular expression: the look-ahead has no )"              },
+        {"(?=a\\p)b",                  "the Unicode property \\p at byte 4"                                     },
+        {EIGHT,                        "one look-ahead more than 7 at byte 28"                                  },
+        {"(?=.*a.{20})(?=.*b.{20}).*", "comes to too many parts with its look-aheads"                           },
+        {"(?=a)b",                     "no text at all would do"                                                },
+        {"(?=[^\\s\\S])b",             "no text at all would do"                                                },
+        {"x(?<=b)",                    "the look-behind (?<= at byte 1"                                         },
+        {"x(?<!b)",                    "the look-behind (?<! at byte 1"                                         },
+        {"(?>a)",                      "the atomic group (?> at byte 0"                                         },
+        {"(?(1)a|b)",                  "the conditional (?( at byte 0"                                          },
+        {"(?P=n)",                     "the back reference (?P= at byte 0"                                      },
+        {"(?P>n)",                     "the recursion (?P>"                                                     },
+        {"(?#x)",                      "the comment (?# at byte 0"                                              },
+        {"(?i)a",                      "inline flags"                                                           },
+        {"(?i:a)",                     "inline flags"                                                           },
+        {"(?<1a>b)",                   "the group has no name"                                                  },
+        {"(?P<a",                      "the group has no name"                                                  },
+        {"(a)\\1",                     "a back reference at byte 3"                                             },
+        {"[\\1]",                      "a back reference at byte 1"                                             },
+        {"\\k<n>",                     "the back reference \\k at byte 0"                                       },
+        {"a\\b",                       "the word boundary \\b at byte 1"                                        },
+        {"a\\B",                       "the word boundary \\B at byte 1"                                        },
+        {"\\p{L}",                     "the Unicode property \\p at byte 0"                                     },
+        {"[\\P{L}]",                   "the Unicode property \\P at byte 1"                                     },
+        {"\\q",                        "the escape \\q at byte 0"                                               },
+        {"\\G",                        "the escape \\G at byte 0"                                               },
+        {"\\012",                      "an octal escape at byte 0"                                              },
+        {"\\x4",                       "byte 0 of the regular expression: \\x"                                  },
+        {"\\ud83d",                    "\\u is followed by no character"                                        },
+        {"\\ud83d\\u0041",             "\\u is followed by no character"                                        },
+        {"\\udc00",                    "\\u is followed by no character"                                        },
+        {"\\u{110000}",                "\\u is followed by no character"                                        },
+        {"\\u12",                      "\\u is followed by no character"                                        },
+        {"a\\",                        "a backslash with nothing behind it"                                     },
+        {"[a",                         "byte 0 of the regular expression: the class has no ]"                   },
+        {"[a-",                        "byte 0 of the regular expression: the class has no ]"                   },
+        {"[]a]",                       "a class that begins with ]"                                             },
+        {"[^]a]",                      "a class that begins with ]"                                             },
+        {"[b-a]",                      "a range of a class ends before it begins"                               },
+        {"[[:alpha:]]",                "a POSIX class [:...:] at byte 1"                                        },
+        {"[\\A]",                      "the anchor \\A in a class"                                              },
+        {"(a",                         "byte 0 of the regular expression: the group has no )"                   },
+        {"a)b",                        "byte 1 of the regular expression: this ) closes no group"               },
+        {"*a",                         "byte 0 of the regular expression: a quantifier of nothing"              },
+        {"(|+)",                       "byte 2 of the regular expression: a quantifier of nothing"              },
+        {"^*",                         "byte 1 of the regular expression: a quantifier of nothing"              },
+        {"{2}",                        "byte 0 of the regular expression: a quantifier of nothing"              },
+        {"a**",                        "a quantifier behind a quantifier"                                       },
+        {"a{2}{3}",                    "a quantifier behind a quantifier"                                       },
+        {"a*??",                       "a quantifier behind a quantifier"                                       },
+        {"a*+",                        "a possessive quantifier at byte 1"                                      },
+        {"a{3,2}",                     "more at least than at most"                                             },
+        {"a{10001}",                   "a repetition of more than 10000 times at byte 1"                        },
+        {"a{1,99999999999999999999}",  "a repetition of more than 10000 times"                                  },
+        {"a^b",                        "an anchor of the start that something precedes, at byte 1"              },
+        {"(a|^b)c|d(^e)",              "a group with ^ in it that something precedes, at byte 9"                },
+        {"a$b",                        "an anchor of the end that something follows, at byte 1"                 },
+        {"(a$|b)c",                    "an anchor of the end that something follows, at byte 2"                 },
+        {"$^",                         "an anchor of the start that something precedes"                         },
+        {"(^a)*",                      "a quantifier of a group with an anchor in it at byte 4"                 },
+        {"(a|b$)?",                    "a quantifier of a group with an anchor in it"                           },
+        {"[^\\u{0}-\\u{10FFFF}]",      "no text at all"                                                         },
+        {"a\xff",                      "byte 1 of the regular expression is not UTF-8"                          },
+        {"\xed\xa0\x80",               "not UTF-8"                                                              },
     };
 
     for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++)
@@ -225,6 +259,7 @@ static void regex_survives_every_failed_allocation(void)
 {
     expect_survives_no_memory(read_whole, "a(b|[^c-e]\\D{2,4})*$");
     expect_survives_no_memory(read_pattern, "^a\"|[\\S\\n]+b");
+    expect_survives_no_memory(read_pattern, "^(?=a.)(?!.b$)[ab]+");
 }
 
 int main(int argc, char **argv)

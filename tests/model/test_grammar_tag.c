@@ -142,7 +142,7 @@ static void tag_that_cannot_be_held_is_refused_where_it_stands(void)
         {FORMAT("{\"type\": \"or\", \"elements\": [" ANY ", 1]}"),
          "at /format/elements/1 of the structural tag: a format should be an object"},
         {FORMAT("{\"type\": \"regex\", \"pattern\": \"a(?=b)\"}"),
-         "at /format of the structural tag: the look-ahead (?= at byte 1"},
+         "at /format of the structural tag: a look-ahead (?= that does not come first, or not behind ^, at byte 1"},
         {FORMAT("{\"type\": \"grammar\", \"grammar\": \"a ::= 1\"}"), "there is no rule 1"},
         {FORMAT("{\"type\": \"json_schema\"}"), "a schema is missing"},
         {FORMAT("{\"type\": \"json_schema\", \"json_schema\": {\"not\": {}}}"),

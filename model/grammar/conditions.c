@@ -1,43 +1,31 @@
 /* model/grammar/conditions.c - texts under several conditions at once: each is made deterministic,
  * byte by byte, and what they come to together becomes an automaton (the product). */
-#include <xxhash.h>
-
-#include "core/alloc.h"
 #include "model/grammar/matcher.h"
 #include "model/grammar/regex.h"
+#include "model/grammar/states.h"
 
-enum {
-    MOST_PLACES = 1 << 16,
-    N_SLOTS     = 2 * MOST_PLACES,
-    MOST_WORK   = 1 << 24 /* of the matchers of all conditions of a grammar: some hundredths of a
-                             second */
-};
+enum { MOST_PLACES = 1 << 16 };
 
 typedef struct {
     bt_parts           *g;
     const bt_condition *conditions;
     uint32_t            n;
-    bt_matcher         *matchers[BT_MOST_CONDITIONS]; /* owned */
-    bool                begins[256];                  /* bytes before which some matcher differs */
-    /* A place is the states of all conditions, and a node. */
-    uint32_t *places; /* owned [MOST_PLACES][n] */
-    uint32_t *nodes;  /* owned [MOST_PLACES] */
-    uint32_t *slots;  /* owned [N_SLOTS]: open addressing, 1 + a place, or 0 */
-    uint32_t  n_places;
+    bt_matcher         *matchers[BT_MOST_CONDITIONS]; /* owned; NULL: no text is of it */
+    bool                begins[256]; /* the first bytes of ranges that all matchers read alike */
+    /* A place is what all conditions have come to: reading i is {i, the state of condition i}.
+     * Places are numbered from 1 on, and their nodes follow each other. */
+    bt_states places;
+    uint32_t  first_node, n_nodes;
 } product;
 
-/* The condition's own automaton.  *never: no text at all is of it. */
-static bt_status make_matcher(product *p, uint32_t i, bool *never)
+/* The condition's own automaton. */
+static bt_status make_matcher(product *p, uint32_t i)
 {
-    const bt_condition *c       = &p->conditions[i];
-    bt_grammar         *grammar = NULL;
-    char                why[BT_GRAMMAR_WHY_BYTES];
-    bt_status           st = bt_grammar_pack(&c->g, c->is, &grammar, why);
+    bt_grammar *grammar = NULL;
+    char        why[BT_GRAMMAR_WHY_BYTES];
+    bt_status   st = bt_grammar_pack(&p->conditions[i].g, p->conditions[i].is, &grammar, why);
 
-    if (st == BT_ERR_INVALID_ARG) {
-        *never = true;
-        return BT_OK;
-    }
+    if (st == BT_ERR_INVALID_ARG) return BT_OK;
     BT_TRY(st);
     for (uint32_t b = 1; b < 256; b++)
         p->begins[b] = p->begins[b] || grammar->class_of[b] != grammar->class_of[b - 1];
@@ -48,70 +36,75 @@ out:
     return st;
 }
 
-/* False: there are too many. */
-static bool find_place(product *p, const uint32_t *states, uint32_t *place_out)
+/* *place_out = 0: some condition that is not barred has failed for good. */
+static bt_status find_place(product *p, const uint32_t *states, uint32_t *place_out)
 {
-    size_t   bytes = p->n * sizeof(*states);
-    uint32_t slot  = (uint32_t)XXH3_64bits(states, bytes) & (N_SLOTS - 1);
+    bt_status  st = BT_OK;
+    bt_reading readings[BT_MOST_CONDITIONS];
+    bool       accepts = true;
 
-    for (; p->slots[slot] != 0; slot = (slot + 1) & (N_SLOTS - 1)) {
-        *place_out = p->slots[slot] - 1;
-        if (memcmp(p->places + (size_t)*place_out * p->n, states, bytes) == 0) return true;
+    *place_out = 0;
+    for (uint32_t i = 0; i < p->n; i++) {
+        bool barred = p->conditions[i].barred;
+
+        if (states[i] == BT_STATE_DEAD && !barred) return BT_OK;
+        readings[i] = (bt_reading){i, states[i]};
+        accepts     = accepts && (states[i] != BT_STATE_DEAD &&
+                              bt_matcher_accepts(p->matchers[i], states[i])) != barred;
     }
-    if (p->n_places == MOST_PLACES) return false;
-    *place_out = p->n_places;
-    memcpy(p->places + (size_t)p->n_places * p->n, states, bytes);
-    p->nodes[p->n_places] = bt_part_node(p->g);
-    p->slots[slot]        = ++p->n_places;
-    return true;
-}
-
-/* What the place comes to with a byte; *lives: some text may go on there. */
-static bt_status step(product *p, uint32_t from, uint8_t byte, uint32_t *states, bool *lives)
-{
-    bt_status st = BT_OK;
-    char      b  = (char)byte;
-
-    *lives = true;
-    for (uint32_t i = 0; i < p->n && *lives; i++) {
-        states[i] = p->places[(size_t)from * p->n + i];
-        if (p->matchers[i] == NULL) continue;
-        BT_TRY(bt_matcher_step(p->matchers[i], states[i], &b, 1, &states[i]));
-        p->g->work += bt_matcher_work(p->matchers[i]);
-        *lives = p->conditions[i].barred || states[i] != BT_STATE_DEAD;
-    }
-    if (p->g->work > MOST_WORK) st = BT_ERR_UNSUPPORTED;
+    BT_TRY(bt_states_state(&p->places, readings, p->n, accepts, place_out));
+    if (*place_out <= p->n_nodes) return BT_OK;
+    if (p->n_nodes == MOST_PLACES) return BT_ERR_UNSUPPORTED;
+    bt_part_node(p->g);
+    p->n_nodes++;
 out:
     return st;
 }
 
-static bool accepts(const product *p, uint32_t place)
+static uint32_t node_of(const product *p, uint32_t place) { return p->first_node + place - 1; }
+
+/* What all conditions come to with a byte. */
+static bt_status step(product *p, const uint32_t *from, uint8_t byte, uint32_t *place_out)
 {
-    for (uint32_t i = 0; i < p->n; i++)
-        if (p->matchers[i] != NULL &&
-            bt_matcher_accepts(p->matchers[i], p->places[(size_t)place * p->n + i]) ==
-                p->conditions[i].barred)
-            return false;
-    return true;
+    bt_status st   = BT_OK;
+    char      b    = (char)byte;
+    size_t    work = p->n;
+    uint32_t  to[BT_MOST_CONDITIONS];
+
+    for (uint32_t i = 0; i < p->n; i++) {
+        to[i] = from[i];
+        if (to[i] == BT_STATE_DEAD) continue;
+        BT_TRY(bt_matcher_step(p->matchers[i], from[i], &b, 1, &to[i]));
+        work += bt_matcher_work(p->matchers[i]);
+    }
+    bt_regex_worked(p->g, work);
+    BT_TRY(find_place(p, to, place_out));
+out:
+    return st;
 }
 
 /* Lays out what may follow the place: bytes that come to the same are one range. */
-static bt_status follow(product *p, uint32_t from)
+static bt_status follow(product *p, uint32_t place)
 {
-    bt_status st = BT_OK;
-    uint32_t  states[BT_MOST_CONDITIONS], lo = 0, to = 0, next = 0;
-    bool      lives = false, goes_on;
+    bt_status              st    = BT_OK;
+    const bt_grammar_state at    = p->places.states[place];
+    size_t                 bytes = bt_states_bytes(&p->places);
+    uint32_t               from[BT_MOST_CONDITIONS], lo = 0, to = 0, next;
 
+    for (uint32_t i = 0; i < p->n; i++) {
+        from[i] = p->places.readings[at.first + i].frame;
+        bytes += p->matchers[i] != NULL ? bt_matcher_bytes(p->matchers[i]) : 0;
+    }
+    if (bytes > BT_MATCHER_MOST_BYTES) return BT_ERR_UNSUPPORTED;
     for (uint32_t b = 0; b <= 256; b++) {
         if (b > 0 && b < 256 && !p->begins[b]) continue;
-        goes_on = b < 256;
-        if (goes_on) BT_TRY(step(p, from, (uint8_t)b, states, &goes_on));
-        if (goes_on && !find_place(p, states, &next)) return BT_ERR_UNSUPPORTED;
-        if (lives && goes_on && next == to) continue;
-        if (lives) bt_part_step(p->g, p->nodes[from], (uint8_t)lo, (uint8_t)(b - 1), p->nodes[to]);
-        lives = goes_on;
-        to    = next;
-        lo    = b;
+        next = 0;
+        if (b < 256) BT_TRY(step(p, from, (uint8_t)b, &next));
+        if (next == to) continue;
+        if (to != 0)
+            bt_part_step(p->g, node_of(p, place), (uint8_t)lo, (uint8_t)(b - 1), node_of(p, to));
+        to = next;
+        lo = b;
     }
 out:
     return st;
@@ -119,29 +112,22 @@ out:
 
 static bt_status lay_out(product *p, bt_part *part_out)
 {
-    bt_status st                         = BT_OK;
-    uint32_t  states[BT_MOST_CONDITIONS] = {0}, first;
-    bool      never                      = false;
+    bt_status st = BT_OK;
+    uint32_t  start[BT_MOST_CONDITIONS], first;
 
     for (uint32_t i = 0; i < p->n; i++) {
-        bool none = false;
-
-        BT_TRY(make_matcher(p, i, &none));
-        never = never || (none && !p->conditions[i].barred);
-        if (!none) states[i] = bt_matcher_start(p->matchers[i]);
+        BT_TRY(make_matcher(p, i));
+        if (p->matchers[i] == NULL && !p->conditions[i].barred) goto out;
+        start[i] = p->matchers[i] == NULL ? BT_STATE_DEAD : bt_matcher_start(p->matchers[i]);
     }
-    *part_out = bt_part_never(p->g);
-    if (never) goto out;
-    p->places = bt_calloc((size_t)MOST_PLACES * p->n, sizeof(*p->places));
-    p->nodes  = bt_calloc(MOST_PLACES, sizeof(*p->nodes));
-    p->slots  = bt_calloc(N_SLOTS, sizeof(*p->slots));
-    BT_REQUIRE(p->places != NULL && p->nodes != NULL && p->slots != NULL, BT_ERR_NO_MEMORY,
-               "a grammar under %u conditions", p->n);
-    find_place(p, states, &first);
-    bt_part_join(p->g, part_out->start, p->nodes[first]);
-    for (uint32_t i = 0; i < p->n_places && p->g->st == BT_OK; i++) {
-        BT_TRY(follow(p, i));
-        if (accepts(p, i)) bt_part_join(p->g, p->nodes[i], part_out->end);
+    BT_TRY(bt_states_init(&p->places, 1));
+    p->first_node = p->g->n_nodes;
+    BT_TRY(find_place(p, start, &first));
+    if (first == 0) goto out;
+    bt_part_join(p->g, part_out->start, node_of(p, first));
+    for (uint32_t place = first; place <= p->n_nodes && p->g->st == BT_OK; place++) {
+        BT_TRY(follow(p, place));
+        if (p->places.states[place].accepts) bt_part_join(p->g, node_of(p, place), part_out->end);
     }
 out:
     return st;
@@ -150,16 +136,20 @@ out:
 bt_part bt_part_under(bt_parts *g, const bt_condition *conditions, uint32_t n)
 {
     product   p    = {.g = g, .conditions = conditions, .n = n};
-    bt_part   part = {0};
+    bt_part   part = bt_part_never(g);
     bt_status st   = g->st == BT_OK ? lay_out(&p, &part) : g->st;
 
-    if (st == BT_ERR_UNSUPPORTED)
-        bt_parts_refuse(g, "the regular expression comes to too many parts with its look-aheads");
-    if (st == BT_ERR_NO_MEMORY) g->st = st;
+    if (st == BT_ERR_UNSUPPORTED) bt_regex_worked(g, BT_REGEX_WORK);
+    if (st == BT_ERR_NO_MEMORY && g->st == BT_OK) g->st = st;
     for (uint32_t i = 0; i < n; i++)
         bt_matcher_destroy(p.matchers[i]);
-    bt_free(p.places);
-    bt_free(p.nodes);
-    bt_free(p.slots);
-    return g->st == BT_OK ? part : bt_part_never(g);
+    bt_states_fini(&p.places);
+    return part;
+}
+
+void bt_regex_worked(bt_parts *g, size_t work)
+{
+    g->work += work;
+    if (g->work >= BT_REGEX_WORK)
+        bt_parts_refuse(g, "its regular expressions come to too much with their look-aheads");
 }

@@ -7,8 +7,8 @@
  * fewer characters, the fewer are taken: . is no line's end of ECMAScript inside JSON, and no \n
  * elsewhere.
  *
- * Look-aheads are taken where they come first in the whole expression, or in one of its
- * alternatives: there each is a condition on the whole text, as the rest of the sequence is.
+ * A look-ahead is a condition on the rest of the text, as what follows it is: so the group in which
+ * it stands ends the text, as if it had a $.
  *
  * Text that stands for itself is collected and becomes one part. */
 #include "model/grammar/regex.h"
@@ -32,8 +32,7 @@ typedef struct {
     bt_source s;
     bool      from_start, to_end; /* the text matches from there, and to there */
     bool      in_json;
-    bool      is_condition; /* what is read is under a look-ahead, or one itself */
-    char     *run;          /* owned [s.n]: characters that stand for themselves, not yet a part */
+    char     *run; /* [s.n]: characters that stand for themselves, not yet a part */
     size_t    n_run;
     bool      has_any;
     uint32_t  any; /* rule: any text */
@@ -116,7 +115,9 @@ static piece either(reader *r, piece a, piece b)
 static void check_end(reader *r, const piece *p)
 {
     if (p->end != ANCHORED_NOT)
-        bt_regex_unsupported(&r->s, p->end_at, "an anchor of the end that something follows,");
+        bt_regex_unsupported(&r->s, p->end_at,
+                             "an anchor of the end, or a look-ahead in a group, that something "
+                             "follows,");
 }
 
 static void append_piece(reader *r, piece *p, size_t at, const piece *next)
@@ -156,7 +157,7 @@ static void read_quantifier(reader *r, piece *item)
     (void)bt_source_take(s, "?"); /* lazy */
     if (quantifier_comes(r)) bt_regex_wrong(s, s->at, "a quantifier behind a quantifier");
     if (item->start != ANCHORED_NOT || item->end != ANCHORED_NOT)
-        bt_regex_unsupported(s, at, "a quantifier of a group with an anchor in it");
+        bt_regex_unsupported(s, at, "a quantifier of a group with an anchor or look-ahead in it");
     if (min > BT_COUNT_MAX || (max > BT_COUNT_MAX && max != BT_UNLIMITED))
         bt_regex_unsupported(s, at, "a repetition of more than 10000 times");
     if (min > max) bt_regex_wrong(s, at, "a quantifier of more at least than at most");
@@ -172,18 +173,16 @@ static void refuse_group(bt_source *s, size_t at)
     static const struct {
         const char *text, *name;
     } KNOWN[] = {
-        {"?=",  "a look-ahead (?= that does not come first, or not behind ^,"},
-        {"?!",  "a look-ahead (?! that does not come first, or not behind ^,"},
-        {"?<=", "the look-behind (?<="                                       },
-        {"?<!", "the look-behind (?<!"                                       },
-        {"?>",  "the atomic group (?>"                                       },
-        {"?(",  "the conditional (?("                                        },
-        {"?P=", "the back reference (?P="                                    },
-        {"?P>", "the recursion (?P>"                                         },
-        {"?R",  "the recursion (?R"                                          },
-        {"?&",  "the recursion (?&"                                          },
-        {"?|",  "the branch reset (?|"                                       },
-        {"?#",  "the comment (?#"                                            },
+        {"?<=", "the look-behind (?<="   },
+        {"?<!", "the look-behind (?<!"   },
+        {"?>",  "the atomic group (?>"   },
+        {"?(",  "the conditional (?("    },
+        {"?P=", "the back reference (?P="},
+        {"?P>", "the recursion (?P>"     },
+        {"?R",  "the recursion (?R"      },
+        {"?&",  "the recursion (?&"      },
+        {"?|",  "the branch reset (?|"   },
+        {"?#",  "the comment (?#"        },
     };
 
     for (size_t i = 0; i < sizeof(KNOWN) / sizeof(KNOWN[0]); i++)
@@ -344,74 +343,80 @@ static bool look_ahead_comes(const reader *r)
     return bt_source_is(&r->s, "(?=") || bt_source_is(&r->s, "(?!");
 }
 
-/* Whether one may come here: nothing has, and the text begins here. */
-static bool may_look_ahead(const reader *r, const piece *p)
+/* Whether the text begins where p ends. */
+static bool is_start(const reader *r, const piece *p)
 {
-    return !r->is_condition && r->depth == 0 && p->empty && r->n_run == 0 &&
-           p->end == ANCHORED_NOT && (r->from_start || p->start == ANCHORED_ALL);
+    return p->empty && (r->from_start || p->start == ANCHORED_ALL);
 }
 
 /* Reads on, from where r is, into the condition's own grammar: a look-ahead's inside, or what
- * follows them. */
-static piece read_condition(reader *r, bool to_end, piece (*read)(reader *r), bt_condition *c)
+ * follows it, both to the end of the text, of *least to *most characters. */
+static void read_condition(reader *r, bool from_start, bool to_end, piece (*read)(reader *r),
+                           bt_condition *c, uint32_t *least, uint32_t *most)
 {
-    reader own = {.s            = r->s,
-                  .from_start   = true,
-                  .to_end       = to_end,
-                  .in_json      = r->in_json,
-                  .is_condition = true,
-                  .depth        = r->depth,
-                  .run          = bt_calloc(r->s.n, 1)};
-    piece  p   = {0};
+    size_t at  = r->s.at;
+    reader own = {.s          = r->s,
+                  .from_start = from_start,
+                  .to_end     = to_end,
+                  .in_json    = r->in_json,
+                  .depth      = r->depth,
+                  .run        = r->run};
+    piece  p;
 
+    *least = *most = 0;
+    if (r->s.g->st != BT_OK) return;
     own.s.g = &c->g;
-    if (own.run == NULL) {
-        c->g.st = BT_ERR_NO_MEMORY;
-    } else {
-        p = read(&own);
-        if (!to_end && p.end == ANCHORED_NOT) put_behind(&own, &p);
-    }
+    p       = read(&own);
+    if (!from_start && p.start != ANCHORED_NOT)
+        bt_regex_unsupported(&own.s, at, "an anchor of the start at a look-ahead or behind it,");
+    if (!to_end && p.end == ANCHORED_NOT) put_behind(&own, &p);
     c->is   = p.is;
+    *least  = p.least;
+    *most   = p.most;
     r->s.at = own.s.at;
-    r->s.g->work += c->g.work;
     if (c->g.st == BT_ERR_INVALID_ARG) bt_parts_refuse(r->s.g, "%s", c->g.why);
-    if (c->g.st == BT_ERR_NO_MEMORY) r->s.g->st = c->g.st;
-    bt_free(own.run);
-    return p;
+    if (c->g.st == BT_ERR_NO_MEMORY && r->s.g->st == BT_OK) r->s.g->st = c->g.st;
+    bt_regex_worked(r->s.g, c->g.work + BT_NODE_WORK * (size_t)c->g.n_nodes);
 }
 
-static void read_look_ahead(reader *r, bt_condition *c)
+static void read_look_ahead(reader *r, bool from_start, bt_condition *c)
 {
     bt_source *s  = &r->s;
     size_t     at = s->at;
+    uint32_t   least, most;
 
     c->barred = bt_source_is(s, "(?!");
     s->at += strlen("(?!");
-    read_condition(r, false, read_alternatives, c);
+    read_condition(r, from_start, false, read_alternatives, c, &least, &most);
     if (!bt_source_take(s, ")")) bt_regex_wrong(s, at, "the look-ahead has no )");
     if (quantifier_comes(r)) bt_regex_unsupported(s, s->at, "a quantifier of a look-ahead");
 }
 
-/* The sequence from its look-aheads on. */
-static piece read_under_look_aheads(reader *r)
+/* Reads the sequence from its look-aheads on.  What follows goes to the text's end, as they do. */
+static void read_under_look_aheads(reader *r, piece *p)
 {
     bt_condition conditions[BT_MOST_CONDITIONS] = {0}; /* the last is what follows them */
-    uint32_t     n                              = 0;
-    piece        p;
+    bool         from_start                     = is_start(r, p);
+    size_t       at                             = r->s.at;
+    uint32_t     n                              = 0, least, most;
 
+    if (r->depth == BT_GRAMMAR_DEPTH_MAX)
+        bt_regex_wrong(&r->s, at, "groups and look-aheads, more than 128 in or behind each other");
+    r->depth++;
     for (; look_ahead_comes(r); n++) {
         if (n + 1 == BT_MOST_CONDITIONS) {
             bt_regex_unsupported(&r->s, r->s.at, "one look-ahead more than 7");
             break;
         }
-        read_look_ahead(r, &conditions[n]);
+        read_look_ahead(r, from_start, &conditions[n]);
     }
-    p       = read_condition(r, r->to_end, read_sequence, &conditions[n]);
-    p.is    = bt_part_under(r->s.g, conditions, n + 1);
-    p.start = p.end = ANCHORED_ALL;
+    read_condition(r, from_start, r->to_end, read_sequence, &conditions[n], &least, &most);
+    r->depth--;
+    append(r, p, bt_part_under(r->s.g, conditions, n + 1), least, most);
+    p->end    = ANCHORED_ALL;
+    p->end_at = at;
     for (uint32_t i = 0; i <= n; i++)
         bt_parts_fini(&conditions[i].g);
-    return p;
 }
 
 /* ---- sequences */
@@ -424,11 +429,14 @@ static piece read_sequence(reader *r)
     for (char c; (c = bt_source_peek(s)) != 0 && c != '|' && c != ')';) {
         size_t at = s->at;
 
-        if (look_ahead_comes(r) && may_look_ahead(r, &p)) return read_under_look_aheads(r);
         if (p.end == ANCHORED_NOT && take_into_run(r)) continue;
         end_run(r, &p);
         if (read_anchor(r, &p)) continue;
         check_end(r, &p);
+        if (look_ahead_comes(r)) {
+            read_under_look_aheads(r, &p);
+            continue;
+        }
         if (quantifier_comes(r)) bt_regex_wrong(s, at, "a quantifier of nothing");
         item = read_item(r);
         read_quantifier(r, &item);

@@ -21,7 +21,7 @@ bt_regex_escape bt_regex_read_escape(bt_source *s, bool in_class, bool negated, 
 /* Passes a class, from its [ on, and adds what it holds. */
 void bt_regex_read_class(bt_source *s, bt_chars *set);
 
-/* What a whole text must be, or, barred, must not: a part of a grammar of its own. */
+/* What a text must be, or, barred, must not: a part of a grammar of its own. */
 typedef struct {
     bt_parts g; /* owned */
     bt_part  is;
@@ -30,7 +30,13 @@ typedef struct {
 enum { BT_MOST_CONDITIONS = 8 };
 
 /* The texts under all of n >= 1 conditions, of which one at least is not barred; what their readers
- * refused is in g already.  Refused in g: they come to too much. */
+ * refused is in g already. */
 bt_part bt_part_under(bt_parts *g, const bt_condition *conditions, uint32_t n);
+
+/* Counts work for look-aheads (a look at an edge is 1); all expressions of g may take so much: some
+ * tenths of a second. */
+#define BT_REGEX_WORK ((size_t)1 << 25)
+enum { BT_NODE_WORK = 64 /* of a node that is read, packed, and thrown away */ };
+void bt_regex_worked(bt_parts *g, size_t work);
 
 #endif

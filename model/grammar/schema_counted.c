@@ -152,7 +152,7 @@ static bt_status make_matcher(const char *pattern, size_t n, size_t *work_out, b
     bt_part     part = bt_read_pattern(&g, pattern, n, &least, &most);
     bt_status   st   = bt_grammar_pack(&g, part, &grammar, why);
 
-    *work_out = g.work + (size_t)STEP_WORK * g.n_nodes;
+    *work_out = g.work + STEP_WORK * (size_t)g.n_nodes;
     bt_parts_fini(&g);
     BT_TRY(st);
     BT_TRY(bt_matcher_create(grammar, NULL, m_out));
@@ -171,8 +171,8 @@ bt_part bt_schema_counted(bt_schema *s, const char *pattern, size_t n_bytes, uin
     bt_part   part = {0};
 
     BT_REQUIRE(c != NULL, BT_ERR_NO_MEMORY, "a pattern of a length");
-    BT_TRY(make_matcher(pattern, n_bytes, &c->work, &c->m));
-    st = find_all(c);
+    st = make_matcher(pattern, n_bytes, &c->work, &c->m);
+    if (st == BT_OK) st = find_all(c);
     bt_schema_step(s, at, 256 * (size_t)c->n_places + c->work / STEP_WORK);
     BT_TRY(st);
     if (n >= BT_GRAMMAR_NODES_MAX / c->n_places) {

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "core/alloc.h"
 #include "model/grammar/schema.h"
 
 #define DAY                                                                                  \
@@ -118,10 +119,10 @@ static bt_part with_format(bt_schema *s, const json_t *format, uint32_t min, uin
     return bt_rule_call(s->g, rule);
 }
 
-static bt_part with_pattern(bt_schema *s, const json_t *pattern, uint32_t min, uint32_t max,
-                            const bt_schema_at *at)
+/* clean: nothing has been refused yet. */
+static bt_part read_pattern(bt_schema *s, const json_t *pattern, uint32_t min, uint32_t max,
+                            bool clean, const bt_schema_at *at)
 {
-    bool     clean = bt_schema_step(s, at, json_string_length(pattern));
     uint32_t least, most;
     bt_part  part = bt_read_pattern(s->g, json_string_value(pattern), json_string_length(pattern),
                                     &least, &most);
@@ -136,6 +137,25 @@ static bt_part with_pattern(bt_schema *s, const json_t *pattern, uint32_t min, u
         part = bt_schema_counted(s, json_string_value(pattern), json_string_length(pattern), min,
                                  max, at);
     return quoted(s->g, part);
+}
+
+static bt_part with_pattern(bt_schema *s, const json_t *pattern, uint32_t min, uint32_t max,
+                            const bt_schema_at *at)
+{
+    size_t   n     = json_string_length(pattern) + 64;
+    char    *key   = bt_calloc(n, 1);
+    bool     clean = bt_schema_step(s, at, json_string_length(pattern));
+    uint32_t rule;
+
+    if (key == NULL) {
+        s->g->st = BT_ERR_NO_MEMORY;
+        return bt_part_never(s->g);
+    }
+    snprintf(key, n, "pattern %u %u %s", min, max, json_string_value(pattern));
+    if (!bt_schema_memo(s, key, &rule))
+        bt_rule_is(s->g, rule, read_pattern(s, pattern, min, max, clean, at));
+    bt_free(key);
+    return bt_rule_call(s->g, rule);
 }
 
 static bt_part with_length(bt_schema *s, uint32_t min, uint32_t max)

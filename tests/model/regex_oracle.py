@@ -30,7 +30,9 @@ def regex(rng, depth):
         return regex(rng, depth - 1) + "|" + rng.choice(["", regex(rng, depth - 1)])
     if kind < 0.8:
         return "(" + rng.choice(["^", ""]) + regex(rng, depth - 1) + rng.choice(["$", ""]) + "|" + regex(rng, depth - 1) + ")"
-    if kind < 0.86:
+    if kind < 0.83:
+        return rng.choice(["(?=", "(?!"]) + rng.choice(["", "", "^"]) + regex(rng, depth - 1) + rng.choice(["", "$"]) + ")" + regex(rng, depth - 1)
+    if kind < 0.88:
         return rng.choice(["^", r"\A", ""]) + regex(rng, depth - 1) + rng.choice(["$", r"\Z", ""])
     return "".join(regex(rng, depth - 1) for _ in range(rng.randint(2, 3)))
 

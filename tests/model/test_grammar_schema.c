@@ -316,6 +316,7 @@ static void expect_answered_soon(const char *text)
 }
 
 /* Of many kinds of bytes, each of which leads to many readings. */
+#define DEEP "(?=a{9999}a{9999}a{9999})[^\\\\s\\\\S]" /* no text at all */
 #define STARS                                                        \
     "a*b*c*d*e*f*g*h*i*j*k*l*m*n*o*p*q*r*s*t*u*v*w*x*y*z*A*B*C*D*E*" \
     "F*G*H*I*J*K*L*M*N*O*P*Q*R*S*T*U*V*W*X*Y*Z*0*1*2*3*4*5*6*7*8*9*"
@@ -337,6 +338,7 @@ static void schema_of_much_work_is_answered_soon(void)
         {"{\"anyOf\":[",                             "{\"maxLength\":%}",                                       "]}",                                         15000},
         {"{\"maxLength\":9,\"pattern\":\"^#{0,200}", STARS,                                                     "$\"}",                                       60   },
         {"{\"anyOf\":[",                             "{\"maxLength\":9,\"pattern\":\"^a{%}#{0,9}" STARS "$\"}", "]}",                                         1000 },
+        {"{\"anyOf\":[",                             "{\"maxLength\":9,\"pattern\":\"^" DEEP "%$\"}",           "]}",                                         2000 },
     };
 
     for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {

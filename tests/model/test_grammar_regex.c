@@ -8,6 +8,7 @@
 /* pydantic's. */
 #define DECIMAL "(?!^[-+.]*$)[+-]?0*\\d*\\.?\\d*"
 #define DIGITS  "(?!^[-+.]*$)[+-]?0*(?:\\d{0,3}|(?=[\\d.]{1,6}0*$)\\d{0,3}\\.\\d{0,2}0*$)"
+#define PERIODS "(?=(?:[\\x00-\\x7f]{7})*$)(?=(?:[\\x00-\\x7f]{11})*$)(?:[\\x00-\\x3f]|[^b]{17})*|"
 #define EIGHT   "(?=)(?=)(?=)(?=)(?=)(?=)(?=)(?=)a"
 
 static bt_part read_whole(bt_parts *g, const char *text, size_t n)
@@ -266,8 +267,7 @@ static void regex_of_hostile_size_is_answered_soon(void)
         "(?!a*$)a*|",
         "(?=a{10000}a{10000}a{10000})[^\\s\\S]|",
         "(?=(?:a?){1000})[^\\s\\S]|",
-        "(?=(?:[\\x00-\\x7f]{7})*$)(?=(?:[\\x00-\\x7f]{11})*$)(?:[\\x00-\\x3f]|[\\x20-\\x7f]{17})*"
-        "|",
+        PERIODS,
     };
 
     for (size_t i = 0; i < sizeof(PIECES) / sizeof(PIECES[0]); i++) {

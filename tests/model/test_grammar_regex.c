@@ -9,6 +9,7 @@
 #define DECIMAL "(?!^[-+.]*$)[+-]?0*\\d*\\.?\\d*"
 #define DIGITS  "(?!^[-+.]*$)[+-]?0*(?:\\d{0,3}|(?=[\\d.]{1,6}0*$)\\d{0,3}\\.\\d{0,2}0*$)"
 #define PERIODS "(?=(?:[\\x00-\\x7f]{7})*$)(?=(?:[\\x00-\\x7f]{11})*$)(?:[\\x00-\\x3f]|[^b]{17})*|"
+#define ENDS    "an anchor of the end, or a look-ahead in a group, that something follows, "
 #define EIGHT   "(?=)(?=)(?=)(?=)(?=)(?=)(?=)(?=)a"
 
 static bt_part read_whole(bt_parts *g, const char *text, size_t n)
@@ -151,8 +152,7 @@ static void regex_in_json_reads_escapes_as_characters(void)
 static void regex_what_cannot_be_held_is_refused_by_name(void)
 {
     static const refused_case CASES[] = {
-        {"(a(?=b))c",
-         "an anchor of the end, or a look-ahead in a group, that something follows, at byte 2"               },
+        {"(a(?=b))c",                  ENDS "at byte 2"                                                      },
         {"((?!b)a)*",                  "a quantifier of a group with an anchor or look-ahead in it"          },
         {"a(?=^b)b",                   "an anchor of the start at a look-ahead or behind it, at byte 4"      },
         {"a(?=(b|^c))b",               "an anchor of the start at a look-ahead or behind it, at byte 4"      },
@@ -213,11 +213,11 @@ static void regex_what_cannot_be_held_is_refused_by_name(void)
         {"a{1,99999999999999999999}",  "a repetition of more than 10000 times"                               },
         {"a^b",                        "an anchor of the start that something precedes, at byte 1"           },
         {"(a|^b)c|d(^e)",              "a group with ^ in it that something precedes, at byte 9"             },
-        {"a$b",                        "something follows, at byte 1"                                        },
-        {"(a$|b)c",                    "something follows, at byte 2"                                        },
+        {"a$b",                        ENDS "at byte 1"                                                      },
+        {"(a$|b)c",                    ENDS "at byte 2"                                                      },
         {"$^",                         "an anchor of the start that something precedes"                      },
         {"(^a)*",                      "a quantifier of a group with an anchor or look-ahead in it at byte 4"},
-        {"(a|b$)?",                    "a quantifier of a group with an anchor or"                           },
+        {"(a|b$)?",                    "a quantifier of a group with an anchor or look-ahead in it"          },
         {"[^\\u{0}-\\u{10FFFF}]",      "no text at all"                                                      },
         {"a\xff",                      "byte 1 of the regular expression is not UTF-8"                       },
         {"\xed\xa0\x80",               "not UTF-8"                                                           },

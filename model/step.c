@@ -312,13 +312,13 @@ static bt_status send_results(bt_model *model, const bt_step *step, const uint32
     size_t    bytes = (size_t)step->n_logit_rows * model->cfg->vocab_size * sizeof(float);
     bt_status st    = BT_OK;
 
-    if (step->draws == NULL && !model->dev->host_memory) {
-        BT_TRY(bt_device_download(model->dev, step->logits, model->logits, bytes));
-    } else if (step->draws != NULL) {
+    if (step->draws != NULL) {
         draws        = *step->draws;
         draws.logits = model->logits;
         draws.row_of = row_of;
         BT_TRY(model->dev->ops->sampling->run(step->sampling, &draws));
+    } else if (!model->dev->host_memory) {
+        BT_TRY(bt_device_download(model->dev, step->logits, model->logits, bytes));
     }
     if (model->moe != NULL) BT_TRY(bt_moe_note(model->moe, mark));
     BT_TRY(bt_group_mark(model->group, mark, &step->wait));

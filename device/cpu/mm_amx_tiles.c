@@ -441,7 +441,7 @@ static void put_blocks(const bt_cpu_mm_tiles *mm, uint32_t n_tile_rows, uint32_t
             }
             v = _mm512_load_ps(sums + at);
             if (past && n_cols - c >= TILE) {
-                _mm512_stream_ps((float *)mm->y + m * mm->ld_y + n0 + c, v);
+                put_line((float *)mm->y + m * mm->ld_y + n0 + c, _mm512_castps_si512(v), true);
                 continue;
             }
             if (mm->weight != NULL) v = weigh(v, mm->weight[m]);

@@ -17,7 +17,7 @@
 #include "proto/config_hash.h"
 #include "proto/secret.h"
 
-enum { TICK_MS = 50, CLOSE_S = 4, FLUSH_MS = 50, VERDICT_MS = 250, TEXT_MAX = 512 };
+enum { TICK_MS = 100, CLOSE_S = 4, FLUSH_MS = 50, VERDICT_MS = 250, TEXT_MAX = 512 };
 
 /* Draining: running requests go on, new ones are refused. */
 typedef enum { OPENING, SERVING, DRAINING, CLOSING } phase;

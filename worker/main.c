@@ -11,7 +11,7 @@
 #include "core/watchdog.h"
 #include "worker/rank.h"
 
-#define IDLE_SLEEP_NS  (100 * BT_NS_PER_MS) /* a message or a signal ends it */
+#define IDLE_SLEEP_NS  (200 * BT_NS_PER_MS) /* a message or a signal ends it */
 #define WATCH_SLEEP_NS (1 * BT_NS_PER_MS)   /* between looks for pages that are expected */
 #define FIRST_SLEEP_NS (20 * BT_NS_PER_US)
 #define MPI_START_NS   (300 * BT_NS_PER_S) /* ranks of a large job start one after the other */

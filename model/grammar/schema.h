@@ -92,6 +92,8 @@ uint32_t bt_schema_count(bt_schema *s, const json_t *schema, const char *keyword
                          const bt_schema_at *at);
 /* A value that jansson may have had no memory for. */
 json_t *bt_schema_owned(bt_schema *s, json_t *value);
+/* The same of a schema that is made here: borrowed then, as long as the reader is there. */
+json_t *bt_schema_made(bt_schema *s, json_t *schema);
 
 /* The rule that `text` stands for; false: it is new and must be said. */
 bool bt_schema_memo(bt_schema *s, const char *text, uint32_t *rule_out);
@@ -100,6 +102,8 @@ bool bt_schema_memo(bt_schema *s, const char *text, uint32_t *rule_out);
 
 /* Refuses keywords that cannot be kept.  Bits of the types that the others speak of. */
 uint32_t bt_schema_check_keywords(bt_schema *s, const json_t *schema, const bt_schema_at *at);
+/* A schema of any value: true or {}. */
+bool bt_schema_says_nothing(const json_t *schema);
 /* Keywords that say which values are valid. */
 size_t bt_schema_n_keywords(const json_t *schema);
 /* Bits of `type` and `nullable`; BT_TYPE_ALL without. */

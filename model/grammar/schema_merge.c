@@ -32,6 +32,8 @@ static const struct {
     {"additionalProperties",  BT_TYPE_OBJECT},
     {"minProperties",         BT_TYPE_OBJECT},
     {"maxProperties",         BT_TYPE_OBJECT},
+    {"patternProperties",     BT_TYPE_OBJECT},
+    {"propertyNames",         BT_TYPE_OBJECT},
     {"items",                 BT_TYPE_ARRAY },
     {"prefixItems",           BT_TYPE_ARRAY },
     {"additionalItems",       BT_TYPE_ARRAY },
@@ -52,8 +54,6 @@ static const struct {
     {"then",                  REFUSED       },
     {"else",                  REFUSED       },
     {"contains",              REFUSED       },
-    {"patternProperties",     REFUSED_FILLED},
-    {"propertyNames",         REFUSED_FILLED},
     {"dependentRequired",     REFUSED_FILLED},
     {"dependentSchemas",      REFUSED_FILLED},
     {"dependencies",          REFUSED_FILLED},
@@ -74,34 +74,14 @@ static uint32_t kind_of(const char *keyword, const json_t *value)
     return 0;
 }
 
-/* A schema of any value. */
-static bool says_nothing(const json_t *v)
+bool bt_schema_says_nothing(const json_t *v)
 {
     return json_is_true(v) || (json_is_object(v) && json_object_size(v) == 0);
 }
 
-/* Of names, which are strings. */
-static bool says_nothing_of_names(const json_t *v)
+static bool is_refused(uint32_t kind, const json_t *value)
 {
-    const char *keyword;
-    json_t     *value;
-
-    if (!json_is_object(v)) return json_is_true(v);
-    json_object_foreach((json_t *)v, keyword, value)
-    {
-        bool is_string = strcmp(keyword, "type") == 0 && json_is_string(value) &&
-                         strcmp(json_string_value(value), "string") == 0;
-
-        if (!is_string && kind_of(keyword, value) != 0) return false;
-    }
-    return true;
-}
-
-static bool is_refused(const char *keyword, uint32_t kind, const json_t *value)
-{
-    if (kind != REFUSED_FILLED) return kind == REFUSED;
-    return strcmp(keyword, "propertyNames") == 0 ? !says_nothing_of_names(value)
-                                                 : !says_nothing(value);
+    return kind == REFUSED || (kind == REFUSED_FILLED && !bt_schema_says_nothing(value));
 }
 
 uint32_t bt_schema_check_keywords(bt_schema *s, const json_t *schema, const bt_schema_at *at)
@@ -115,7 +95,7 @@ uint32_t bt_schema_check_keywords(bt_schema *s, const json_t *schema, const bt_s
         uint32_t kind = kind_of(keyword, value);
 
         if (!bt_schema_step(s, at, 1)) break;
-        if (is_refused(keyword, kind, value) && (schema != s->root || strcmp(keyword, "$id") != 0))
+        if (is_refused(kind, value) && (schema != s->root || strcmp(keyword, "$id") != 0))
             bt_schema_refuse(s, at, "\"%s\" is not supported", keyword);
         spoken |= kind & BT_TYPE_ALL;
     }
@@ -282,6 +262,9 @@ static json_t *combine(bt_schema *s, const char *keyword, json_t *a, json_t *b,
                                            "minItems", "minProperties",    NULL};
     static const char *const at_most[]  = {"maximum",  "exclusiveMaximum", "maxLength",
                                            "maxItems", "maxProperties",    NULL};
+    static const char *const schemas[]  = {"items", "propertyNames", NULL};
+    static const char *const open[]     = {"items", "propertyNames", "additionalProperties",
+                                           "patternProperties", NULL};
     bool                     objects    = json_is_object(a) && json_is_object(b);
     bool                     arrays     = json_is_array(a) && json_is_array(b);
 
@@ -294,9 +277,10 @@ static json_t *combine(bt_schema *s, const char *keyword, json_t *a, json_t *b,
     if (strcmp(keyword, "required") == 0 && arrays) return both_lists(s, a, b);
     if (strcmp(keyword, "enum") == 0 && arrays) return common_values(s, a, b, at);
     if (strcmp(keyword, "uniqueItems") == 0) return json_incref(json_is_true(a) ? a : b);
-    if (strcmp(keyword, "items") != 0 && strcmp(keyword, "additionalProperties") != 0) return NULL;
-    if (says_nothing(a) || says_nothing(b)) return json_incref(says_nothing(a) ? b : a);
-    return strcmp(keyword, "items") == 0 && objects ? both(s, a, b, at) : NULL;
+    if (!is_one_of(keyword, open)) return NULL;
+    if (bt_schema_says_nothing(a) || bt_schema_says_nothing(b))
+        return json_incref(bt_schema_says_nothing(a) ? b : a);
+    return is_one_of(keyword, schemas) && objects ? both(s, a, b, at) : NULL;
 }
 
 static void merge_keyword(bt_schema *s, json_t *into, const char *keyword, json_t *value,
@@ -322,18 +306,25 @@ static void merge_keyword(bt_schema *s, json_t *into, const char *keyword, json_
 
 /* ---- two schemas */
 
+/* Whether `b` has one of a keyword that `a` has not. */
+static bool has_more(const json_t *a, const json_t *b, const char *keyword)
+{
+    const json_t *names = json_object_get(a, keyword);
+    const char   *name;
+    json_t       *value;
+
+    json_object_foreach(json_object_get(b, keyword), name,
+                        value) if (json_object_get(names, name) == NULL) return true;
+    return false;
+}
+
 /* Whether additionalProperties of `a` would speak of properties of `b`. */
 static bool closes(const json_t *a, const json_t *b)
 {
     const json_t *additional = json_object_get(a, "additionalProperties");
-    const json_t *names      = json_object_get(a, "properties");
-    const char   *name;
-    json_t       *value;
 
-    if (additional == NULL || says_nothing(additional)) return false;
-    json_object_foreach(json_object_get(b, "properties"), name,
-                        value) if (json_object_get(names, name) == NULL) return true;
-    return false;
+    return additional != NULL && !bt_schema_says_nothing(additional) &&
+           (has_more(a, b, "properties") || has_more(a, b, "patternProperties"));
 }
 
 /* Whether items of `a` may speak of other items than those of `b` do. */
@@ -347,12 +338,15 @@ static bool shifts(const json_t *a, const json_t *b)
             json_object_get(b, "additionalItems") != NULL);
 }
 
+static size_t n_members(const json_t *schema)
+{
+    return json_object_size(json_object_get(schema, "properties")) +
+           json_object_size(json_object_get(schema, "patternProperties"));
+}
+
 static void check_pair(bt_schema *s, const json_t *into, const json_t *from, const bt_schema_at *at)
 {
-    if (!bt_schema_step(s, at,
-                        json_object_size(json_object_get(into, "properties")) +
-                            json_object_size(json_object_get(from, "properties"))))
-        return;
+    if (!bt_schema_step(s, at, n_members(into) + n_members(from))) return;
     if (closes(into, from) || closes(from, into))
         bt_schema_refuse(
             s, at, "\"additionalProperties\" beside properties of another schema: not supported");
@@ -422,12 +416,8 @@ void bt_schema_merge(bt_schema *s, json_t *into, const json_t *from, const bt_sc
 json_t *bt_schema_without(bt_schema *s, const json_t *schema, const char *keyword,
                           const bt_schema_at *at)
 {
-    json_t *copy = bt_schema_owned(s, json_object());
+    json_t *copy = bt_schema_made(s, json_object());
 
-    if (json_array_append_new(s->made, copy) != 0) {
-        bt_schema_owned(s, NULL);
-        return NULL; /* and the copy is gone */
-    }
-    merge_object(s, copy, schema, keyword, at);
+    if (copy != NULL) merge_object(s, copy, schema, keyword, at);
     return copy;
 }

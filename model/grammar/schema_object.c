@@ -7,7 +7,8 @@
  *   none[0] - member 0 -> some[1]      none[0] -> none[1]   where it may be missing
  *   some[1] - , member 1 -> some[2]    some[1] -> some[2]
  *
- * Members without a name of their own come last. */
+ * Members without a name of their own come last.  propertyNames that lists names makes them
+ * members; else it says how the others' keys look, as patternProperties does. */
 #include <string.h>
 
 #include "model/grammar/schema.h"
@@ -17,6 +18,8 @@ typedef struct {
     json_t       *members;    /* owned: an object, the schema of each name */
     json_t       *required;   /* owned: an object, its keys are the names */
     const json_t *additional; /* the schema of other members, or NULL: there are none */
+    const json_t *key;        /* that of their keys, or NULL: any key that is not named */
+    const char   *pattern;    /* that of patternProperties which they follow, or NULL */
     uint32_t      min, max, n_members, n_required;
 } members;
 
@@ -67,6 +70,102 @@ static void check_counts(bt_schema *s, members *m, const json_t *schema, const b
                          "\"maxProperties\" below the number of properties is not supported");
 }
 
+/* One pattern, and no members that it might speak of besides. */
+static void read_pattern(bt_schema *s, members *m, const json_t *schema, const bt_schema_at *at)
+{
+    json_t       *patterns = json_object_get(schema, "patternProperties");
+    const json_t *others   = json_object_get(schema, "additionalProperties");
+    json_t       *value    = json_object_iter_value(json_object_iter(patterns));
+
+    if (patterns != NULL && !json_is_object(patterns))
+        bt_schema_unexpected(s, schema, "patternProperties", at, "an object of schemas");
+    if (json_object_size(patterns) == 0) return;
+    if (json_object_size(patterns) > 1)
+        bt_schema_refuse(s, at, "more than one of \"patternProperties\" is not supported");
+    if (json_object_size(m->members) != 0)
+        bt_schema_refuse(s, at, "\"patternProperties\" beside named ones is not supported");
+    if (others != NULL && !json_is_false(others) && !bt_schema_says_nothing(others))
+        bt_schema_refuse(
+            s, at, "\"patternProperties\" beside a schema of additional ones is not supported");
+    m->pattern    = json_object_iter_key(json_object_iter(patterns));
+    m->key        = bt_schema_made(s, json_pack("{ssss}", "type", "string", "pattern", m->pattern));
+    m->additional = json_is_false(value) ? NULL : value;
+}
+
+/* Only what is `allowed` remains, named or not. */
+static void allow(bt_schema *s, members *m, const json_t *allowed, const bt_schema_at *at)
+{
+    json_t     *kept = bt_schema_owned(s, json_object());
+    const char *name;
+    json_t     *value;
+
+    json_object_foreach(m->members, name, value)
+    {
+        bool is_allowed = json_object_get(allowed, name) != NULL;
+
+        if (is_allowed && json_object_set(kept, name, value) != 0) bt_schema_owned(s, NULL);
+        if (!is_allowed && json_object_get(m->required, name) != NULL)
+            bt_schema_refuse(s, at, "\"required\" names what propertyNames rules out");
+    }
+    json_object_foreach((json_t *)allowed, name,
+                        value) if (m->additional != NULL && json_object_get(kept, name) == NULL &&
+                                   json_object_set(kept, name, (json_t *)m->additional) != 0)
+        bt_schema_owned(s, NULL);
+    json_decref(m->members);
+    m->members    = kept;
+    m->additional = NULL;
+}
+
+/* Of enum and const, which stand alone; no name at all where a key would have to be no string. */
+static void allow_listed(bt_schema *s, members *m, const json_t *key, const bt_schema_at *at,
+                         const bt_schema_at *here)
+{
+    const json_t *values = json_object_get(key, "enum"), *fixed = json_object_get(key, "const");
+    size_t        n_lists = (size_t)(values != NULL) + (size_t)(fixed != NULL);
+    size_t        n       = values == NULL ? (size_t)(fixed != NULL) : json_array_size(values);
+    json_t       *allowed = bt_schema_owned(s, json_object());
+
+    if (n_lists != 0 && bt_schema_n_keywords(key) != 1 + n_lists)
+        bt_schema_refuse(s, here, "enum or const beside keywords that describe such a value");
+    if (values != NULL && !json_is_array(values))
+        bt_schema_unexpected(s, key, "enum", here, "an array of values");
+    for (size_t i = 0; i < n && bt_schema_step(s, here, 1); i++) {
+        const json_t *one  = values == NULL ? fixed : json_array_get(values, i);
+        const char   *name = json_string_value(one);
+
+        if (name != NULL && (fixed == NULL || json_equal(one, fixed)) &&
+            json_object_set_new(allowed, name, json_true()) != 0)
+            bt_schema_owned(s, NULL);
+    }
+    allow(s, m, allowed, at);
+    json_decref(allowed);
+}
+
+static void read_names(bt_schema *s, members *m, const json_t *schema, const bt_schema_at *at)
+{
+    const json_t *names = json_object_get(schema, "propertyNames");
+    bt_schema_at  here  = {.up = at, .key = "propertyNames"};
+    json_t       *key;
+
+    if (names == NULL) return;
+    key = bt_schema_made(s, json_pack("{ss}", "type", "string"));
+    bt_schema_merge(s, key, names, &here);
+    if (s->g->st != BT_OK) return;
+    if (json_object_get(key, "enum") != NULL || json_object_get(key, "const") != NULL ||
+        bt_schema_types(s, key, &here) == 0) {
+        if (m->key != NULL)
+            bt_schema_refuse(s, at,
+                             "\"propertyNames\" beside \"patternProperties\" is not supported");
+        allow_listed(s, m, key, at, &here);
+    } else if (bt_schema_n_keywords(key) > 1) {
+        if (m->key != NULL || json_object_size(m->members) != 0)
+            bt_schema_refuse(s, at,
+                             "\"propertyNames\" beside named or patterned ones is not supported, "
+                             "but for an enum of names");
+        m->key = key;
+    }
+}
+
 static members read_members(bt_schema *s, const json_t *schema, const bt_schema_at *at)
 {
     json_t *named = json_object_get(schema, "properties");
@@ -80,6 +179,8 @@ static members read_members(bt_schema *s, const json_t *schema, const bt_schema_
     m.members  = bt_schema_owned(s, json_is_object(named) ? json_copy(named) : json_object());
     if (bt_schema_step(s, at, json_object_size(named))) {
         read_required(s, &m, schema, at);
+        read_pattern(s, &m, schema, at);
+        read_names(s, &m, schema, at);
         check_counts(s, &m, schema, at);
     }
     return m;
@@ -104,16 +205,27 @@ static uint32_t read_member(bt_schema *s, const char *name, const json_t *schema
     return rule;
 }
 
+static bt_part other_key(bt_schema *s, const members *m, const bt_schema_at *at)
+{
+    if (m->key != NULL) return bt_schema_read(s, m->key, at);
+    return m->n_members == 0 ? bt_schema_call(s, BT_COMMON_STRING)
+                             : bt_schema_other_keys(s, m->members);
+}
+
 /* The rule of a member without a name of its own. */
 static uint32_t read_other(bt_schema *s, const members *m, const bt_schema_at *at)
 {
-    bt_schema_at here = {.up = at, .key = "additionalProperties"};
-    uint32_t     rule = bt_rule_new(s->g, NULL);
-    bt_part      key  = m->n_members == 0 ? bt_schema_call(s, BT_COMMON_STRING)
-                                          : bt_schema_other_keys(s, m->members);
+    bt_schema_at patterns   = {.up = at, .key = "patternProperties"};
+    bt_schema_at pattern    = {.up = &patterns, .key = m->pattern};
+    bt_schema_at names      = {.up = at, .key = "propertyNames"};
+    bt_schema_at additional = {.up = at, .key = "additionalProperties"};
+    bool         patterned  = m->pattern != NULL;
+    uint32_t     rule       = bt_rule_new(s->g, NULL);
+    bt_part      key        = other_key(s, m, patterned ? &pattern : &names), value;
 
-    key = bt_part_then(s->g, key, colon(s));
-    bt_rule_is(s->g, rule, bt_part_then(s->g, key, bt_schema_read(s, m->additional, &here)));
+    value = bt_schema_read(s, m->additional, patterned ? &pattern : &additional);
+    key   = bt_part_then(s->g, key, colon(s));
+    bt_rule_is(s->g, rule, bt_part_then(s->g, key, value));
     return rule;
 }
 

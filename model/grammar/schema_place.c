@@ -108,6 +108,12 @@ json_t *bt_schema_owned(bt_schema *s, json_t *value)
     return value;
 }
 
+json_t *bt_schema_made(bt_schema *s, json_t *schema)
+{
+    if (json_array_append_new(s->made, schema) == 0) return schema;
+    return bt_schema_owned(s, NULL); /* and the schema is gone */
+}
+
 bool bt_schema_memo(bt_schema *s, const char *text, uint32_t *rule_out)
 {
     const json_t *known = json_object_get(s->memo, text);

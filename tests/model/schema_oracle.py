@@ -83,6 +83,11 @@ CASES = [
     ({"type": "object", "properties": {"a": {}, "b": {}}, "minProperties": 1}, [{"a": 1}, {"b": 1}], ["{}"]),
     ({"properties": {"a": True}, "patternProperties": {}, "maxProperties": 3, "additionalProperties": True},
      [{}, {"a": 1, "b": 2, "c": 3}, {"b": 1, "c": 2}], ['{"b":1,"c":2,"d":3,"e":4}']),
+    ({"type": "object", "patternProperties": {"^[a-z]{1,3}$": {"type": "integer"}}}, [{}, {"abc": 1, "x": -2}], ['{"abcd":1}', '{"a":"x"}', '{"A":null}']),
+    ({"additionalProperties": {"type": "integer"}, "propertyNames": {"$ref": "#/$defs/Color"}, "$defs": PERSON["$defs"]},  # as pydantic writes dict[Color, int]
+     [{}, {"red": 1, "blue": 2}, {"green": 3}], ['{"pink":1}', '{"red":"x"}']),
+    ({"type": "object", "propertyNames": {"type": "string", "pattern": "^x-", "maxLength": 5}, "additionalProperties": {"type": "boolean"}},  # as zod does
+     [{}, {"x-": True, "x-abc": False}], ['{"x-abcd":true}', '{"y":true}', '{"x-":1}']),
     ({"type": "array", "items": {"type": "boolean"}, "minItems": 2, "maxItems": 3}, [[True, False], [True, True, True]], ["[]", "[true]", "[true,true,true,true]"]),
     ({"prefixItems": [{"const": 1}, {"const": 2}], "items": {"type": "null"}}, [[], [1], [1, 2], [1, 2, None], [1, 2, None, None]], ["[2]", "[1,null]"]),
     ({"prefixItems": [{"const": 1}], "items": False, "minItems": 1}, [[1]], ["[]", "[1,1]"]),
@@ -302,8 +307,16 @@ def random_string(r):
     return s
 
 
+NAMES = ["a", "b", "ab", "abc", "", "\u00e9", "x\"y", "a\\"]
+
+
+def random_names(r):
+    return r.choice([{"enum": [*r.sample(NAMES, 3), 1]}, {"const": "a"}, {"pattern": "^[ab]+$"}, {"maxLength": 2}, {"type": ["string", "null"]}, False, True,
+                     {"anyOf": [{"const": "b"}, {"pattern": "x", "maxLength": 3}]}])
+
+
 def random_object(r, depth):
-    names = r.sample(["a", "b", "ab", "abc", "", "\u00e9", "x\"y", "a\\"], r.randint(0, 4))
+    names = r.sample(NAMES, r.choice([0, r.randint(0, 4)]))
     s = {"type": "object"}
     if names or r.random() < 0.5:
         s["properties"] = {name: random_schema(r, depth - 1) for name in names}
@@ -311,6 +324,10 @@ def random_object(r, depth):
         s["required"] = r.sample(names, r.randint(0, len(names)))
     if r.random() < 0.5:
         s["additionalProperties"] = r.choice([True, False, {"type": "integer"}])
+    if r.random() < 0.2:
+        s["propertyNames"] = random_names(r)
+    if r.random() < 0.2:
+        s["patternProperties"] = {r.choice(["^a", "b$", "x|\"", "[^b]"]): random_schema(r, depth - 1)}
     if r.random() < 0.2 and not names and s.get("additionalProperties") is not False and "properties" not in s:
         s["minProperties"], s["maxProperties"] = r.randint(0, 1), r.randint(1, 4)
     return s

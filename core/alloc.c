@@ -1,7 +1,6 @@
 #include "core/alloc.h"
 
 #include <errno.h>
-#include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -19,18 +18,7 @@
 #define MADV_COLLAPSE 25 /* of Linux 6.1 */
 #endif
 
-enum { LARGE_BYTES = 1 << 20, AREA_BYTES = 256 << 20 };
-
-/* A mapping of huge pages that blocks of weights are cut from, one after the other. */
-typedef struct area {
-    struct area *next;
-    char        *at;
-    size_t       bytes, used;
-    size_t       n_live; /* blocks not yet freed */
-} area;
-
-static pthread_mutex_t g_areas_lock = PTHREAD_MUTEX_INITIALIZER;
-static area           *g_areas;
+enum { LARGE_BYTES = 1 << 20 };
 
 static atomic_long g_fail_at = -1;
 static atomic_long g_live;
@@ -138,86 +126,6 @@ void *bt_calloc_aligned(size_t n, size_t size)
     ptr   = aligned_alloc(64, bytes == 0 ? 64 : bytes);
     if (ptr != NULL) zero(ptr, bytes == 0 ? 64 : bytes);
     return counted(ptr);
-}
-
-static size_t pad(size_t n, size_t to) { return (n + to - 1) / to * to; }
-
-/* Or NULL. */
-static area *open_area(size_t block)
-{
-    size_t bytes = pad(block < AREA_BYTES ? AREA_BYTES : block, BT_HUGE_BYTES), head;
-    area  *a     = calloc(1, sizeof(*a));
-    char  *at    = MAP_FAILED;
-
-    if (a != NULL)
-        at = mmap(NULL, bytes + BT_HUGE_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
-                  -1, 0);
-    if (at == MAP_FAILED) {
-        free(a);
-        return NULL;
-    }
-    head = pad((uintptr_t)at, BT_HUGE_BYTES) - (uintptr_t)at;
-    if (head != 0) (void)munmap(at, head);
-    (void)munmap(at + head + bytes, BT_HUGE_BYTES - head);
-    bt_advise_large(at + head, bytes);
-    *a      = (area){.next = g_areas, .at = at + head, .bytes = bytes};
-    g_areas = a;
-    return a;
-}
-
-void *bt_alloc_weights(size_t bytes)
-{
-    size_t taken = pad(bytes, 64);
-    char  *block = NULL;
-    area  *a;
-
-    if (bytes < LARGE_BYTES) return bt_calloc_aligned(bytes, 1);
-    if (must_fail() || bytes > SIZE_MAX / 2) return NULL;
-    pthread_mutex_lock(&g_areas_lock);
-    a = g_areas;
-    while (a != NULL && a->bytes - a->used < taken)
-        a = a->next;
-    if (a == NULL) a = open_area(taken);
-    if (a != NULL) {
-        block = a->at + a->used;
-        a->used += taken;
-        a->n_live++;
-    }
-    pthread_mutex_unlock(&g_areas_lock);
-    return counted(block);
-}
-
-/* The huge pages that are the block's alone. */
-static void give_back(char *block, size_t bytes)
-{
-    size_t head = pad((uintptr_t)block, BT_HUGE_BYTES) - (uintptr_t)block;
-
-    if (bytes > head && bytes - head >= BT_HUGE_BYTES)
-        (void)madvise(block + head, (bytes - head) / BT_HUGE_BYTES * BT_HUGE_BYTES, MADV_DONTNEED);
-}
-
-void bt_free_weights(void *ptr, size_t bytes)
-{
-    area **at    = &g_areas, *a;
-    char  *block = ptr;
-
-    if (ptr == NULL || bytes < LARGE_BYTES) {
-        bt_free(ptr);
-        return;
-    }
-    pthread_mutex_lock(&g_areas_lock);
-    while ((uintptr_t)block - (uintptr_t)(*at)->at >= (*at)->bytes)
-        at = &(*at)->next;
-    a = *at;
-    if (--a->n_live != 0) {
-        give_back(block, bytes);
-    } else {
-        *at = a->next;
-        (void)munmap(a->at, a->bytes);
-        free(a);
-    }
-    pthread_mutex_unlock(&g_areas_lock);
-    atomic_fetch_sub_explicit(&g_live, 1, memory_order_relaxed);
 }
 
 void bt_free(void *ptr)

@@ -22,12 +22,6 @@ char *bt_strdup(const char *text);
 void *bt_calloc_aligned(size_t n, size_t size);
 void  bt_free(void *ptr); /* NULL is allowed */
 
-/* The same for weights: large blocks lie next to each other in huge pages, which single ones would
- * cut at both ends.  What is freed of a mapping goes back to the system in whole huge pages, the
- * rest with its last block. */
-void *bt_alloc_weights(size_t bytes);
-void  bt_free_weights(void *ptr, size_t bytes); /* NULL is allowed; as many as were asked for */
-
 /* The next n * size bytes of `mem`, of which *used are taken, on a cache line; counts them.  With
  * mem NULL it only counts. */
 static inline void *bt_lay(char *mem, size_t *used, size_t n, size_t size)

@@ -203,7 +203,7 @@ bt_status bt_cpu_linear_create(bt_device *dev, uint32_t n, uint32_t k, bt_cpu_ro
     bt_linear *linear = NULL;
 
     BT_TRY(create_header(n, k, rows.kind, &linear));
-    linear->packed = bt_alloc_weights(bt_linear_bytes(linear));
+    linear->packed = bt_calloc_aligned(bt_linear_bytes(linear), 1);
     BT_REQUIRE(linear->packed != NULL, BT_ERR_NO_MEMORY, "weight matrix of %zu bytes",
                bt_linear_bytes(linear));
     set_packed(linear, linear->packed);
@@ -234,7 +234,7 @@ out:
 void bt_cpu_linear_destroy(bt_linear *linear)
 {
     if (linear == NULL) return;
-    if (!linear->borrowed) bt_free_weights(linear->packed, linear->bytes);
+    if (!linear->borrowed) bt_free(linear->packed);
     bt_free(linear);
 }
 

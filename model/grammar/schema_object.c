@@ -17,6 +17,7 @@
 typedef struct {
     json_t       *members;    /* owned: an object, the schema of each name */
     json_t       *required;   /* owned: an object, its keys are the names */
+    const json_t *properties; /* those of them that the schema calls so, or NULL */
     const json_t *additional; /* the schema of other members, or NULL: there are none */
     const json_t *key;        /* that of their keys, or NULL: any key that is not named */
     const char   *pattern;    /* that of patternProperties which they follow, or NULL */
@@ -123,6 +124,7 @@ static void allow_listed(bt_schema *s, members *m, const json_t *key, const bt_s
     const json_t *values = json_object_get(key, "enum"), *fixed = json_object_get(key, "const");
     size_t        n_lists = (size_t)(values != NULL) + (size_t)(fixed != NULL);
     size_t        n       = values == NULL ? (size_t)(fixed != NULL) : json_array_size(values);
+    bool          strings = bt_schema_types(s, key, here) != 0;
     json_t       *allowed = bt_schema_owned(s, json_object());
 
     if (n_lists != 0 && bt_schema_n_keywords(key) != 1 + n_lists)
@@ -133,7 +135,7 @@ static void allow_listed(bt_schema *s, members *m, const json_t *key, const bt_s
         const json_t *one  = values == NULL ? fixed : json_array_get(values, i);
         const char   *name = json_string_value(one);
 
-        if (name != NULL && (fixed == NULL || json_equal(one, fixed)) &&
+        if (name != NULL && strings && (fixed == NULL || json_equal(one, fixed)) &&
             json_object_set_new(allowed, name, json_true()) != 0)
             bt_schema_owned(s, NULL);
     }
@@ -169,7 +171,8 @@ static void read_names(bt_schema *s, members *m, const json_t *schema, const bt_
 static members read_members(bt_schema *s, const json_t *schema, const bt_schema_at *at)
 {
     json_t *named = json_object_get(schema, "properties");
-    members m     = {.additional = json_object_get(schema, "additionalProperties")};
+    members m     = {.properties = named,
+                     .additional = json_object_get(schema, "additionalProperties")};
 
     if (named != NULL && !json_is_object(named))
         bt_schema_unexpected(s, schema, "properties", at, "an object of schemas");
@@ -191,17 +194,19 @@ static bt_part colon(bt_schema *s)
     return bt_part_then(s->g, bt_part_text(s->g, ":"), bt_schema_call(s, BT_COMMON_SPACE));
 }
 
-/* The rule of a member with a name. */
-static uint32_t read_member(bt_schema *s, const char *name, const json_t *schema,
+/* The rule of a member with a name, which `required` or propertyNames may have given it. */
+static uint32_t read_member(bt_schema *s, const members *m, const char *name, const json_t *schema,
                             const bt_schema_at *at)
 {
-    bt_schema_at here  = {.up = at, .key = "properties"};
+    bool         is_property = json_object_get(m->properties, name) != NULL;
+    bt_schema_at here  = {.up = at, .key = is_property ? "properties" : "additionalProperties"};
     bt_schema_at below = {.up = &here, .key = name};
     uint32_t     rule  = bt_rule_new(s->g, NULL);
     bt_part      key   = bt_schema_string_literal(s, name, strlen(name));
 
     key = bt_part_then(s->g, key, colon(s));
-    bt_rule_is(s->g, rule, bt_part_then(s->g, key, bt_schema_read(s, schema, &below)));
+    key = bt_part_then(s->g, key, bt_schema_read(s, schema, is_property ? &below : &here));
+    bt_rule_is(s->g, rule, key);
     return rule;
 }
 
@@ -239,7 +244,7 @@ static void add_named(bt_schema *s, const members *m, uint32_t *none, uint32_t *
 
     json_object_foreach(m->members, name, schema)
     {
-        uint32_t rule      = read_member(s, name, schema, at);
+        uint32_t rule      = read_member(s, m, name, schema, at);
         uint32_t next_none = bt_part_node(g), next_some = bt_part_node(g);
 
         if (g->st != BT_OK) return;

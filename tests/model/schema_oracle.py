@@ -312,6 +312,7 @@ NAMES = ["a", "b", "ab", "abc", "", "\u00e9", "x\"y", "a\\"]
 
 def random_names(r):
     return r.choice([{"enum": [*r.sample(NAMES, 3), 1]}, {"const": "a"}, {"pattern": "^[ab]+$"}, {"maxLength": 2}, {"type": ["string", "null"]}, False, True,
+                     {"type": "integer", "enum": ["a", "b"]}, {"enum": ["a"], "allOf": [False]},
                      {"anyOf": [{"const": "b"}, {"pattern": "x", "maxLength": 3}]}])
 
 

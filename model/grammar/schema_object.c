@@ -108,10 +108,11 @@ static void allow(bt_schema *s, members *m, const json_t *allowed, const bt_sche
         if (!is_allowed && json_object_get(m->required, name) != NULL)
             bt_schema_refuse(s, at, "\"required\" names what propertyNames rules out");
     }
-    json_object_foreach((json_t *)allowed, name,
-                        value) if (m->additional != NULL && json_object_get(kept, name) == NULL &&
-                                   json_object_set(kept, name, (json_t *)m->additional) != 0)
-        bt_schema_owned(s, NULL);
+    json_object_foreach((json_t *)allowed, name, value)
+    {
+        if (m->additional == NULL || json_object_get(kept, name) != NULL) continue;
+        if (json_object_set(kept, name, (json_t *)m->additional) != 0) bt_schema_owned(s, NULL);
+    }
     json_decref(m->members);
     m->members    = kept;
     m->additional = NULL;

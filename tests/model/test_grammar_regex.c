@@ -8,9 +8,10 @@
 /* pydantic's. */
 #define DECIMAL "(?!^[-+.]*$)[+-]?0*\\d*\\.?\\d*"
 #define DIGITS  "(?!^[-+.]*$)[+-]?0*(?:\\d{0,3}|(?=[\\d.]{1,6}0*$)\\d{0,3}\\.\\d{0,2}0*$)"
-#define PERIODS "(?=(?:[\\x00-\\x7f]{7})*$)(?=(?:[\\x00-\\x7f]{11})*$)(?:[\\x00-\\x3f]|[^b]{17})*|"
 #define ENDS    "an anchor of the end, or a look-ahead in a group, that something follows, "
-#define EIGHT   "(?=)(?=)(?=)(?=)(?=)(?=)(?=)(?=)a"
+#define PERIODS \
+    "(?=(?:[\\x00-\\x7f]{7})*$)(?=(?:[\\x00-\\x7f]{11})*$)(?:[\\x00-\\x3f]|[\\x20-\\x7f]{17})*|"
+#define EIGHT "(?=)(?=)(?=)(?=)(?=)(?=)(?=)(?=)a"
 
 static bt_part read_whole(bt_parts *g, const char *text, size_t n)
 {

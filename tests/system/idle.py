@@ -5,7 +5,8 @@
 
 How often its threads wake says whether a process sleeps, and /proc/PID/stat whether one of them never does; what a wake costs is
 the machine's: 0.1 to 1 ms of a core that a host lends.  Waking is what a short request takes longer after a pause than right after
-another one, in the middle of many: if anything waited for its next tick (50 ms and more), one of the two would be half of one."""
+another one: the lower quartile of many, since other work on the machine disturbs single ones.  If anything slept for its time whatever
+comes, both would take longer."""
 import contextlib
 import os
 import statistics
@@ -16,8 +17,12 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import cell as cells  # noqa: E402
 import load  # noqa: E402
 
-IDLE_S, WAKES, SHARE, WAKE_S = 5, 100, 0.1, 0.02
+IDLE_S, WAKES, SHARE, FIRST_S, WAKE_S = 5, 60, 0.05, 0.02, 0.005
 REQUEST = ("short", [0, 300, 301], 1, dict(temperature=0.0))
+
+
+def quartile(values):
+    return statistics.quantiles(values, n=4)[0]
 
 
 def spent(pid):
@@ -62,8 +67,7 @@ def waking(clients):
         for shape, client in asked:
             paused[shape].append(client.run(*REQUEST)[2])
             busy[shape].append(min(client.run(*REQUEST)[2] for _ in range(2)))
-    middle = statistics.median
-    return {shape: (middle(busy[shape]), middle(paused[shape]) - middle(busy[shape])) for shape in clients}
+    return {shape: (quartile(busy[shape]), quartile(paused[shape]) - quartile(busy[shape])) for shape in clients}
 
 
 def main():
@@ -85,7 +89,7 @@ def main():
             used, (first, late) = idling[shape], woken[shape]
             share, wakes = (max(values) for values in zip(*used.values()))
             assert len(used) >= 3 and share < SHARE and wakes < WAKES, f"{shape}: share of a core, wakes a second: {used}"
-            assert max(first, late) < WAKE_S, f"{shape}: first token {first * 1e3:.2f} ms, {late * 1e3:.2f} ms later after a pause"
+            assert first < FIRST_S and late < WAKE_S, f"{shape}: first token {first * 1e3:.2f} ms, {late * 1e3:.2f} ms later after a pause"
             assert cell.stop() == 0, cell.log()
             print(f"{shape}: idle at most {share * 100:.2f} % of a core and {wakes:.0f} wakes a second, first token {first * 1e3:.2f} ms, "
                   f"{late * 1e3:.2f} ms later after a pause", flush=True)

@@ -141,10 +141,13 @@ static void finish(bench_call *c)
     if (c->broken) code = BT_BENCH_PROTOCOL;
     if (ended || code == GRPC_STATUS_OK) r->code = code;
     if (r->code > 0) {
-        char *text = d->run->first_error[code];
+        char *text = d->run->first_error[code], details[sizeof(d->run->first_error[0])];
 
-        if (text[0] == '\0')
-            bt_rpc_slice_text(c->rpc.details, text, sizeof(d->run->first_error[0]));
+        if (text[0] == '\0') {
+            bt_rpc_slice_text(c->rpc.details, details, sizeof(details));
+            bt_error_keep("", "%s", details); /* fit for a terminal */
+            snprintf(text, sizeof(details), "%s", bt_error_text());
+        }
         d->seen.n_failed++;
     }
     d->seen.n_ended++;

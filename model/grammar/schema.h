@@ -92,6 +92,9 @@ uint32_t bt_schema_count(bt_schema *s, const json_t *schema, const char *keyword
                          const bt_schema_at *at);
 /* A value that jansson may have had no memory for. */
 json_t *bt_schema_owned(bt_schema *s, json_t *value);
+/* An object or array with the same members, owned: json_copy() may drop some where memory is
+ * short. */
+json_t *bt_schema_copy(bt_schema *s, json_t *value);
 /* The same of a schema that is made here: borrowed then, as long as the reader is there. */
 json_t *bt_schema_made(bt_schema *s, json_t *schema);
 

@@ -192,14 +192,14 @@ static json_t *both(bt_schema *s, json_t *a, json_t *b, const bt_schema_at *at)
     json_t *all   = NULL;
 
     if (!bt_schema_step(s, at, json_array_size(known))) return NULL;
-    all = json_array_size(known) > 0 ? json_copy(known) : json_pack("[O]", a);
+    all = json_array_size(known) > 0 ? bt_schema_copy(s, known) : json_pack("[O]", a);
     if (json_array_append(all, b) != 0) bt_schema_owned(s, NULL);
     return bt_schema_owned(s, json_pack("{s:o}", "allOf", all));
 }
 
 static json_t *both_properties(bt_schema *s, json_t *a, json_t *b, const bt_schema_at *at)
 {
-    json_t     *all = bt_schema_owned(s, json_copy(a));
+    json_t     *all = bt_schema_copy(s, a);
     const char *name;
     json_t     *one;
 
@@ -217,7 +217,7 @@ static json_t *both_properties(bt_schema *s, json_t *a, json_t *b, const bt_sche
 
 static json_t *both_lists(bt_schema *s, json_t *a, json_t *b)
 {
-    json_t *all = bt_schema_owned(s, json_copy(a));
+    json_t *all = bt_schema_copy(s, a);
 
     if (json_array_extend(all, b) != 0) bt_schema_owned(s, NULL);
     return all;
@@ -278,6 +278,7 @@ static json_t *combine(bt_schema *s, const char *keyword, json_t *a, json_t *b,
     if (strcmp(keyword, "enum") == 0 && arrays) return common_values(s, a, b, at);
     if (strcmp(keyword, "uniqueItems") == 0) return json_incref(json_is_true(a) ? a : b);
     if (!is_one_of(keyword, open)) return NULL;
+    if (strcmp(keyword, "patternProperties") == 0 && !objects) return NULL; /* true is none */
     if (bt_schema_says_nothing(a) || bt_schema_says_nothing(b))
         return json_incref(bt_schema_says_nothing(a) ? b : a);
     return is_one_of(keyword, schemas) && objects ? both(s, a, b, at) : NULL;

@@ -180,7 +180,8 @@ static members read_members(bt_schema *s, const json_t *schema, const bt_schema_
     if (m.additional == NULL && named == NULL) m.additional = json_true();
     if (json_is_false(m.additional)) m.additional = NULL;
     m.required = bt_schema_owned(s, json_object());
-    m.members  = bt_schema_owned(s, json_is_object(named) ? json_copy(named) : json_object());
+    m.members =
+        json_is_object(named) ? bt_schema_copy(s, named) : bt_schema_owned(s, json_object());
     if (bt_schema_step(s, at, json_object_size(named))) {
         read_required(s, &m, schema, at);
         read_pattern(s, &m, schema, at);

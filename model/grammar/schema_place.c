@@ -108,6 +108,16 @@ json_t *bt_schema_owned(bt_schema *s, json_t *value)
     return value;
 }
 
+json_t *bt_schema_copy(bt_schema *s, json_t *value)
+{
+    bool    is_array = json_is_array(value);
+    json_t *copy     = bt_schema_owned(s, is_array ? json_array() : json_object());
+
+    if ((is_array ? json_array_extend(copy, value) : json_object_update(copy, value)) != 0)
+        bt_schema_owned(s, NULL);
+    return copy;
+}
+
 json_t *bt_schema_made(bt_schema *s, json_t *schema)
 {
     if (json_array_append_new(s->made, schema) == 0) return schema;

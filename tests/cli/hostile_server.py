@@ -57,7 +57,7 @@ def cases(pb):
     yield "silence", [Hang()], ["--timeout-s", "1"], 1, "nothing for 1 s"
     yield "silence after a token", [chunk(pb, 300), Hang()], ["--timeout-s", "1"], 1, "nothing for 1 s"
     yield "a server that dies", "dies", [], 1, "; the request may be sent again"
-    yield "a status", [grpc.StatusCode.RESOURCE_EXHAUSTED], [], 1, "RESOURCE_EXHAUSTED: \"quoted\" and \\x01"
+    yield "a status", [grpc.StatusCode.RESOURCE_EXHAUSTED], [], 1, "RESOURCE_EXHAUSTED: \"quoted\", ?[2J and ?"
 
 
 def serve(messages):
@@ -71,7 +71,7 @@ def serve(messages):
                 time.sleep(0.3)    # the client looks every 50 ms whether it is connected
                 os._exit(0)
             elif isinstance(m, grpc.StatusCode):
-                context.abort(m, "\"quoted\" and \\x01")
+                context.abort(m, b"\"quoted\", \x1b[2J and \xff")
             else:
                 yield m
     handler = grpc.method_handlers_generic_handler("vllm.grpc.engine.VllmEngine", {

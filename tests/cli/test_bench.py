@@ -225,7 +225,7 @@ def errors_are_counted_by_status(server, bench):
             yield "abort", grpc.StatusCode.RESOURCE_EXHAUSTED, "the queue is full"
         elif number % 4 == 1:
             yield "tokens", 2
-            yield "abort", grpc.StatusCode.UNAVAILABLE, "a rank died"
+            yield "abort", grpc.StatusCode.UNAVAILABLE, b"a rank \x1b[2J\xff died"
         elif number % 4 == 2:
             yield "tokens", 1
             yield "complete", 2
@@ -237,7 +237,8 @@ def errors_are_counted_by_status(server, bench):
     codes = run["summary"]["codes"]
     assert {k: v["n"] for k, v in codes.items()} == {"OK": 10, "RESOURCE_EXHAUSTED": 10, "UNAVAILABLE": 10, "broken protocol": 10}, codes
     has(text, "10 with RESOURCE_EXHAUSTED: the queue is full")
-    has(text, "10 with UNAVAILABLE: a rank died")
+    has(text, "10 with UNAVAILABLE: a rank ?[2J? died\n")
+    assert codes["UNAVAILABLE"]["first"] == "a rank ?[2J? died", codes
     has(text, "10 with broken protocol: the complete message counts a different number of tokens than came")
     got = collections.defaultdict(set)
     for r in run["requests"]:

@@ -4,8 +4,8 @@
  *   schema_place.c   refusals, and bounds on depth and work
  *   schema_merge.c   which keywords there are, and schemas that must hold together as one
  *   schema_value.c   JSON without a schema: whitespace, any value, literals
- *   schema_object.c  schema_keys.c  schema_array.c  schema_string.c  schema_counted.c
- *   schema_number.c
+ *   schema_object.c  schema_keys.c  schema_array.c  schema_unique.c
+ *   schema_string.c  schema_counted.c  schema_number.c
  *
  * Each type's file reads the keywords of that type from a schema, an object of jansson's.
  *
@@ -136,6 +136,9 @@ bt_part bt_schema_object(bt_schema *s, const json_t *schema, const bt_schema_at 
 bt_part bt_schema_array(bt_schema *s, const json_t *schema, const bt_schema_at *at);
 bt_part bt_schema_string(bt_schema *s, const json_t *schema, const bt_schema_at *at);
 bt_part bt_schema_number(bt_schema *s, const json_t *schema, bool integer, const bt_schema_at *at);
+/* min to max items, but for none, of which no two are equal: each of a list of values. */
+bt_part bt_schema_unique(bt_schema *s, const json_t *items, uint32_t min, uint32_t max,
+                         const bt_schema_at *at);
 /* A key, in its quotes, that is none of the names of an object. */
 bt_part bt_schema_other_keys(bt_schema *s, const json_t *names);
 /* Texts inside a JSON string that the pattern matches and that have min to max characters. */

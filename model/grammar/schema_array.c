@@ -10,6 +10,7 @@ typedef struct {
     const char   *rest_keyword;
     size_t        n_prefix;
     uint32_t      min, max;
+    bool          unique; /* no two are equal */
 } bounds;
 
 static bool is_unlimited(uint32_t n) { return n == BT_UNLIMITED; }
@@ -34,8 +35,9 @@ static bounds read_bounds(bt_schema *s, const json_t *schema, const bt_schema_at
     b.max      = bt_schema_count(s, schema, "maxItems", BT_UNLIMITED, at);
     if (b.n_prefix > 0 && b.rest == NULL && b.min <= b.n_prefix && b.max > b.n_prefix)
         b.max = (uint32_t)b.n_prefix; /* as with properties: none that no schema speaks of */
-    if (json_is_true(json_object_get(schema, "uniqueItems")) && b.max > 1)
-        bt_schema_refuse(s, at, "\"uniqueItems\" is not supported");
+    b.unique = json_is_true(json_object_get(schema, "uniqueItems")) && b.max > 1;
+    if (b.unique && b.prefix != NULL)
+        bt_schema_refuse(s, at, "\"uniqueItems\" beside items by place is not supported");
     return b;
 }
 
@@ -95,10 +97,11 @@ static bt_part some_items(bt_schema *s, const bounds *b, const bt_schema_at *at)
 
 bt_part bt_schema_array(bt_schema *s, const json_t *schema, const bt_schema_at *at)
 {
-    bt_parts *g    = s->g;
-    bounds    b    = read_bounds(s, schema, at);
-    bt_part   some = some_items(s, &b, at), inner = bt_part_never(g);
+    bt_parts *g = s->g;
+    bounds    b = read_bounds(s, schema, at);
+    bt_part   some, inner = bt_part_never(g);
 
+    some = b.unique ? bt_schema_unique(s, b.rest, b.min, b.max, at) : some_items(s, &b, at);
     some = bt_part_then(g, bt_schema_call(s, BT_COMMON_SPACE), some);
     bt_part_add(g, inner, some);
     if (b.min == 0) bt_part_add(g, inner, bt_part_nothing(g));

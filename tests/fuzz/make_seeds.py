@@ -188,6 +188,7 @@ def grammar():
                '"required":["b"],"additionalProperties":{"enum":[1.5,"x",[{"k":null}]]},"$defs":{"x/":{"type":"string","format":"date"}}}',
                '{"type":"array","prefixItems":[{"const":1}],"items":{"anyOf":[{"$ref":"#"},{"minLength":1,"maxLength":3}]},"minItems":1}',
                '{"patternProperties":{"^a|b$":{"propertyNames":{"enum":["x","y"],"const":"x"},"additionalProperties":{"propertyNames":{"maxLength":3}}}}}',
+               '{"items":{"anyOf":[{"enum":["a",1,1.0]},{"type":["null","boolean"]},{"$ref":"#/$defs/x"}]},"uniqueItems":true,"$defs":{"x":{"const":2}}}',
                '{"allOf":[{"properties":{"a":{"minimum":1}}},{"properties":{"a":{"type":"number","maximum":2e3}}}],"required":["a"]}']
     choices = ['["yes","no","\\u00e9"]']
     tags = ['{"type":"structural_tag","format":{"type":"triggered_tags","triggers":["<a","<ab"],"tags":[{"begin":"<abc>",'

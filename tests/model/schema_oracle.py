@@ -5,6 +5,7 @@ usage: schema_oracle.py GRAMMAR_WALK"""
 import datetime
 import fractions
 import ipaddress
+import itertools
 import json
 import operator
 import random
@@ -93,6 +94,9 @@ CASES = [
     ({"prefixItems": [{"const": 1}], "items": False, "minItems": 1}, [[1]], ["[]", "[1,1]"]),
     ({"prefixItems": [{"const": 1}], "minItems": 2, "maxItems": 3}, [[1, "x"], [1, None, {}]], ["[1]", "[1,1,1,1]"]),
     ({"type": "array", "maxItems": 1, "uniqueItems": True}, [[], [1]], ["[1,2]"]),
+    ({"type": "array", "items": {"$ref": "#/$defs/Color"}, "uniqueItems": True, "$defs": PERSON["$defs"]},  # as pydantic writes set[Color]
+     [[], ["red"], ["blue", "red", "green"]], ['["red","red"]', '["pink"]']),
+    ({"items": {"enum": list(range(64))}, "uniqueItems": True, "maxItems": 2}, [[63, 0], [0, 63]], ["[7,7]", "[1,2,3]"]),
     ({"type": "array", "items": False}, [[]], ["[1]"]),
     ({"type": "string", "minLength": 2, "maxLength": 3}, ["ab", "\u00e9\U0001f642", "\n\"\\"], ['"a"', '"abcd"', '"\\ud83d\\ude42"']),
     ({"type": "string", "pattern": "^[A-Z]{2}-[0-9]+$"}, ["AB-1"], ['"AB-"', '"xAB-1"']),
@@ -279,6 +283,31 @@ def check_bounds(walk, n):
                 fail(json.dumps(schema), "lets through" if verdict == 2 else "does not let through", text)
 
 
+# ---- unique items
+
+def check_unique(walk):
+    """Of a list of values, every order of any of them, and nothing else."""
+    values = [1, 2, 1.5, "a", "ab", True, False, None]
+    of_items = [{"enum": values[:4]}, {"enum": [1, 1.0, 2, True]}, {"type": "integer", "enum": [1.0, 2, "a"]}, {"const": "a"}, {"enum": []}, False,
+                {"type": ["boolean", "null"]}, {"anyOf": [{"const": "a"}, {"type": "null"}, {"enum": ["ab", "a"]}]},
+                {"allOf": [{"type": ["string", "null"]}, {"enum": values}]}, {"$ref": "#/$defs/x", "minimum": 2}]
+    for items, low, high in itertools.product(of_items, (0, 2), (2, 3, None)):
+        schema = {"type": "array", "items": items, "uniqueItems": True, "minItems": low, "$defs": {"x": {"oneOf": [{"const": "ab"}, {"type": "boolean"}]}}}
+        if high is not None:
+            schema["maxItems"] = high
+        arrays = [a for n in range(5) for a in itertools.product(values if n < 3 else values[:5], repeat=n)]
+        reply = walk.ask(schema, 5, map(json.dumps, arrays))
+        if "refused" in reply:
+            validator = jsonschema.Draft202012Validator(schema)
+            if any(validator.is_valid(a) for a in map(list, arrays)):
+                fail(json.dumps(schema), "is refused:", reply["refused"])
+            continue
+        check_walks(schema, reply["walks"])
+        for a, verdict in zip(map(list, arrays), reply["verdicts"]):
+            if jsonschema.Draft202012Validator(schema).is_valid(a) != (verdict == 2):
+                fail(json.dumps(schema), "lets through" if verdict == 2 else "does not let through", a)
+
+
 # ---- schemas at random
 
 def number(r):
@@ -344,6 +373,8 @@ def random_array(r, depth):
         s["minItems"] = r.randint(0, 3)
     if r.random() < 0.5:
         s["maxItems"] = r.randint(3, 5)
+    if r.random() < 0.3:
+        s["uniqueItems"] = r.random() < 0.8
     return s
 
 
@@ -399,6 +430,7 @@ def main(program):
         check_case(walk, *case)
     check_formats(walk)
     check_bounds(walk, 1500)
+    check_unique(walk)
     check_random(walk, 1500)
     walk.process.stdin.close()
     return 1 if failures != 0 or walk.process.wait() != 0 else 0

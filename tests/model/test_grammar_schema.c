@@ -26,6 +26,9 @@ static void schema_lets_through_what_its_keywords_say(void)
           "{\n  \"a\": 1,\n\t\"b\": null\n}"},
          {"{}", "{\"b\":null}", "{\"b\":null,\"a\":1}", "{\"a\":1,}", "{\"a\":1,\"c\":1}",
           "{\"a\" :1}", "{\"a\":1 ,\"b\":null}", "{  \"a\":1}"}                                                                                                                                        },
+        {"{\"type\":\"array\",\"uniqueItems\":true,\"items\":{\"enum\":[\"a\",\"ab\",1,1.0]},"
+         "\"minItems\":2}",                                                      {"[\"a\",\"ab\"]", "[\"ab\", \"a\", 1]"},
+         {"[]", "[1]", "[\"a\",\"a\"]", "[1,1.0]", "[\"a\",1,\"a\"]", "[\"a\",1,\"ab\",1]"}                                                                                                            },
         {"{\"const\":[1]}",
          {"[1]", "[\n" SPACES8 SPACES8 "    1]"},
          {"[\n" SPACES8 SPACES8 "     1]", "[\n\n1]", "[1", "[1]\n"}                                                                                                                                   },
@@ -228,7 +231,16 @@ static void schema_that_cannot_be_kept_is_refused_by_name(void)
          "\"propertyNames\" beside \"patternProperties\""                                                                                                   },
         {"{\"dependentRequired\":{\"a\":[]}}",                                                "\"dependentRequired\" is not"                                },
         {"{\"unevaluatedProperties\":false}",                                                 "\"unevaluatedProperties\" is not"                            },
-        {"{\"uniqueItems\":true}",                                                            "\"uniqueItems\" is not"                                      },
+        {"{\"uniqueItems\":true}",                                                            "\"uniqueItems\" is not supported but for items of a list"    },
+        {"{\"uniqueItems\":true,\"items\":{\"enum\":[1,[1]]}}",
+         "\"uniqueItems\" is not supported but"                                                                                                             },
+        {"{\"uniqueItems\":true,\"items\":{\"anyOf\":[{\"const\":1},{\"$ref\":\"#\"}]}}",
+         "\"uniqueItems\" is not supported but"                                                                                                             },
+        {"{\"uniqueItems\":true,\"items\":{\"$ref\":\"#/items\"}}",                           "levels deep"                                                 },
+        {"{\"uniqueItems\":true,\"items\":[{\"const\":1}],\"additionalItems\":true}",
+         "\"uniqueItems\" beside items by place"                                                                                                            },
+        {"{\"uniqueItems\":true,\"items\":{\"enum\":[1,2,3,4,5,6,7,8,9,10,11,12,13]}}",
+         "13 values has more than 4096 sets"                                                                                                                },
         {"{\"properties\":{\"a\":{\"$id\":\"x\"}}}",                                          "at #/properties/a: \"$id\" is not"                           },
         {"{\"$ref\":\"other.json\"}",                                                         "at #/$ref: expected a pointer into this schema"              },
         {"{\"$ref\":\"#name\"}",                                                              "at #/$ref: expected a pointer into this schema"              },
@@ -567,6 +579,9 @@ static void schema_survives_every_failed_allocation(void)
         bt_read_json_schema,
         "{\"patternProperties\":{\"^a\":{\"propertyNames\":{\"allOf\":[{\"enum\":[\"a\",\"b\"]},{"
         "\"const\":\"b\"}]},\"additionalProperties\":{\"propertyNames\":{\"maxLength\":1}}}}}");
+    expect_survives(
+        bt_read_json_schema,
+        "{\"uniqueItems\":true,\"items\":{\"anyOf\":[{\"enum\":[\"a\",1]},{\"type\":\"null\"}]}}");
     expect_survives(bt_read_choice, "[\"a\",\"bc\"]");
     json_set_alloc_funcs(malloc, free);
 }

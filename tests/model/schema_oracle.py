@@ -168,7 +168,9 @@ BAD_FORMATS = {
 }
 
 
-COMPARE = {"minimum": operator.ge, "maximum": operator.le, "exclusiveMinimum": operator.gt, "exclusiveMaximum": operator.lt}
+COMPARE = {"minimum": operator.ge, "maximum": operator.le, "exclusiveMinimum": operator.gt, "exclusiveMaximum": operator.lt,
+           "multipleOf": lambda v, of: v % of == 0}
+MULTIPLES = [0.01, 0.1, 0.5, 0.25, 1.5, 12.5, 0.003, 0.999, 1e-5, 1, 2.0, 3, 5, 7, 60, 1000]
 
 
 def exact(bound):
@@ -274,10 +276,18 @@ def check_bounds(walk, n):
         schema = random_number(r)
         bounds = {k: v for k, v in schema.items() if k != "type"}
         numbers = {v for bound in [0, *bounds.values()] for v in near(r, bound)}
+        if r.random() < 0.5:
+            schema["multipleOf"] = bounds["multipleOf"] = r.choice(MULTIPLES)
+            of = exact(bounds["multipleOf"])
+            numbers |= {(v // of + k) * of for v in list(numbers) for k in (0, 1)}
         numbers = [v for v in numbers if (v * 10**5).denominator == 1]
         texts = [decimal(v) for v in numbers]
-        reply = walk.ask(schema, 0, texts)
-        for v, text, verdict in zip(numbers, texts, reply.get("verdicts", [0] * len(texts))):
+        reply = walk.ask(schema, 3, texts)
+        walks = [text for text in reply.get("walks", []) if "e" not in text and "E" not in text]
+        numbers += map(fractions.Fraction, walks)
+        texts += walks
+        verdicts = reply.get("verdicts", [0] * (len(texts) - len(walks))) + [2] * len(walks)
+        for v, text, verdict in zip(numbers, texts, verdicts):
             good = all(COMPARE[k](v, exact(bound)) for k, bound in bounds.items()) and (schema["type"] == "number" or v.denominator == 1)
             if good != (verdict == 2):
                 fail(json.dumps(schema), "lets through" if verdict == 2 else "does not let through", text)

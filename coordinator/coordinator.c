@@ -176,16 +176,12 @@ static bt_status create_fleet(coordinator *c)
 
 static bt_phase shown_phase(const coordinator *c)
 {
-    bool loading = false, serving = false;
+    bool loading = false;
 
-    for (uint32_t i = 0; i < bt_fleet_n_cells(c->fleet); i++) {
-        bt_cell_state state = bt_fleet_state(c->fleet, i);
-
-        serving = serving || (state == BT_CELL_SERVING && !bt_fleet_is_short(c->fleet, i));
-        loading = loading || state == BT_CELL_LOADING;
-    }
+    for (uint32_t i = 0; i < bt_fleet_n_cells(c->fleet); i++)
+        loading = loading || bt_fleet_state(c->fleet, i) == BT_CELL_LOADING;
     switch (c->phase) {
-    case SERVING: return serving ? BT_PHASE_SERVING : BT_PHASE_WAITING;
+    case SERVING: return bt_fleet_serves(c->fleet) ? BT_PHASE_SERVING : BT_PHASE_WAITING;
     case DRAINING: return BT_PHASE_DRAINING;
     case CLOSING: return BT_PHASE_CLOSING;
     default: return loading ? BT_PHASE_LOADING : BT_PHASE_STARTING;

@@ -77,8 +77,8 @@ static void requests(page *p, const bt_snapshot *s)
     one(p, "baton_queued_prompt_tokens", "gauge", "Prompt tokens in the queue.",
         (double)s->queued_tokens);
     one(p, "vllm:kv_cache_usage_perc", "gauge",
-        "Part of the KV tokens of decode ranks that is in use, 0 to 1.",
-        s->loads.total_tokens == 0 ? 0
+        "Part of the KV tokens of decode ranks that is in use, 0 to 1; 1 without ranks.",
+        s->loads.total_tokens == 0 ? 1
                                    : (double)s->loads.used_tokens / (double)s->loads.total_tokens);
     one(p, "vllm:num_preemptions_total", "counter",
         "Requests that a decode rank gave back for lack of pages; they go on later.",

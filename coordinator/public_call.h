@@ -4,6 +4,7 @@
 
 #include "coordinator/cork.h"
 #include "coordinator/public.h"
+#include "proto/health.pb-c.h"
 
 /* Generate calls that are open at once, of all clients (13 KiB each, before their prompts); and
  * calls of one connection, which has some for questions too. */
@@ -36,11 +37,16 @@ typedef struct {
 
 enum { BT_METHODS_MAX = 24 };
 
+/* Whose health is asked for: a service that generates, the server, or none that is here. */
+typedef enum { BT_ASKED_ENGINE, BT_ASKED_SERVER, BT_ASKED_UNKNOWN } bt_asked;
+typedef Grpc__Health__V1__HealthCheckResponse__ServingStatus bt_health;
+
 /* A health Watch call. */
 typedef struct {
     bt_call *prev, *next;
-    bool     listed, sending, known; /* known: it asked for a service that is here */
-    int      told;                   /* the status that it has been told; -1: none */
+    bool     listed, sending;
+    bt_asked asked;
+    int      told; /* the status that it has been told; -1: none */
 } bt_watch;
 
 /* One call, also while it is waited for.  Freed with its last reference: one for each operation in
@@ -86,7 +92,8 @@ struct bt_public {
     bt_call          *waiting, *waiting_last; /* calls that wait for their clients, longest first */
     uint64_t          unread_ns;              /* for how long one may */
     uint64_t          polled_ns;              /* when that was last looked at */
-    bt_call          *watchers;               /* list of the health Watch calls */
+    bt_call          *watchers;               /* list of the health Watch calls, */
+    bool              served;                 /* and what they know of the fleet */
     bt_listener       listeners[BT_METHODS_MAX + 1]; /* [n_listeners] */
     size_t            n_listeners;
     const bt_dialect *dialects[2]; /* [n_dialects]: the protocols that are spoken */
@@ -134,8 +141,9 @@ void              bt_reflection_destroy(bt_reflection *reflection);
 grpc_byte_buffer *bt_public_reflect(bt_call *call, const ProtobufCMessage *request);
 
 /* public_watch.c */
-bool bt_public_has_service(const bt_public *pub, const char *service);
-void bt_public_watch(bt_call *call, const ProtobufCMessage *request);
+bt_asked  bt_public_asked(const bt_public *pub, const char *service);
+bt_health bt_public_health(const bt_public *pub, bt_asked asked);
+void      bt_public_watch(bt_call *call, const ProtobufCMessage *request);
 /* The status may have changed: tells every watcher. */
 void bt_public_tell_watchers(bt_public *pub);
 

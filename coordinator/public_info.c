@@ -6,7 +6,6 @@
 
 #include "coordinator/dialect.h"
 #include "core/clock.h"
-#include "proto/health.pb-c.h"
 #include "proto/reflection.pb-c.h"
 
 enum { RATE_WINDOW_S = 5 };
@@ -50,13 +49,12 @@ void bt_public_time(char text[BT_TIME_TEXT])
 static grpc_byte_buffer *standard_health(bt_call *call, const ProtobufCMessage *request)
 {
     const char *service = ((const Grpc__Health__V1__HealthCheckRequest *)request)->service;
+    bt_asked    asked   = bt_public_asked(call->pub, service);
     Grpc__Health__V1__HealthCheckResponse reply = GRPC__HEALTH__V1__HEALTH_CHECK_RESPONSE__INIT;
 
-    if (!bt_public_has_service(call->pub, service))
+    if (asked == BT_ASKED_UNKNOWN)
         return bt_public_fail(call, GRPC_STATUS_NOT_FOUND, "no such service");
-    reply.status = call->pub->draining
-                       ? GRPC__HEALTH__V1__HEALTH_CHECK_RESPONSE__SERVING_STATUS__NOT_SERVING
-                       : GRPC__HEALTH__V1__HEALTH_CHECK_RESPONSE__SERVING_STATUS__SERVING;
+    reply.status = bt_public_health(call->pub, asked);
     return bt_rpc_pack(&reply.base);
 }
 

@@ -166,7 +166,7 @@ static grpc_byte_buffer *services(const bt_public *pub, response_pb *reply)
 /* It declares a protocol that is not spoken here. */
 static bool is_hidden(const bt_public *pub, const file_pb *file)
 {
-    return !bt_public_has_service(pub, bt_dialect_sglang.service) &&
+    return bt_public_asked(pub, bt_dialect_sglang.service) == BT_ASKED_UNKNOWN &&
            after(bt_dialect_sglang.service, file->package) != NULL;
 }
 

@@ -160,6 +160,10 @@ static void send_soon(bt_stream *s)
 
 void bt_public_poll(bt_public *pub)
 {
+    if (pub->served != bt_fleet_serves(pub->fleet)) {
+        pub->served = !pub->served;
+        bt_public_tell_watchers(pub);
+    }
     while (pub->fresh != NULL) {
         bt_stream *s = pub->fresh;
 

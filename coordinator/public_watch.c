@@ -1,24 +1,28 @@
-/* grpc.health.v1 Watch: sends the status at once, and again whenever it changes, until the client
- * leaves.  An unknown service is SERVICE_UNKNOWN and the call goes on, as the protocol demands. */
+/* grpc.health.v1: the server as a whole ("") serves until it drains, a service that generates only
+ * while there are ranks for it.
+ *
+ * Watch sends the status at once, and again whenever it changes, until the client leaves.  An
+ * unknown service is SERVICE_UNKNOWN and the call goes on, as the protocol demands. */
 #include <string.h>
 
 #include "coordinator/dialect.h"
-#include "proto/health.pb-c.h"
 
-bool bt_public_has_service(const bt_public *pub, const char *service)
+#define STATUS(name) GRPC__HEALTH__V1__HEALTH_CHECK_RESPONSE__SERVING_STATUS__##name
+
+bt_asked bt_public_asked(const bt_public *pub, const char *service)
 {
     for (size_t i = 0; i < pub->n_dialects; i++)
-        if (strcmp(service, pub->dialects[i]->service) == 0) return true;
-    return service[0] == 0 || strcmp(service, "grpc.health.v1.Health") == 0;
+        if (strcmp(service, pub->dialects[i]->service) == 0) return BT_ASKED_ENGINE;
+    return service[0] == 0 || strcmp(service, "grpc.health.v1.Health") == 0 ? BT_ASKED_SERVER
+                                                                            : BT_ASKED_UNKNOWN;
 }
 
-static int status_now(const bt_call *call)
+bt_health bt_public_health(const bt_public *pub, bt_asked asked)
 {
-    if (!call->watch.known)
-        return GRPC__HEALTH__V1__HEALTH_CHECK_RESPONSE__SERVING_STATUS__SERVICE_UNKNOWN;
-    return call->pub->draining
-               ? GRPC__HEALTH__V1__HEALTH_CHECK_RESPONSE__SERVING_STATUS__NOT_SERVING
-               : GRPC__HEALTH__V1__HEALTH_CHECK_RESPONSE__SERVING_STATUS__SERVING;
+    if (asked == BT_ASKED_UNKNOWN) return STATUS(SERVICE_UNKNOWN);
+    if (pub->draining || (asked == BT_ASKED_ENGINE && !bt_fleet_serves(pub->fleet)))
+        return STATUS(NOT_SERVING);
+    return STATUS(SERVING);
 }
 
 static void tell(bt_call *call);
@@ -36,15 +40,15 @@ static void tell(bt_call *call)
     grpc_op                               ops[2] = {0};
     grpc_byte_buffer                     *message;
     size_t                                n   = 0;
-    int                                   now = status_now(call);
+    bt_health                             now = bt_public_health(call->pub, call->watch.asked);
 
-    if (!call->watch.listed || call->watch.sending || call->watch.told == now) return;
+    if (!call->watch.listed || call->watch.sending || call->watch.told == (int)now) return;
     if (call->watch.told < 0) ops[n++].op = GRPC_OP_SEND_INITIAL_METADATA;
-    reply.status = (Grpc__Health__V1__HealthCheckResponse__ServingStatus)now;
-    message      = bt_rpc_pack(&reply.base);
-    ops[n].op    = GRPC_OP_SEND_MESSAGE;
+    reply.status                            = now;
+    message                                 = bt_rpc_pack(&reply.base);
+    ops[n].op                               = GRPC_OP_SEND_MESSAGE;
     ops[n++].data.send_message.send_message = message;
-    call->watch.told                        = now;
+    call->watch.told                        = (int)now;
     call->watch.sending                     = true;
     bt_call_send(call, ops, n, on_told);
     grpc_byte_buffer_destroy(message);
@@ -70,7 +74,7 @@ void bt_public_watch(bt_call *call, const ProtobufCMessage *request)
         (bt_watch){.next   = pub->watchers,
                    .listed = true,
                    .told   = -1,
-                   .known  = bt_public_has_service(
+                   .asked  = bt_public_asked(
                         pub, ((const Grpc__Health__V1__HealthCheckRequest *)request)->service)};
     if (pub->watchers != NULL) pub->watchers->watch.prev = call;
     pub->watchers = call;

@@ -26,7 +26,14 @@
 enum { PARTS_MAX = 1 << 16 };
 /* gRPC's threads: its executors, timers, and a pool. */
 enum { FIXED_THREADS = 5, POOL_MIN = 2, POOL_MAX = 32 };
-enum { BATCH = 64, WAITED_US = 1000, MESSAGE_BYTES = 256 << 20, DRAIN_S = 20, IDLE_S = 600 };
+enum {
+    BATCH          = 64,
+    WAITED_US      = 1000,
+    MESSAGE_BYTES  = 256 << 20,
+    METADATA_BYTES = 64 << 10,
+    DRAIN_S        = 20,
+    IDLE_S         = 600
+};
 
 struct bt_rpc_loop {
     grpc_completion_queue *cq; /* owned */
@@ -177,6 +184,9 @@ const grpc_channel_args *bt_rpc_server_args(void)
         BT_RPC_INT_ARG(GRPC_ARG_ALLOW_REUSEPORT, 0), /* else two servers share a port in silence */
         BT_RPC_INT_ARG(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, MESSAGE_BYTES),
         BT_RPC_INT_ARG(GRPC_ARG_MAX_SEND_MESSAGE_LENGTH, MESSAGE_BYTES),
+        /* gRPC 1.51 ends a connection with all its calls over one with more than this, by
+         * default 8 KiB: less than what proxies pass on (tokens, certificates, baggage). */
+        BT_RPC_INT_ARG(GRPC_ARG_MAX_METADATA_SIZE, METADATA_BYTES),
         /* Gateways ping idle connections every 30 s; the defaults answer the fourth ping with
          * GOAWAY too_many_pings. */
         BT_RPC_INT_ARG(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 1000),

@@ -172,6 +172,25 @@ class Compressed(Hostile):
         self.serves()
 
 
+class Metadata(Hostile):
+    """What proxies pass on of their users: tokens, certificates, baggage."""
+
+    def check(self, metadata):
+        self.cell.split_after = 3
+        other = self.generate(self.request(max_tokens=20, ignore_eos=True))
+        next(other)
+        long = self.stub.Generate(self.request(max_tokens=2), timeout=WAIT_S, metadata=metadata)
+        self.assertEqual(list(long)[-1].complete.completion_tokens, 2)
+        self.cell.more_gate.set()
+        self.assertEqual(list(other)[-1].complete.completion_tokens, 20)
+
+    def test_long_value_leaves_other_calls_alone(self):
+        self.check([("x-forwarded-client-cert", "a" * 60000)])
+
+    def test_many_values_leave_other_calls_alone(self):
+        self.check([(f"x-{i}", "0123456789") for i in range(1000)])
+
+
 class Log(Hostile):
     """What clients and strangers may make the coordinator log: lines are bounded, and what is refused has none."""
     DOUBLES, FLOOD = 200, 4000

@@ -564,6 +564,29 @@ class Watch(Served):
         self.assertEqual(self.coordinator.wait(), 0)
 
 
+class Waiting(Served):
+    """All ranks are lost, and the cell may come back."""
+    ARGS = ("--on-death", "restart", "--http-port", "0")
+
+    def test_every_port_says_so(self):
+        r = health.HealthCheckResponse
+        stub = health_grpc.HealthStub(self.channel)
+        watches = {s: stub.Watch(health.HealthCheckRequest(service=s)) for s in ("", "vllm.grpc.engine.VllmEngine")}
+        self.assertEqual([next(w).status for w in watches.values()], [r.SERVING, r.SERVING])
+        for rank in self.cell.ranks:
+            rank.cut()
+        self.assertEqual(next(watches["vllm.grpc.engine.VllmEngine"]).status, r.NOT_SERVING)
+        status = {s: stub.Check(health.HealthCheckRequest(service=s)).status for s in watches}
+        self.assertEqual(status, {"": r.SERVING, "vllm.grpc.engine.VllmEngine": r.NOT_SERVING})
+        http = self.coordinator.line("http")
+        wait_for(lambda: get(http, "/ready") == (503, "waiting\n"), "not ready")
+        self.assertEqual(self.stub.GetLoads(vllm.GetLoadsRequest()).loads[0].token_usage, 1)
+        wait_for(lambda: re.search(r"\nvllm:kv_cache_usage_perc\{.*\} 1\n", get(http, "/metrics")[1]), "full pages")
+        again = Cell(self.coordinator.line("control")).attach().ready()
+        self.addCleanup(again.close)
+        self.assertEqual(next(watches["vllm.grpc.engine.VllmEngine"]).status, r.SERVING)
+
+
 class Tls(TlsCase):
     def read(self, name):
         with open(self.path(name), "rb") as f:

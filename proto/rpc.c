@@ -30,7 +30,7 @@ enum {
     BATCH          = 64,
     WAITED_US      = 1000,
     MESSAGE_BYTES  = 256 << 20,
-    METADATA_BYTES = 64 << 10,
+    METADATA_BYTES = 32 << 10,
     DRAIN_S        = 20,
     IDLE_S         = 600
 };

@@ -185,10 +185,10 @@ class Metadata(Hostile):
         self.assertEqual(list(other)[-1].complete.completion_tokens, 20)
 
     def test_long_value_leaves_other_calls_alone(self):
-        self.check([("x-forwarded-client-cert", "a" * 60000)])
+        self.check([("x-forwarded-client-cert", "a" * 30000)])
 
     def test_many_values_leave_other_calls_alone(self):
-        self.check([(f"x-{i}", "0123456789") for i in range(1000)])
+        self.check([(f"x-{i}", "0123456789") for i in range(600)])
 
 
 class Log(Hostile):

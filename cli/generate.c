@@ -62,20 +62,19 @@ static bt_status encode(const bt_talk *talk, const options *opt, const char *tex
                         uint32_t **ids_out, size_t *n_out)
 {
     bt_status st    = BT_OK;
-    uint32_t *plain = NULL, *ids = NULL;
-    size_t    n   = 0;
-    int64_t   bos = -1;
+    uint32_t *plain = NULL, *ids = NULL, front[BT_MAX_FRONT];
+    size_t    n = 0, n_front = 0;
 
-    if (opt->bos != BOS_NO) BT_TRY(bt_tokenizer_bos(talk->tokenizer, opt->bos == BOS_YES, &bos));
+    if (opt->bos != BOS_NO)
+        BT_TRY(bt_tokenizer_front(talk->tokenizer, opt->bos == BOS_YES, front, &n_front));
     BT_TRY(bt_tokenizer_encode(talk->tokenizer, text, n_bytes, &plain, &n));
-    ids = bt_calloc(n + 1, sizeof(*ids));
+    ids = bt_calloc(n_front + n + 1, sizeof(*ids));
     BT_REQUIRE(ids != NULL, BT_ERR_NO_MEMORY, "%zu prompt tokens", n);
-    if (bos >= 0) ids[0] = (uint32_t)bos;
-    if (n != 0) memcpy(ids + (bos >= 0), plain, n * sizeof(*ids));
-    n += bos >= 0;
-    BT_REQUIRE(n != 0, BT_ERR_INVALID_ARG, "the prompt is empty");
+    memcpy(ids, front, n_front * sizeof(*ids));
+    if (n != 0) memcpy(ids + n_front, plain, n * sizeof(*ids));
+    BT_REQUIRE(n_front + n != 0, BT_ERR_INVALID_ARG, "the prompt is empty");
     *ids_out = ids;
-    *n_out   = n;
+    *n_out   = n_front + n;
     ids      = NULL;
 out:
     bt_free(plain);

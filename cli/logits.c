@@ -110,13 +110,14 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     }
 }
 
-/* How many experts a token takes, 0 for a dense model: the one number that the rows do not tell. */
+/* How many experts a token takes, 0 for a dense model: the one number that the rows do not tell.
+ * A multimodal model's is that of its language model. */
 static bt_status read_top_k(const char *model, uint32_t *top_k_out)
 {
     bt_status    st = BT_OK;
     char         path[PATH_MAX];
     json_error_t error;
-    json_t      *config = NULL, *top_k, *experts;
+    json_t      *config = NULL, *text, *top_k, *experts;
     struct stat  info;
 
     BT_REQUIRE(snprintf(path, sizeof(path), "%s/config.json", model) < (int)sizeof(path) &&
@@ -126,8 +127,9 @@ static bt_status read_top_k(const char *model, uint32_t *top_k_out)
                bt_file_kind(info.st_mode));
     config = json_load_file(path, 0, &error);
     BT_REQUIRE(config != NULL, BT_ERR_FORMAT, "%s:%d: %s", path, error.line, error.text);
-    experts = json_object_get(config, "n_routed_experts");
-    top_k   = json_object_get(config, "num_experts_per_tok");
+    text    = json_object_get(config, "text_config");
+    experts = json_object_get(text != NULL ? text : config, "n_routed_experts");
+    top_k   = json_object_get(text != NULL ? text : config, "num_experts_per_tok");
     if (!json_is_integer(experts) || json_integer_value(experts) == 0) {
         *top_k_out = 0;
         goto out;

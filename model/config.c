@@ -40,14 +40,15 @@ out:
     return st;
 }
 
-/* The language model of a multimodal one (Kimi-K2.5, K2.6), of which nothing else is served. */
+/* The language model of a multimodal one (Kimi-K2.5, K2.6, Kimi-VL), of which nothing else is
+ * served. */
 static bt_status enter_language_model(bt_json_at *at)
 {
     bt_status   st   = BT_OK;
     const char *type = json_string_value(bt_json_field(at, "model_type"));
     char        found[BT_JSON_SHOW_BYTES];
 
-    if (type == NULL || strcmp(type, "kimi_k25") != 0) goto out;
+    if (type == NULL || (strcmp(type, "kimi_k25") != 0 && strcmp(type, "kimi_vl") != 0)) goto out;
     *at = (bt_json_at){at->file, "text_config", bt_json_field(at, "text_config")};
     BT_REQUIRE(json_is_object(at->obj), BT_ERR_FORMAT, "%s: field %s: expected an object, found %s",
                at->file, at->in, bt_json_show(at->obj, found, sizeof(found)));
@@ -68,7 +69,7 @@ static bt_status read_family(const bt_json_at *at, bt_model_config *cfg,
         i++;
     BT_REQUIRE(i < N_FAMILIES, BT_ERR_UNSUPPORTED,
                "%s: field model_type: expected deepseek_v2, deepseek_v3, deepseek_v32, kimi_k2, "
-               "kimi_k25, glm4_moe_lite or glm_moe_dsa, found \"%s\"",
+               "kimi_k25, kimi_vl, glm4_moe_lite or glm_moe_dsa, found \"%s\"",
                at->file, bt_json_printable(type, found, sizeof(found)));
     snprintf(cfg->model_type, sizeof(cfg->model_type), "%s", type);
     BT_TRY(read_architecture(at, FAMILIES[i].architecture, cfg));
@@ -201,6 +202,19 @@ static bt_status read_token(const bt_json_at *at, const char *field, const bt_mo
     return st;
 }
 
+/* Nothing is padded here: what is no token, as -1 or one behind a vocabulary that was cut, only
+ * goes unsaid to clients. */
+static bt_status read_pad(const bt_json_at *at, bt_model_config *cfg)
+{
+    const json_t *v  = bt_json_field(at, "pad_token_id");
+    json_int_t    id = json_integer_value(v);
+
+    if (!json_is_integer(v) || (id >= 0 && id < cfg->vocab_size))
+        return read_token(at, "pad_token_id", cfg, &cfg->pad_token);
+    cfg->pad_token = -1;
+    return BT_OK;
+}
+
 static bt_status add_eos(const bt_json_at *at, const json_t *v, bt_model_config *cfg)
 {
     bt_status st = BT_OK;
@@ -224,7 +238,7 @@ static bt_status read_tokens(const bt_json_at *at, bt_model_config *cfg)
     const json_t *eos = bt_json_field(at, "eos_token_id");
 
     BT_TRY(read_token(at, "bos_token_id", cfg, &cfg->bos_token));
-    BT_TRY(read_token(at, "pad_token_id", cfg, &cfg->pad_token));
+    BT_TRY(read_pad(at, cfg));
     if (json_is_array(eos)) {
         for (size_t i = 0; i < json_array_size(eos); i++)
             BT_TRY(add_eos(at, json_array_get(eos, i), cfg));

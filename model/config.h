@@ -1,8 +1,8 @@
 /* model/config.h - what a checkpoint's config.json says, checked.
  *
- * Families: deepseek_v2, deepseek_v3 (Kimi-K2, Moonlight; the language model of kimi_k25, Kimi-K2.5
- * and K2.6), glm4_moe_lite; with sparse attention
- * deepseek_v32 and glm_moe_dsa (GLM-5).  Both spellings of the rope fields are read (rope_scaling,
+ * Families: deepseek_v2, deepseek_v3 (Kimi-K2, Moonlight; the language model of kimi_k25, which is
+ * Kimi-K2.5 and K2.6, and of kimi_vl), glm4_moe_lite; with sparse attention deepseek_v32 and
+ * glm_moe_dsa (GLM-5).  Both spellings of the rope fields are read (rope_scaling,
  * and rope_parameters of transformers 5). */
 #ifndef BT_MODEL_CONFIG_H
 #define BT_MODEL_CONFIG_H

@@ -76,12 +76,13 @@ out:
 
 bt_status bt_config_index(const bt_json_at *at, bt_model_family fam, bt_model_config *cfg)
 {
-    bt_status           st       = BT_OK;
-    bt_mla_config      *m        = &cfg->mla;
-    const bt_config_u32 fields[] = {
-        {"index_topk",     &m->index_topk,  1,              BT_CONFIG_MAX_TOPK, true},
-        {"index_n_heads",  &m->index_heads, 1,              1 << 10,            true},
-        {"index_head_dim", &m->index_dim,   m->qk_rope_dim, BT_INDEX_MAX_DIM,   true},
+    bt_status           st          = BT_OK;
+    bt_mla_config      *m           = &cfg->mla;
+    bool                interleaved = fam != BT_FAMILY_V32; /* as Hugging Face computes */
+    const bt_config_u32 fields[]    = {
+           {"index_topk",     &m->index_topk,  1,              BT_CONFIG_MAX_TOPK, true},
+           {"index_n_heads",  &m->index_heads, 1,              1 << 10,            true},
+           {"index_head_dim", &m->index_dim,   m->qk_rope_dim, BT_INDEX_MAX_DIM,   true},
     };
 
     BT_TRY(bt_config_u32_fields(at, fields, sizeof(fields) / sizeof(fields[0])));
@@ -90,6 +91,11 @@ bt_status bt_config_index(const bt_json_at *at, bt_model_family fam, bt_model_co
                "indexer reads the low-rank query, found nothing",
                at->file);
     m->index_halves = fam == BT_FAMILY_V32;
+    if (bt_json_field(at, "indexer_rope_interleave") != NULL)
+        BT_TRY(bt_json_bool(at, "indexer_rope_interleave", &interleaved));
+    BT_REQUIRE(interleaved == !m->index_halves, BT_ERR_UNSUPPORTED,
+               "%s: field indexer_rope_interleave: expected %s for this model_type, found %s",
+               at->file, interleaved ? "false" : "true", interleaved ? "true" : "false");
     if (fam == BT_FAMILY_GLM_DSA) BT_TRY(read_shared(at, cfg));
 out:
     return st;

@@ -144,6 +144,10 @@ bt_status bt_config_quantization(const bt_json_at *at, bt_model_config *cfg)
     if (q.obj == NULL) goto out;
     BT_REQUIRE(json_is_object(q.obj), BT_ERR_FORMAT, "%s: field %s: expected an object, found %s",
                at->file, q.in, bt_json_show(q.obj, found, sizeof(found)));
+    BT_REQUIRE(bt_json_field(&q, "quant_method") != NULL, BT_ERR_UNSUPPORTED,
+               "%s: field %s.quant_method: expected \"fp8\" or \"compressed-tensors\", found "
+               "nothing (as MLX quantizes): not supported",
+               at->file, q.in);
     BT_TRY(bt_json_str(&q, "quant_method", &method));
     if (strcmp(method, "compressed-tensors") == 0) {
         BT_TRY(read_int4(&q, cfg));

@@ -10,13 +10,16 @@
 #include "core/alloc.h"
 #include "core/file.h"
 
-bt_status bt_json_parse(const char *where, const char *text, size_t n, json_t **json_out)
+static bt_status parse(const char *where, const char *text, size_t n, bool loose, json_t **json_out)
 {
-    bt_status    st   = BT_OK;
-    json_error_t err  = {.text = ""};
-    json_t      *json = json_loadb(text, n, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &err);
+    const size_t flags = JSON_REJECT_DUPLICATES | JSON_DECODE_ANY;
+    bt_status    st    = BT_OK;
+    json_error_t err   = {.text = ""};
+    json_t      *json  = json_loadb(text, n, flags, &err);
     char         what[BT_JSON_SHOW_BYTES];
 
+    if (json == NULL && loose && json_error_code(&err) == json_error_numeric_overflow)
+        json = json_loadb(text, n, flags | JSON_DECODE_INT_AS_REAL, &err);
     /* jansson leaves the text empty when an allocation failed */
     BT_REQUIRE(json != NULL || err.text[0] != '\0', BT_ERR_NO_MEMORY, "%s: parsing %zu bytes",
                where, n);
@@ -25,6 +28,11 @@ bt_status bt_json_parse(const char *where, const char *text, size_t n, json_t **
     *json_out = json;
 out:
     return st;
+}
+
+bt_status bt_json_parse(const char *where, const char *text, size_t n, json_t **json_out)
+{
+    return parse(where, text, n, false, json_out);
 }
 
 static bt_status read_all(const char *path, int fd, size_t max_bytes, char **text_out,
@@ -60,7 +68,7 @@ out:
     return st;
 }
 
-bt_status bt_json_read_file(const char *path, size_t max_bytes, json_t **json_out)
+static bt_status read_file(const char *path, size_t max_bytes, bool loose, json_t **json_out)
 {
     bt_status st   = BT_OK;
     char     *text = NULL;
@@ -69,11 +77,21 @@ bt_status bt_json_read_file(const char *path, size_t max_bytes, json_t **json_ou
 
     BT_REQUIRE(fd >= 0, BT_ERR_IO, "%s: %s", path, strerror(errno));
     BT_TRY(read_all(path, fd, max_bytes, &text, &n));
-    BT_TRY(bt_json_parse(path, text, n, json_out));
+    BT_TRY(parse(path, text, n, loose, json_out));
 out:
     bt_free(text);
     if (fd >= 0) close(fd);
     return st;
+}
+
+bt_status bt_json_read_file(const char *path, size_t max_bytes, json_t **json_out)
+{
+    return read_file(path, max_bytes, false, json_out);
+}
+
+bt_status bt_json_read_loose(const char *path, size_t max_bytes, json_t **json_out)
+{
+    return read_file(path, max_bytes, true, json_out);
 }
 
 bool bt_json_file_exists(const char *path)

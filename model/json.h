@@ -23,6 +23,9 @@ extern "C" {
 bt_status bt_json_parse(const char *where, const char *text, size_t n, json_t **json_out);
 /* Reads and parses a regular file of at most max_bytes.  IO, FORMAT or NO_MEMORY. */
 bt_status bt_json_read_file(const char *path, size_t max_bytes, json_t **json_out);
+/* The same of a file with integers beyond 64 bits, of which none is wanted: with such a one, all
+ * numbers are reals. */
+bt_status bt_json_read_loose(const char *path, size_t max_bytes, json_t **json_out);
 
 /* Whether something of that name is there, readable or not, a link to nothing too (then an error
  * follows on reading). */

@@ -107,12 +107,15 @@ bool bt_tokenizer_is_text(const bt_tokenizer *tok, uint32_t id)
            added_id(tok, tok->arena + t->at, t->n) < 0;
 }
 
-bt_status bt_tokenizer_bos(const bt_tokenizer *tok, bool always, int64_t *id_out)
+bt_status bt_tokenizer_front(const bt_tokenizer *tok, bool always, uint32_t ids_out[BT_MAX_FRONT],
+                             size_t *n_out)
 {
     bt_status st = BT_OK;
-    int64_t   id = tok->add_bos == BT_ADD_BOS_UNSAID ? tok->front_id : -1;
+    int64_t   id = -1;
     char      found[BT_JSON_SHOW_BYTES];
 
+    *n_out = tok->add_bos == BT_ADD_BOS_UNSAID ? tok->n_front : 0;
+    memcpy(ids_out, tok->front, *n_out * sizeof(*ids_out));
     if (always || tok->add_bos == BT_ADD_BOS) {
         id = tok->bos != NULL ? bt_tokenizer_added_id(tok, tok->bos) : -1;
         BT_REQUIRE(id >= 0, BT_ERR_FORMAT,
@@ -120,8 +123,9 @@ bt_status bt_tokenizer_bos(const bt_tokenizer *tok, bool always, int64_t *id_out
                    "token, found \"%s\"; --no-bos does without",
                    tok->path,
                    bt_json_printable(tok->bos != NULL ? tok->bos : "", found, sizeof(found)));
+        ids_out[0] = (uint32_t)id;
+        *n_out     = 1;
     }
-    *id_out = id;
 out:
     return st;
 }

@@ -48,10 +48,13 @@ const char *bt_tokenizer_bytes(const bt_tokenizer *tok, uint32_t id, size_t *n_o
 bool bt_tokenizer_is_text(const bt_tokenizer *tok, uint32_t id);
 /* -1 when the text is not an added token. */
 int64_t bt_tokenizer_added_id(const bt_tokenizer *tok, const char *text);
-/* The id that belongs in front of a prompt, or -1: add_bos_token of tokenizer_config.json decides,
- * the post_processor of tokenizer.json where that says nothing.  With `always` it is bos_token,
- * whatever they say.  FORMAT when bos_token is needed and is not the text of an added token. */
-bt_status bt_tokenizer_bos(const bt_tokenizer *tok, bool always, int64_t *id_out);
+/* The ids that belong in front of a prompt, none or some: add_bos_token of tokenizer_config.json
+ * decides, the post_processor of tokenizer.json where that says nothing (two of GLM-4's).  With
+ * `always` it is bos_token, whatever they say.  FORMAT when bos_token is needed and is not the text
+ * of an added token. */
+enum { BT_MAX_FRONT = 8 };
+bt_status bt_tokenizer_front(const bt_tokenizer *tok, bool always, uint32_t ids_out[BT_MAX_FRONT],
+                             size_t *n_out);
 
 /* Streaming detokenisation: what can be shown now; incomplete UTF-8 stays behind until the next
  * token, or until end. */

@@ -342,24 +342,21 @@ static const json_t *find_template(const json_t *post)
     return NULL;
 }
 
-/* The special token that the post-processor's template begins with. */
-static bt_status load_front(loading *l, const json_t *post)
+/* A special token of the post-processor's template. */
+static bt_status load_front_token(loading *l, const json_t *template, const json_t *token)
 {
-    bt_status st           = BT_OK;
-    const json_t *template = find_template(post);
-    const json_t *first    = json_array_get(json_object_get(template, "single"), 0);
-    const char   *name;
+    bt_status     st   = BT_OK;
+    const char   *name = json_string_value(json_object_get(token, "id"));
     const json_t *ids;
     uint32_t      id = 0;
     char          shown[BT_JSON_SHOW_BYTES], found[BT_JSON_SHOW_BYTES];
 
-    l->tok->front_id = -1;
-    first            = json_object_get(first, "SpecialToken");
-    if (first == NULL) goto out;
-    name = json_string_value(json_object_get(first, "id"));
     name = name != NULL ? name : "";
     ids  = json_object_get(json_object_get(template, "special_tokens"), name);
     ids  = json_object_get(ids, "ids");
+    BT_REQUIRE(l->tok->n_front < BT_MAX_FRONT, BT_ERR_UNSUPPORTED,
+               "%s: field post_processor: expected at most %d special tokens in front of a text",
+               l->path, BT_MAX_FRONT);
     BT_REQUIRE(json_array_size(ids) == 1, BT_ERR_UNSUPPORTED,
                "%s: field post_processor: expected one id of the special token \"%s\", found %s",
                l->path, bt_json_printable(name, shown, sizeof(shown)),
@@ -368,7 +365,23 @@ static bt_status load_front(loading *l, const json_t *post)
     BT_REQUIRE(id < l->tok->n_tokens && l->tok->tokens[id].n != 0, BT_ERR_FORMAT,
                "%s: field post_processor: expected the id of a token for \"%s\", found %u", l->path,
                bt_json_printable(name, shown, sizeof(shown)), id);
-    l->tok->front_id = id;
+    l->tok->front[l->tok->n_front++] = id;
+out:
+    return st;
+}
+
+/* Those that the template begins with; those behind a text would end it. */
+static bt_status load_front(loading *l, const json_t *post)
+{
+    bt_status st           = BT_OK;
+    const json_t *template = find_template(post);
+    const json_t *parts    = json_object_get(template, "single"), *token;
+
+    for (size_t i = 0; i < json_array_size(parts); i++) {
+        token = json_object_get(json_array_get(parts, i), "SpecialToken");
+        if (token == NULL) break;
+        BT_TRY(load_front_token(l, template, token));
+    }
 out:
     return st;
 }

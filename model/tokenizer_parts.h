@@ -41,7 +41,8 @@ struct bt_tokenizer {
     char *no_chat;                   /* owned, or NULL: why there is none */
     char *bos, *eos;                 /* owned: their texts, or NULL */
     enum { BT_ADD_BOS_UNSAID, BT_ADD_BOS, BT_ADD_NO_BOS } add_bos; /* of tokenizer_config.json */
-    int64_t front_id; /* what the post_processor puts in front of a text, or -1 */
+    uint32_t front[BT_MAX_FRONT]; /* [n_front]: what the post_processor puts in front of a text */
+    size_t   n_front;
 };
 
 /* Makes by_text. */

@@ -195,7 +195,6 @@ bt_status bt_tokenizer_load_tiktoken(bt_tokenizer *tok, const char *path)
     bt_status st = BT_OK;
     loading   l  = {.tok = tok, .path = path};
 
-    tok->front_id = -1;
     tok->tiktoken = true;
     BT_TRY(read_text(&l));
     BT_TRY(load_vocab(&l));

@@ -270,6 +270,11 @@ static bt_status load_mtp(bt_loader *l, bt_mtp_weights *w)
     bt_status              st = BT_OK;
 
 #define NAME(what) bt_loader_name(l, "model.layers.%u." what ".weight", layer)
+    BT_REQUIRE(bt_safetensors_find(l->st, NAME("enorm")) != NULL, BT_ERR_FORMAT,
+               "%s: expected tensor %s of the layer for multi-token prediction that config.json "
+               "names, found none (transformers saves models without it): leave --mtp out; "
+               "--speculate drafts without one",
+               bt_safetensors_path(l->st), NAME("enorm"));
     BT_TRY(load_layer(l, layer, &l->w->layers[layer]));
     BT_TRY(bt_loader_vector(l, hidden, NAME("enorm"), &w->token_norm));
     BT_TRY(bt_loader_vector(l, hidden, NAME("hnorm"), &w->hidden_norm));

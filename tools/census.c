@@ -59,6 +59,9 @@ static bt_part part_of(const char *name, const bt_model_config *cfg)
     return layer < cfg->n_layers ? part_in_layer(rest + 1) : BT_PART_OTHER;
 }
 
+/* RoPE's frequencies, which older checkpoints hold. */
+static bool is_computed(const char *name) { return strstr(name, ".rotary_emb.inv_freq") != NULL; }
+
 void bt_census_take(const bt_safetensors *files, const bt_model_config *cfg, bt_census *c)
 {
     *c = (bt_census){.n_tensors = bt_safetensors_count(files)};
@@ -66,7 +69,8 @@ void bt_census_take(const bt_safetensors *files, const bt_model_config *cfg, bt_
         const bt_tensor *t    = bt_safetensors_at(files, i);
         bt_part          part = part_of(t->name, cfg);
 
-        if (!bt_tensor_is_beside_weights(t)) c->n_params[part] += bt_tensor_n_weights(t);
+        if (!bt_tensor_is_beside_weights(t) && !is_computed(t->name))
+            c->n_params[part] += bt_tensor_n_weights(t);
         c->bytes[part] += t->bytes;
         if (part != BT_PART_MTP && part != BT_PART_EMBEDDING &&
             strstr(t->name, "kv_b_proj") == NULL) {

@@ -275,6 +275,34 @@ static void logits_out_that_cannot_be_is_refused_at_once(void)
     EXPECT_HAS(g_command.output, "found a directory");
 }
 
+/* Its experts are those of its language model. */
+static void logits_of_a_multimodal_model(void)
+{
+    char              model[64], path[80];
+    const char *const args[] = {"--model", model, "--both", "1", NULL};
+    FILE             *f;
+    bt_safetensors   *st = NULL;
+
+    snprintf(model, sizeof(model), "%s/model", g_dir);
+    snprintf(path, sizeof(path), "%s/config.json", model);
+    EXPECT_EQ(mkdir(model, 0700), 0);
+    f = fopen(path, "w");
+    EXPECT(f != NULL);
+    if (f == NULL) return;
+    fprintf(f, "{\"text_config\": {\"n_routed_experts\": 16, \"num_experts_per_tok\": %d}}", TOP_K);
+    fclose(f);
+    g_input.n = 0;
+    add_case(0, 40, 12);
+    write_input();
+    unlink(g_out);
+    EXPECT_EQ(logits("", args), 0);
+    EXPECT_EQ(bt_safetensors_open(g_out, &st), BT_OK);
+    if (st != NULL) expect_rows(st, 0, 40, false);
+    bt_safetensors_close(st);
+    unlink(path);
+    EXPECT(rmdir(model) == 0);
+}
+
 static void logits_config_that_is_a_pipe_is_refused(void)
 {
     char              model[64], path[80];
@@ -316,6 +344,7 @@ static const bt_test TESTS[] = {
     BT_TEST(logits_bad_command_lines_are_refused),
     BT_TEST(logits_sigterm_ends_it),
     BT_TEST(logits_out_that_cannot_be_is_refused_at_once),
+    BT_TEST(logits_of_a_multimodal_model),
     BT_TEST(logits_config_that_is_a_pipe_is_refused),
 };
 

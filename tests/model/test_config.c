@@ -405,6 +405,7 @@ static const bad_case BAD[] = {
     {"{\"model_type\": \"deepseek_v2\", \"architectures\": [\"DeepseekV2ForCausalLM\"]}", BT_ERR_UNSUPPORTED, {"topk_method", "expected greedy or group_limited_greedy with softmax", "found \"noaux_tc\" with \"sigmoid\""}},
     {"{\"model_type\": \"deepseek_v2\", \"architectures\": [\"DeepseekV2ForCausalLM\"], \"topk_method\": \"greedy\", \"scoring_func\": \"softmax\"}", BT_ERR_UNSUPPORTED, {"field norm_topk_prob", "expected false", "found true"}},
     {"{\"scoring_func\": \"softmax\"}",      BT_ERR_UNSUPPORTED, {"scoring_func", "expected", "found \"noaux_tc\" with \"softmax\""}},
+    {"{\"quantization_config\": {\"bits\": 4, \"group_size\": 64}}", BT_ERR_UNSUPPORTED, {"field quantization_config.quant_method: expected \"fp8\" or \"compressed-tensors\"", "found nothing (as MLX quantizes)", ""}},
     {"{\"quantization_config\": {\"quant_method\": \"awq\"}}", BT_ERR_UNSUPPORTED, {"field quantization_config.quant_method", "expected \"fp8\" or \"compressed-tensors\"", "found \"awq\""}},
     {"{\"quantization_config\": {\"quant_method\": \"fp8\", \"fmt\": \"e5m2\"}}", BT_ERR_UNSUPPORTED, {"field quantization_config.fmt", "expected \"e4m3\"", "found \"e5m2\""}},
     {"{\"quantization_config\": {\"quant_method\": \"fp8\", \"weight_block_size\": [64, 128]}}", BT_ERR_UNSUPPORTED, {"weight_block_size", "expected [128,128]", "found [64,128]"}},
@@ -443,6 +444,8 @@ static const bad_case BAD[] = {
     {"{\"model_type\": \"glm_moe_dsa\", \"architectures\": null, \"index_topk\": 16, \"index_n_heads\": 4, \"index_head_dim\": 64, \"indexer_types\": [\"shared\", \"full\", \"full\", \"full\"]}", BT_ERR_FORMAT, {"first layer", "expected it to have an indexer", "found \"shared\""}},
     {"{\"model_type\": \"glm_moe_dsa\", \"architectures\": null, \"index_topk\": 16, \"index_n_heads\": 4, \"index_head_dim\": 64, \"index_topk_pattern\": \"FSX\"}", BT_ERR_FORMAT, {"field index_topk_pattern", "expected 4 letters", "found \"FSX\""}},
     {"{\"model_type\": \"glm_moe_dsa\", \"architectures\": null, \"index_topk\": 16, \"index_n_heads\": 4, \"index_head_dim\": 64, \"index_topk_freq\": 4, \"index_skip_topk_offset\": 0}", BT_ERR_FORMAT, {"first layer", "expected it to have an indexer", "found \"shared\""}},
+    {"{\"model_type\": \"glm_moe_dsa\", \"architectures\": null, \"index_topk\": 16, \"index_n_heads\": 4, \"index_head_dim\": 64, \"indexer_rope_interleave\": false}", BT_ERR_UNSUPPORTED, {"field indexer_rope_interleave: expected true", "found false", ""}},
+    {"{\"model_type\": \"deepseek_v32\", \"architectures\": null, \"index_topk\": 16, \"index_n_heads\": 4, \"index_head_dim\": 64, \"indexer_rope_interleave\": true}", BT_ERR_UNSUPPORTED, {"field indexer_rope_interleave: expected false", "found true", ""}},
     {"{\"model_type\": \"glm_moe_dsa\", \"architectures\": null, \"index_topk\": 16, \"index_n_heads\": 4, \"index_head_dim\": 64, \"sliding_window\": 128}", BT_ERR_UNSUPPORTED, {"field sliding_window", "expected it absent", "found 128"}},
 };
 /* clang-format on */
@@ -510,15 +513,15 @@ static void config_of_4_bits_may_leave_out_what_is_null(void)
     EXPECT(c.int4);
 }
 
-/* Kimi-K2.5's config.json: the demo's under text_config; `more` are members beside it. */
-static bt_status read_wrapped(const char *more, bt_model_config *cfg)
+/* A multimodal model's config.json: the demo's under text_config; `more` are members beside it. */
+static bt_status read_wrapped(const char *type, const char *more, bt_model_config *cfg)
 {
     json_t   *all = json_loads(more, 0, NULL), *text = json_load_file(DEMO "/config.json", 0, NULL);
     char     *dump;
     bt_status st;
 
     if (all == NULL || text == NULL) abort();
-    json_object_set_new(all, "model_type", json_string("kimi_k25"));
+    json_object_set_new(all, "model_type", json_string(type));
     if (json_object_get(all, "text_config") == NULL) json_object_set(all, "text_config", text);
     dump = json_dumps(all, 0);
     scratch_clear();
@@ -535,22 +538,26 @@ static void config_of_a_language_model_is_read_within(void)
     bt_model_config c, demo;
 
     EXPECT_EQ(bt_model_config_read(DEMO, &demo), BT_OK);
-    EXPECT_EQ(
-        read_wrapped("{\"eos_token_id\": 77, \"pad_token_id\": 5, \"vision_config\": {}}", &c),
-        BT_OK);
+    EXPECT_EQ(read_wrapped("kimi_k25",
+                           "{\"eos_token_id\": 77, \"pad_token_id\": 5, \"vision_config\": {}}",
+                           &c),
+              BT_OK);
     EXPECT(strcmp(c.model_type, "deepseek_v3") == 0);
     EXPECT(c.hidden == demo.hidden && c.n_layers == demo.n_layers && !c.fp8);
     EXPECT_EQ(c.n_eos, 2); /* its own, and that of the whole */
     EXPECT(c.eos_tokens[0] == demo.eos_tokens[0] && c.eos_tokens[1] == 77);
     EXPECT(c.bos_token == demo.bos_token && c.pad_token == 5);
-    EXPECT_EQ(read_wrapped("{\"quantization_config\": {\"quant_method\": \"fp8\", "
+    EXPECT_EQ(read_wrapped("kimi_vl", "{\"pad_token_id\": -1}", &c), BT_OK);
+    EXPECT(c.hidden == demo.hidden && c.pad_token == -1);
+    EXPECT_EQ(read_wrapped("kimi_k25",
+                           "{\"quantization_config\": {\"quant_method\": \"fp8\", "
                            "\"weight_block_size\": [128, 128]}}",
                            &c),
               BT_OK);
     EXPECT(c.fp8);
-    EXPECT_EQ(read_wrapped("{\"text_config\": [1]}", &c), BT_ERR_FORMAT);
+    EXPECT_EQ(read_wrapped("kimi_k25", "{\"text_config\": [1]}", &c), BT_ERR_FORMAT);
     EXPECT_HAS(bt_error_text(), "field text_config: expected an object, found [1]");
-    EXPECT_EQ(read_wrapped("{\"text_config\": {\"model_type\": \"llama\"}}", &c),
+    EXPECT_EQ(read_wrapped("kimi_k25", "{\"text_config\": {\"model_type\": \"llama\"}}", &c),
               BT_ERR_UNSUPPORTED);
     EXPECT_HAS(bt_error_text(), "found \"llama\"");
 }

@@ -29,7 +29,8 @@ static bool is_special(const bt_tokenizer *tok, const char *text)
 static void tiktoken_has_256_ids_behind_the_vocabulary(void)
 {
     bt_tokenizer *tok = open_or_die(TIKTOKEN);
-    int64_t       bos = -1;
+    uint32_t      front[BT_MAX_FRONT];
+    size_t        n = 9;
 
     EXPECT_EQ(bt_tokenizer_vocab_size(tok), 1792 + 256);
     EXPECT_EQ(bt_tokenizer_added_id(tok, "[BOS]"), 1792);
@@ -38,10 +39,10 @@ static void tiktoken_has_256_ids_behind_the_vocabulary(void)
     EXPECT(is_special(tok, "[BOS]"));
     EXPECT(!is_special(tok, "<think>"));
     EXPECT(!is_special(tok, "<|reserved_token_1797|>"));
-    EXPECT_EQ(bt_tokenizer_bos(tok, false, &bos), BT_OK);
-    EXPECT_EQ(bos, -1);
-    EXPECT_EQ(bt_tokenizer_bos(tok, true, &bos), BT_OK);
-    EXPECT_EQ(bos, 1792);
+    EXPECT_EQ(bt_tokenizer_front(tok, false, front, &n), BT_OK);
+    EXPECT_EQ(n, 0);
+    EXPECT_EQ(bt_tokenizer_front(tok, true, front, &n), BT_OK);
+    EXPECT(n == 1 && front[0] == 1792);
     bt_tokenizer_close(tok);
 }
 

@@ -266,6 +266,7 @@ static void tokenizer_added_tokens_match_longest_first(void)
     expect_ids("xbbb", 3, (uint32_t[]){'x', 403, 'b'});
 }
 
+#define SPECIAL     "{\"SpecialToken\": {\"id\": \"<b>\"}}"
 #define BEGIN_TOKEN ", \"added_tokens\": [{\"id\": 400, \"content\": \"<b>\"}]"
 #define TEMPLATE                                                                     \
     "{\"type\": \"TemplateProcessing\", \"single\": [{\"SpecialToken\": {\"id\": "   \
@@ -273,21 +274,28 @@ static void tokenizer_added_tokens_match_longest_first(void)
     "\"pair\": [], \"special_tokens\": {\"<b>\": {\"id\": \"<b>\", \"ids\": [400], " \
     "\"tokens\": [\"<b>\"]}}}"
 
-/* What stands in front of a prompt with this post-processor and this tokenizer_config.json. */
+/* What stands in front of a prompt with this post-processor and this tokenizer_config.json: the
+ * digits of all ids, -1 without any. */
 static int64_t begin_of(const char *post, const char *config, bool always)
 {
     bt_tokenizer *tok = NULL;
-    int64_t       id  = -2;
+    uint32_t      ids[BT_MAX_FRONT];
+    size_t        n  = 0;
+    int64_t       id = -1;
     char          frame[1024];
 
     snprintf(frame, sizeof(frame), BEGIN_TOKEN ", \"post_processor\": %s", post);
     write_small("", "[]", BYTE_LEVEL, frame);
     if (config != NULL) scratch_write("tokenizer_config.json", config, strlen(config));
     EXPECT_EQ(bt_tokenizer_open(g_scratch, &tok), BT_OK);
-    if (tok != NULL && bt_tokenizer_bos(tok, always, &id) != BT_OK) {
+    if (tok != NULL && bt_tokenizer_front(tok, always, ids, &n) != BT_OK) {
         EXPECT_HAS(bt_error_text(), "tokenizer.json: expected bos_token of tokenizer_config.json");
         EXPECT_HAS(bt_error_text(), "--no-bos does without");
         id = -3;
+    } else if (n != 0) {
+        id = 0;
+        for (size_t i = 0; i < n; i++)
+            id = 1000 * id + ids[i];
     }
     bt_tokenizer_close(tok);
     return id;
@@ -298,13 +306,20 @@ static void tokenizer_begin_is_add_bos_token_or_the_post_processor(void)
     static const char BYTES[]    = "{\"type\": \"ByteLevel\", \"trim_offsets\": false}";
     static const char SEQUENCE[] = "{\"type\": \"Sequence\", \"processors\": [{\"type\": "
                                    "\"ByteLevel\"}, " TEMPLATE "]}";
-    static const char BEHIND[]   = "{\"type\": \"TemplateProcessing\", \"single\": [{\"Sequence\": "
-                                   "{\"id\": \"A\"}}, {\"SpecialToken\": {\"id\": \"<b>\"}}]}";
+    static const char TWO[] =
+        "{\"type\": \"TemplateProcessing\", \"single\": [" SPECIAL "," SPECIAL
+        ",{\"Sequence\": {}}," SPECIAL "], \"special_tokens\": {\"<b>\": {\"ids\": [400]}}}";
+    static const char BEHIND[] = "{\"type\": \"TemplateProcessing\", \"single\": [{\"Sequence\": "
+                                 "{\"id\": \"A\"}}, {\"SpecialToken\": {\"id\": \"<b>\"}}]}";
 
     EXPECT_EQ(begin_of("null", NULL, false), -1);
     EXPECT_EQ(begin_of(BYTES, "{\"bos_token\": \"<b>\"}", false), -1);
     EXPECT_EQ(begin_of(BEHIND, "{\"bos_token\": \"<b>\"}", false), -1);
     EXPECT_EQ(begin_of(TEMPLATE, NULL, false), 400);
+    EXPECT_EQ(begin_of(TWO, NULL, false), 400400);
+    EXPECT_EQ(begin_of(TWO, "{\"add_bos_token\": true, \"bos_token\": \"<b>\"}", false), 400);
+    EXPECT_EQ(begin_of(TEMPLATE, "{\"model_max_length\": 1000000000000000019884624838656}", false),
+              400);
     EXPECT_EQ(begin_of(SEQUENCE, "{\"add_bos_token\": null}", false), 400);
     EXPECT_EQ(begin_of(TEMPLATE, "{\"add_bos_token\": false}", false), -1);
     EXPECT_EQ(begin_of(BYTES, "{\"add_bos_token\": true, \"bos_token\": \"<b>\"}", false), 400);
@@ -376,6 +391,7 @@ static const bad_case BAD[] = {
     {"", "[]", BYTE_LEVEL, ", \"added_tokens\": [{\"id\": 3, \"content\": \"xyz\"}]", BT_ERR_FORMAT, {"added token \"xyz\": expected an id of its own", "found 3"}},
     {AB_VOCAB, "[]", BYTE_LEVEL, ", \"added_tokens\": [{\"id\": 3, \"content\": \"ab\"}]", BT_ERR_FORMAT, {"added token \"ab\": expected the id of the vocabulary, 300", "found 3"}},
     {"", "[]", BYTE_LEVEL, ", \"post_processor\": {\"type\": \"TemplateProcessing\", \"single\": [{\"SpecialToken\": {\"id\": \"<b>\"}}]}", BT_ERR_UNSUPPORTED, {"field post_processor: expected one id of the special token \"<b>\"", "found nothing"}},
+    {"", "[]", BYTE_LEVEL, BEGIN_TOKEN ", \"post_processor\": {\"type\": \"TemplateProcessing\", \"single\": [" SPECIAL "," SPECIAL "," SPECIAL "," SPECIAL "," SPECIAL "," SPECIAL "," SPECIAL "," SPECIAL "," SPECIAL "], \"special_tokens\": {\"<b>\": {\"ids\": [400]}}}", BT_ERR_UNSUPPORTED, {"field post_processor: expected at most 8 special tokens", ""}},
     {"", "[]", BYTE_LEVEL, ", \"post_processor\": " TEMPLATE, BT_ERR_FORMAT, {"field post_processor: expected the id of a token for \"<b>\"", "found 400"}},
     {"", "[]", BYTE_LEVEL, ", \"added_tokens\": [{\"id\": 400, \"content\": \"x\\ny\", \"lstrip\": true}]", BT_ERR_UNSUPPORTED, {"added token \"x?y\": field lstrip", "found true"}},
 };

@@ -320,8 +320,9 @@ static void weights_without_a_layer_that_predicts_are_refused(void)
     NEED(n < c.n);
     c.n = n;
     EXPECT_EQ(load_list(&c, &w), BT_ERR_FORMAT);
-    EXPECT_HAS(bt_error_text(), "model.layers.3.");
+    EXPECT_HAS(bt_error_text(), "expected tensor model.layers.3.enorm.weight of the layer");
     EXPECT_HAS(bt_error_text(), "found none");
+    EXPECT_HAS(bt_error_text(), "leave --mtp out");
     c.cfg.mtp = false;
     EXPECT_EQ(load_list(&c, &w), BT_OK);
     bt_weights_fini(&w);

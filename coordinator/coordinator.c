@@ -205,6 +205,7 @@ static void drain(coordinator *c, double limit_s)
     BT_INFO("draining: %u request%s under way", n, n == 1 ? "" : "s");
     bt_announce(c->opt->announce_fd, true, "draining");
     bt_public_drain(c->pub);
+    bt_fleet_wait_no_more(c->fleet);
 }
 
 static void check_drained(coordinator *c)

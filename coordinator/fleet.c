@@ -427,6 +427,8 @@ void bt_fleet_tick(bt_fleet *fleet, uint64_t now_ns)
 
 /* ---- the end of all */
 
+void bt_fleet_wait_no_more(bt_fleet *fleet) { fleet->cfg.wait_ns = 0; }
+
 void bt_fleet_stop(bt_fleet *fleet, grpc_status_code code, const char *reason)
 {
     if (fleet->stopped) return;

@@ -146,7 +146,8 @@ void bt_fleet_move_queue(bt_fleet *fleet, bt_fleet_cell *from, uint64_t now_ns)
     }
 }
 
-/* Moves the oldest request of a cell in which requests wait to one in which none waits. */
+/* Moves the oldest request of a cell in which requests wait to one in which none waits, and which
+ * takes it at once: it does not come back. */
 static void even_out(bt_fleet *fleet, uint64_t now_ns)
 {
     for (uint32_t i = 0; i < fleet->n_cells; i++) {
@@ -158,7 +159,7 @@ static void even_out(bt_fleet *fleet, uint64_t now_ns)
 
             if (q == NULL || (to = choose_for(fleet, q, from)) == NULL || to->short_since_ns != 0 ||
                 bt_relay_first_queued(to->relay) != NULL || bt_relay_pressure(to->relay) >= 1 ||
-                !bt_relay_has_rows(to->relay, bt_relay_request_n_open(q)))
+                !bt_relay_has_room(to->relay, q, now_ns))
                 break;
             move(fleet, bt_relay_take_queued(from->relay), to, now_ns);
         }

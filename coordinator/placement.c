@@ -381,6 +381,14 @@ void bt_relay_place(bt_relay *relay, uint64_t now_ns)
     }
 }
 
+bool bt_relay_has_room(const bt_relay *relay, const bt_relay_request *q, uint64_t now_ns)
+{
+    bool full = false;
+
+    return choose_decode(relay, q, 0, now_ns) != NO_RANK &&
+           (bt_relay_both(relay) || choose_prefill(relay, q, &full) != NO_RANK);
+}
+
 /* The rank has no pages although it should have: the request goes back to the queue, with a new
  * number. */
 static void refused(bt_relay *r, bt_relay_request *q, uint64_t now_ns)

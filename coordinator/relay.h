@@ -152,8 +152,8 @@ bool      bt_relay_has_name(const bt_relay *relay, const char *name);
 const bt_relay_request *bt_relay_first_queued(const bt_relay *relay);
 /* How full the cell is: 0 with nothing to do; from 1 on a request would probably wait. */
 double bt_relay_pressure(const bt_relay *relay);
-/* Some rank could decode n_choices more. */
-bool bt_relay_has_rows(const bt_relay *relay, uint32_t n_choices);
+/* Ranks could take the request, one of any relay, now. */
+bool bt_relay_has_room(const bt_relay *relay, const bt_relay_request *q, uint64_t now_ns);
 /* What a prompt with these keys would add to that: less where a rank probably has its prefix. */
 double bt_relay_pressure_of(const bt_relay *relay, uint32_t n_prompt, uint32_t n_keys,
                             const bt_page_key *keys);

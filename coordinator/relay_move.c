@@ -116,14 +116,6 @@ double bt_relay_pressure(const bt_relay *relay)
     return part(relay, tokens, taken);
 }
 
-bool bt_relay_has_rows(const bt_relay *relay, uint32_t n_choices)
-{
-    for (uint32_t i = 0; i < relay->cfg.n_ranks; i++)
-        if (bt_relay_decodes(relay, i) && bt_rank_has_rows(&relay->ranks[i], n_choices))
-            return true;
-    return false;
-}
-
 double bt_relay_pressure_of(const bt_relay *relay, uint32_t n_prompt, uint32_t n_keys,
                             const bt_page_key *keys)
 {

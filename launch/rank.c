@@ -38,8 +38,8 @@ static int report(pid_t pid, const char *program, int status)
         return WEXITSTATUS(status);
     }
     sig = WTERMSIG(status);
-    if (sig == SIGTERM) { /* asked for, mostly because another rank has failed */
-        BT_WARN("%s (pid %d) was ended by SIGTERM", name, (int)pid);
+    if (sig == SIGTERM || sig == SIGINT) { /* asked for, mostly because another rank has failed */
+        BT_WARN("%s (pid %d) was ended by SIG%s", name, (int)pid, sigabbrev_np(sig));
     } else {
         bt_log_error(__FILE__, __LINE__, "the worker died",
                      "%s (pid %d) was ended by signal %d (%s)", name, (int)pid, sig,

@@ -21,17 +21,27 @@ static atomic_int g_signal;
 static atomic_int g_drain;
 static atomic_int g_tell; /* somebody is there to be told why this rank leaves */
 
+/* Of the signal, as it would without a handler: who started it sees that it has not ended well. */
+static void end_by(int number)
+{
+    signal(number, SIG_DFL);
+    raise(number); /* when the handler returns */
+}
+
 static void on_signal(int number)
 {
-    if (!g_tell) _exit(EXIT_SUCCESS);
-    g_signal = number;
+    if (g_tell)
+        g_signal = number;
+    else
+        end_by(number);
 }
 
 static void on_drain(int number)
 {
-    (void)number;
-    if (!g_tell) _exit(EXIT_SUCCESS);
-    g_drain = 1;
+    if (g_tell)
+        g_drain = 1;
+    else
+        end_by(number);
 }
 
 static void on_alarm(int number)

@@ -133,7 +133,8 @@ static void come(site *s, bt_control_peer *peer, const char *name, uint32_t n_pa
 }
 
 /* OK, or why it is refused. */
-static grpc_status_code submit_as(site *s, uint32_t i, const char *name, uint32_t max_tokens)
+static grpc_status_code submit_choices(site *s, uint32_t i, const char *name, uint32_t max_tokens,
+                                       uint32_t n_choices)
 {
     grpc_status_code    code = GRPC_STATUS_OK;
     uint64_t            number;
@@ -143,7 +144,7 @@ static grpc_status_code submit_as(site *s, uint32_t i, const char *name, uint32_
         .n_prompt  = PROMPT,
         .prompt    = bt_calloc(PROMPT, sizeof(uint32_t)),
         .sampling  = {.max_tokens = max_tokens},
-        .n_choices = 1,
+        .n_choices = n_choices,
     };
 
     snprintf(c->name, sizeof(c->name), "%s", name);
@@ -151,6 +152,11 @@ static grpc_status_code submit_as(site *s, uint32_t i, const char *name, uint32_
         return GRPC_STATUS_OK;
     bt_free(r.prompt);
     return code;
+}
+
+static grpc_status_code submit_as(site *s, uint32_t i, const char *name, uint32_t max_tokens)
+{
+    return submit_choices(s, i, name, max_tokens, 1);
 }
 
 static void submit_of(site *s, uint32_t i, uint32_t max_tokens)
@@ -295,6 +301,33 @@ static void fleet_queue_that_has_moved_is_empty(void)
     tear_down(&s);
 }
 
+/* Each cell has two of three pages free, and no queue but for the one that wants three. */
+static void fleet_request_that_fits_nowhere_stays_where_it_is(void)
+{
+    site                    s;
+    bt_control_peer         a, b;
+    const bt_relay_request *large;
+    uint64_t                heard_ns;
+
+    set_up(&s, 3);
+    come(&s, &a, "a", 3);
+    come(&s, &b, "b", 3);
+    submit(&s, 0);
+    submit(&s, 1);
+    EXPECT(a.n_reserved == 1 && b.n_reserved == 1);
+    EXPECT_EQ(submit_choices(&s, 2, "large", 5, 3), GRPC_STATUS_OK);
+    EXPECT_EQ(bt_fleet_queued_tokens(s.fleet), PROMPT);
+    large = bt_relay_first_queued(bt_fleet_relay(s.fleet, 0));
+    if (large == NULL) large = bt_relay_first_queued(bt_fleet_relay(s.fleet, 1));
+    heard_ns = bt_relay_request_heard_ns(large); /* or when it came where it waits */
+    bt_fleet_tick(s.fleet, s.now + 10);
+    EXPECT_EQ(bt_relay_request_heard_ns(large), heard_ns);
+    EXPECT_EQ(bt_fleet_queued_tokens(s.fleet), PROMPT);
+    abort_one(&s, 0);
+    abort_one(&s, 1);
+    tear_down(&s);
+}
+
 /* Wherever the request that has it is: in the lobby, in this cell, or in another one. */
 static void fleet_name_belongs_to_one_request(void)
 {
@@ -418,6 +451,7 @@ int main(int argc, char **argv)
         BT_TEST(fleet_own_silence_is_no_wait_for_a_cell),
         BT_TEST(fleet_request_keeps_its_age_in_another_cell),
         BT_TEST(fleet_queue_that_has_moved_is_empty),
+        BT_TEST(fleet_request_that_fits_nowhere_stays_where_it_is),
         BT_TEST(fleet_name_belongs_to_one_request),
         BT_TEST(fleet_prefers_cells_with_a_rank_for_every_role),
         BT_TEST(fleet_counts_tokens_of_cells_that_have_gone),

@@ -537,6 +537,21 @@ class BusyPoll(Served):
         self.assertEqual(self.coordinator.wait(), 0)
 
 
+class DrainOfALostCell(Draining):
+    """Nobody starts it again: what is left ends with the reason, and so does the coordinator."""
+    ARGS = (*Draining.ARGS, "--on-death", "restart", "--cell-wait-s", "300")
+
+    def test_is_a_failure(self):
+        calls = self.drain(signal.SIGUSR1)
+        for rank in self.cell.ranks:
+            rank.cut()
+        for call in calls:
+            code, details, _ = self.error(call)
+            self.assertEqual(code, UNAVAILABLE)
+            self.assertIn("rank", details)
+        self.assertEqual(self.coordinator.wait(), 1)
+
+
 class Watch(Served):
     ARGS = ("--drain-s", "300")
 

@@ -102,6 +102,17 @@ def at_start(a, pb, rpc):
         fault.check(f"rank 2 killed {delay} s after its start", ["rank 2", "rank=2", "baton-launch", "signal 9"])
 
 
+def told_at_start(a, pb, rpc):
+    """As somebody who is short of memory does.  Before a rank has attached nobody else hears of it."""
+    for sig, said in ((signal.SIGTERM, "ended by SIGTERM"), (signal.SIGINT, "ended by SIGINT"), (signal.SIGUSR1, "signal 10")):
+        fault = Fault(a, "2+2", "--on-death", "replace")
+        pid = wait_for_rank(fault, 2)
+        time.sleep(0.3)
+        fault.note_processes()
+        os.kill(pid, sig)
+        fault.check(f"{sig.name} to rank 2 while it starts", ["rank=2", "baton-launch", said])
+
+
 def mpirun_hangs(a, pb, rpc):
     """It does now and then when a rank dies while MPI starts, and then says nothing of it; where the others may go on, nobody else would end them."""
     fault = Fault(a, "2+2", "--on-death", "replace")
@@ -215,7 +226,7 @@ def stopped_while_serving(a, pb, rpc):
         print(f"{sig.name} while serving: ended cleanly", flush=True)
 
 
-FAULTS = [at_start, mpirun_hangs, in_prefill, in_decode, both_roles, hangs, stuck_in_mpi, coordinator, launcher, run_killed, stopped_while_serving]
+FAULTS = [at_start, told_at_start, mpirun_hangs, in_prefill, in_decode, both_roles, hangs, stuck_in_mpi, coordinator, launcher, run_killed, stopped_while_serving]
 
 
 def main():

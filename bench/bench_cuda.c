@@ -114,10 +114,12 @@ static void enqueue(cudaGraphExec_t exec, int (*call)(void *ctx, unsigned i), vo
 static double time_us(int (*call)(void *ctx, unsigned i), void *ctx, unsigned n_places)
 {
     unsigned        n_calls = n_places > CALLS ? n_places : CALLS;
-    cudaGraphExec_t exec    = n_places != 0 ? capture(call, ctx, n_calls) : NULL;
+    cudaGraphExec_t exec    = NULL;
     cudaEvent_t     begin, end;
     float           ms[ROUNDS];
 
+    MUST(cudaDeviceSynchronize()); /* copies of what the call reads may be on their way */
+    if (n_places != 0) exec = capture(call, ctx, n_calls);
     MUST(cudaEventCreate(&begin));
     MUST(cudaEventCreate(&end));
     for (int r = 0; r < ROUNDS; r++) {

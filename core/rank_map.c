@@ -50,6 +50,20 @@ static char *list_text(const uint32_t *numbers, uint32_t n)
     return bt_strdup(text);
 }
 
+/* The same of names. */
+static char *names_text(char *const *names, uint32_t n)
+{
+    size_t bytes = 1, at = 0;
+    char  *text;
+
+    for (uint32_t i = 0; i < n; i++)
+        bytes += strlen(names[i]) + 1;
+    text = bt_calloc(bytes, 1);
+    for (uint32_t i = 0; text != NULL && i < n; i++)
+        at += (size_t)snprintf(text + at, bytes - at, "%s%s", i > 0 ? "," : "", names[i]);
+    return text;
+}
+
 /* ---- lines */
 
 typedef struct {
@@ -66,6 +80,7 @@ typedef struct {
     const char  *host;
     uint32_t     n_ranks, n_cores, n_devices; /* 0: any */
     uint32_t     cores[BT_RANK_LIST_MAX], devices[BT_RANK_LIST_MAX];
+    char        *names[BT_RANK_LIST_MAX]; /* of devices, instead of their numbers: in the line */
 } line;
 
 static bt_status take_role(reader *r, const char *word, line *l)
@@ -86,7 +101,44 @@ out:
     return st;
 }
 
-static bt_status take_setting(const reader *r, const char *word, line *l)
+/* "GPU-<UUID>,MIG-<UUID>": as CUDA_VISIBLE_DEVICES has them.  False: no such list, or one of them
+ * twice. */
+static bool take_names(char *text, line *l)
+{
+    static const char LETTERS[] =
+        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-/";
+
+    l->n_devices = 0;
+    for (char *name; (name = strsep(&text, ",")) != NULL; l->n_devices++) {
+        if (strncmp(name, "GPU-", 4) != 0 && strncmp(name, "MIG-", 4) != 0) return false;
+        if (name[4] == '\0' || name[strspn(name, LETTERS)] != '\0') return false;
+        for (uint32_t i = 0; i < l->n_devices; i++)
+            if (strcmp(l->names[i], name) == 0) return false;
+        if (l->n_devices == BT_RANK_LIST_MAX) return false;
+        l->names[l->n_devices] = name;
+    }
+    return true;
+}
+
+static bt_status take_devices(const reader *r, char *word, line *l)
+{
+    bt_status st = BT_OK;
+    char      shown[41];
+
+    snprintf(shown, sizeof(shown), "%s", word);
+    BT_REQUIRE(
+        word[7] == 'G' || word[7] == 'M'
+            ? take_names(word + 7, l)
+            : bt_rank_list_parse(word + 7, CORES_MAX, l->devices, &l->n_devices),
+        BT_ERR_INVALID_ARG,
+        "%s:%u: \"%s\": expected at most %d different devices, like 0-3, or their UUIDs, like "
+        "GPU-... or MIG-... (nvidia-smi -L)",
+        r->path, r->number, shown, BT_RANK_LIST_MAX);
+out:
+    return st;
+}
+
+static bt_status take_setting(const reader *r, char *word, line *l)
 {
     bt_status st = BT_OK;
     int64_t   n  = 0;
@@ -102,10 +154,7 @@ static bt_status take_setting(const reader *r, const char *word, line *l)
                    "%s:%u: \"%.40s\": expected at most %d different cores, like 0-3,8", r->path,
                    r->number, word, BT_RANK_LIST_MAX);
     } else if (strncmp(word, "device=", 7) == 0) {
-        BT_REQUIRE(bt_rank_list_parse(word + 7, CORES_MAX, l->devices, &l->n_devices),
-                   BT_ERR_INVALID_ARG,
-                   "%s:%u: \"%.40s\": expected at most %d different devices, like 0-3", r->path,
-                   r->number, word, BT_RANK_LIST_MAX);
+        BT_TRY(take_devices(r, word, l));
     } else {
         BT_REQUIRE(false, BT_ERR_INVALID_ARG,
                    "%s:%u: \"%.40s\": expected ranks=N, cores=LIST or device=LIST", r->path,
@@ -140,7 +189,9 @@ static bt_status add_ranks(reader *r, const line *l)
         *p = (bt_rank_place){.kind    = l->kind,
                              .host    = bt_strdup(l->host),
                              .cores   = list_text(l->cores + i * n_cores, n_cores),
-                             .devices = list_text(l->devices + i * n_devices, n_devices)};
+                             .devices = l->names[0] != NULL
+                                            ? names_text(l->names + i * n_devices, n_devices)
+                                            : list_text(l->devices + i * n_devices, n_devices)};
         BT_REQUIRE(p->host != NULL && p->cores != NULL && p->devices != NULL, BT_ERR_NO_MEMORY,
                    "a map of ranks");
     }

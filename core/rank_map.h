@@ -9,7 +9,8 @@
  * One line for some ranks of one role on one host; roles are prefill and decode, or both, and
  * spare. Ranks are numbered in the order of the lines, prefill (or both) first, then decode, then
  * spare. Cores and devices of a line are dealt out evenly to its ranks, in order; their numbers are
- * the host's.  '#' begins a comment. */
+ * the host's.  Devices may also be named by UUID, GPU-... or MIG-... (nvidia-smi -L), which
+ * instances of a GPU have to be.  '#' begins a comment. */
 #ifndef BT_CORE_RANK_MAP_H
 #define BT_CORE_RANK_MAP_H
 
@@ -28,7 +29,7 @@ typedef struct {
     bt_rank_kind kind;
     char        *host;    /* owned */
     char        *cores;   /* owned: "0-3,8", or "": any */
-    char        *devices; /* owned: "0", or "": any */
+    char        *devices; /* owned: "0", "MIG-<UUID>", or "": any */
 } bt_rank_place;
 
 typedef struct {

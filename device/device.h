@@ -190,6 +190,10 @@ void bt_device_cuda_environment(void);
 bool bt_device_cuda_usable(const char *library, uint32_t device, char *text, size_t text_bytes);
 /* GPUs of this machine, 0 with a sentence in text when there is none or no such library. */
 uint32_t bt_device_cuda_count(const char *library, char *text, size_t text_bytes);
+/* The GPU for a rank whose turn it is, counted round those that can be used; false with a sentence
+ * in text when none can. */
+bool bt_device_cuda_deal(const char *library, uint32_t turn, uint32_t *device_out, char *text,
+                         size_t text_bytes);
 /* UNSUPPORTED: no such library or not of this version, no driver or one too old, no such GPU or one
  * that the kernels are not compiled for. */
 bt_status bt_device_cuda_create(const char *library, uint32_t device, bt_device **dev_out);

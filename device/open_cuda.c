@@ -61,6 +61,19 @@ uint32_t bt_device_cuda_count(const char *library, char *text, size_t text_bytes
     return table != NULL ? table->count(text, text_bytes) : 0;
 }
 
+bool bt_device_cuda_deal(const char *library, uint32_t turn, uint32_t *device_out, char *text,
+                         size_t text_bytes)
+{
+    uint32_t n = bt_device_cuda_count(library, text, text_bytes), n_usable = 0;
+
+    for (uint32_t i = 0; i < n; i++)
+        n_usable += bt_device_cuda_usable(library, i, text, text_bytes);
+    for (uint32_t i = 0, at = 0; i < n && n_usable != 0; i++)
+        if (bt_device_cuda_usable(library, i, text, text_bytes) && at++ == turn % n_usable)
+            *device_out = i;
+    return n_usable != 0;
+}
+
 bt_status bt_device_cuda_create(const char *library, uint32_t device, bt_device **dev_out)
 {
     bt_status                   st = BT_OK;

@@ -122,8 +122,9 @@ static void look_at_size(const bt_model_config *cfg, const bt_safetensors *st)
 {
     char      text[BT_CHECK_TEXT];
     bt_census c;
+    uint32_t  gpu;
 
-    if (bt_device_cuda_count(NULL, text, sizeof(text)) != 0) return;
+    if (bt_device_cuda_deal(NULL, 0, &gpu, text, sizeof(text))) return;
     bt_census_take(st, cfg, &c);
     printf("needs %llu %llu\n", (unsigned long long)bt_census_loaded_bytes(&c),
            (unsigned long long)bt_census_expert_bytes(&c, cfg));

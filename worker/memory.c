@@ -17,15 +17,11 @@ uint64_t bt_memory_available(void)
     return machine.free_bytes;
 }
 
-bt_status bt_memory_available_on(bt_device *dev, uint32_t n_sharers, uint64_t *available_out)
+bt_status bt_memory_available_on(bt_device *dev, uint64_t *available_out)
 {
-    bt_status st   = BT_OK;
-    uint64_t  left = 0, all = 0;
+    uint64_t all;
 
-    BT_TRY(bt_device_memory(dev, &left, &all)); /* others of the sharers may have taken theirs */
-    *available_out = left * n_sharers < all ? left * n_sharers : all;
-out:
-    return st;
+    return bt_device_memory(dev, available_out, &all);
 }
 
 /* The number after `part` in a tensor's name, or -1. */

@@ -30,8 +30,8 @@ typedef struct {
 /* Bytes that MemAvailable of /proc/meminfo and the control group leave. */
 uint64_t bt_memory_available(void);
 
-/* Of a GPU, which n_sharers ranks of this machine share. */
-bt_status bt_memory_available_on(bt_device *dev, uint32_t n_sharers, uint64_t *available_out);
+/* Of a GPU. */
+bt_status bt_memory_available_on(bt_device *dev, uint64_t *available_out);
 
 /* What a rank will load: everything but the experts that are not its own and layers that are not
  * served.  own: [n_experts], or NULL: all. */

@@ -11,9 +11,10 @@
 enum { GPU_BYTES = 40, WHY_BYTES = 252 };
 #define LEAST_NS (60 * BT_NS_PER_S) /* ranks start one after the other */
 
-/* Where a rank computes: as in bt_device. */
+/* Where a rank computes: as in bt_device, and what a GPU has left with the rank's context in it. */
 typedef struct {
-    char bus_id[GPU_BYTES], uuid[GPU_BYTES];
+    char     bus_id[GPU_BYTES], uuid[GPU_BYTES];
+    uint64_t left;
 } place;
 
 typedef struct {
@@ -96,11 +97,15 @@ static void count_sharers(bt_rank *r, const place *all)
     uint32_t self = r->facts.rank;
 
     r->gpu_sharers = 0;
+    r->gpu_left    = all[self].left;
     if (!on_gpu(&all[self])) return;
     for (uint32_t i = 0; i < r->facts.n_ranks; i++) {
         if (!same_gpu(r, all, self, i)) continue;
-        r->gpu_sharers += strcmp(all[self].uuid, all[i].uuid) == 0;
         r->shares_gpu |= i != self;
+        if (strcmp(all[self].uuid, all[i].uuid) != 0) continue;
+        r->gpu_sharers++;
+        if (all[i].left < r->gpu_left)
+            r->gpu_left = all[i].left; /* the last to come sees all contexts */
     }
     BT_INFO("rank %u computes on GPU %u, with %u more ranks", self, r->gpu, r->gpu_sharers - 1);
 }
@@ -175,6 +180,7 @@ bt_status bt_rank_open_transport(bt_rank *r)
 
     snprintf(mine.bus_id, GPU_BYTES, "%s", r->dev->bus_id);
     snprintf(mine.uuid, GPU_BYTES, "%s", r->dev->uuid);
+    if (on_gpu(&mine)) BT_TRY(bt_memory_available_on(r->dev, &mine.left));
     BT_TRY(bt_rank_form_all(r, &group));
     BT_TRY(tell_all(r, group, "devices of all ranks", &mine, sizeof(mine), &all));
     count_sharers(r, all);

@@ -27,7 +27,8 @@ typedef struct {
     const bt_cpu_kernels *kernels;     /* of what the CPU does itself */
     bt_cpu_pool          *threads;     /* dev's, where that is the CPU; else NULL */
     uint32_t              gpu;         /* dev's, where it is one */
-    uint32_t              gpu_sharers; /* ranks in that one's memory, this one too */
+    uint32_t              gpu_sharers; /* ranks in that one's memory, this one too, */
+    uint64_t              gpu_left;    /* and what was left to them before any had loaded */
     bool                  shares_gpu;  /* with another, if in instances (MIG) of their own */
     const bt_nccl_module *nccl;        /* between ranks; NULL: MPI, through host memory */
     bt_placement          placement;

@@ -234,7 +234,7 @@ static bt_status check_room(const bt_rank *r, uint32_t n_before)
     uint64_t  left = bt_memory_available(), most = UINT64_MAX;
 
     if (n <= n_before) return BT_OK;
-    if (r->memory.on_gpu) BT_TRY(bt_memory_available_on(r->dev, 1, &left));
+    if (r->memory.on_gpu) BT_TRY(bt_memory_available_on(r->dev, &left));
     if (r->store != NULL) most = most_to_share(r);
     BT_TRY(bt_memory_check_room(&r->memory, n - n_before, n_at_once, most, left));
 out:

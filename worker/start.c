@@ -283,7 +283,10 @@ static bt_status draw_account(bt_rank *r)
     m->on_gpu     = !r->dev->host_memory;
     m->local_size = m->on_gpu ? r->gpu_sharers : bt_world_local_size(r->world);
     m->available  = bt_memory_available();
-    if (m->on_gpu) BT_TRY(bt_memory_available_on(r->dev, r->gpu_sharers, &m->available));
+    if (m->on_gpu && r->gpu_sharers > 1)
+        m->available = r->gpu_left;
+    else if (m->on_gpu)
+        BT_TRY(bt_memory_available_on(r->dev, &m->available));
     m->max_rows = r->opt.max_rows;
     m->step     = bt_model_step_bytes(&r->cfg, group, r->opt.max_rows) +
               bt_mla_large_bytes(r->dev, &r->cfg.mla, r->opt.max_rows) +

@@ -424,7 +424,7 @@ static uint32_t cuda_count(char *text, size_t text_bytes)
 
 static bool cuda_usable(uint32_t device, char *text, size_t text_bytes)
 {
-    int      major = 0, minor = 0;
+    int      major = 0, minor = 0, mode = 0;
     uint32_t n = cuda_count(text, text_bytes);
 
     if (n == 0) return false;
@@ -438,9 +438,35 @@ static bool cuda_usable(uint32_t device, char *text, size_t text_bytes)
     else if (!has_kernels(major, minor))
         snprintf(text, text_bytes, "GPU %u has compute capability %d.%d: expected 8.0, 9.0 or 10.x",
                  device, major, minor);
+    else if (cudaDeviceGetAttribute(&mode, cudaDevAttrComputeMode, (int)device) == cudaSuccess &&
+             mode == cudaComputeModeProhibited)
+        snprintf(text, text_bytes,
+                 "GPU %u takes no process: its compute mode is prohibited "
+                 "(nvidia-smi -c 0 changes it)",
+                 device);
     else
         return true;
     return false;
+}
+
+/* Makes the context; a GPU in exclusive mode has room for one process. */
+static bt_status enter(const bt_device_cuda *cuda)
+{
+    bt_status   st   = BT_OK;
+    int         mode = 0;
+    cudaError_t err  = cudaSetDevice(cuda->gpu);
+
+    if (err != cudaSuccess) {
+        (void)cudaDeviceGetAttribute(&mode, cudaDevAttrComputeMode, cuda->gpu);
+        (void)cudaGetLastError();
+    }
+    BT_REQUIRE(err == cudaSuccess || mode != cudaComputeModeExclusiveProcess, BT_ERR_UNSUPPORTED,
+               "GPU %d takes one process, by its compute mode (exclusive), and has one: expected "
+               "one rank for each GPU (as --both 1), or nvidia-smi -c 0",
+               cuda->gpu);
+    BT_TRY(bt_cuda_status(err, "cudaSetDevice", __FILE__, __LINE__));
+out:
+    return st;
 }
 
 /* Both before the hand-off's, which has the least priority: what streams have unless told. */
@@ -499,7 +525,7 @@ static bt_status cuda_create(uint32_t device, bt_device **dev_out)
     cuda->super.bus_id     = cuda->bus_id;
     cuda->super.uuid       = cuda->uuid;
     cuda->gpu              = (int)device;
-    BT_TRY(CUDA(cudaSetDevice(cuda->gpu)));
+    BT_TRY(enter(cuda));
     BT_TRY(name_arithmetic(cuda));
     BT_TRY(CUDA(cudaDeviceGetPCIBusId(cuda->bus_id, sizeof(cuda->bus_id), cuda->gpu)));
     BT_TRY(name_memory(cuda));

@@ -64,6 +64,17 @@ static void map_lines_become_ranks_by_role(void)
     }
     bt_rank_map_fini(&map);
 
+    EXPECT_EQ(
+        read_text("both n1 ranks=2 device=MIG-5c8e,GPU-77/1/0\nboth n2 device=MIG-5c8e", &map),
+        BT_OK);
+    EXPECT_EQ(map.n_both, 3);
+    if (map.n_ranks == 3) {
+        EXPECT(strcmp(map.ranks[0].devices, "MIG-5c8e") == 0);
+        EXPECT(strcmp(map.ranks[1].devices, "GPU-77/1/0") == 0);
+        EXPECT(strcmp(map.ranks[2].devices, "MIG-5c8e") == 0);
+    }
+    bt_rank_map_fini(&map);
+
     EXPECT_EQ(read_text("both n1 ranks=3\n", &map), BT_OK);
     EXPECT_EQ(map.n_both, 3);
     EXPECT_EQ(map.n_prefill + map.n_decode + map.n_spares, 0);
@@ -75,24 +86,31 @@ static void map_errors_name_the_line(void)
     static const struct {
         const char *text, *says;
     } CASES[] = {
-        {"",                                                     "needs a prefill and a decode rank"},
-        {"prefill n1\n",                                         "needs a prefill and a decode rank"},
-        {"prefill n1\nmaster n2\n",                              ":2: \"master\" is not a role"     },
-        {"prefill n1\nboth n2\n",                                ":2: in a cell all ranks"          },
-        {"prefill\ndecode n1\n",                                 ":1: expected ROLE HOST"           },
-        {"prefill ranks=2\ndecode n1\n",                         ":1: expected ROLE HOST"           },
-        {"prefill n1 ranks=0\n",                                 ":1: \"ranks=0\""                  },
-        {"prefill n1 ranks=5000\n",                              ":1: \"ranks=5000\""               },
-        {"prefill n1 ranks=-1\n",                                ":1: \"ranks=-1\""                 },
-        {"prefill n1 cores=3-1\n",                               ":1: \"cores=3-1\""                },
-        {"prefill n1 cores=1,1\n",                               ":1: \"cores=1,1\""                },
-        {"prefill n1 cores=99999\n",                             ":1: \"cores=99999\""              },
-        {"prefill n1 cores=0-4095\n",                            ":1: \"cores=0-4095\""             },
-        {"prefill n1 cores=\n",                                  ":1: \"cores=\""                   },
-        {"prefill n1 ranks=2 cores=0-2\ndecode n1\n",            "cannot be dealt out evenly"       },
-        {"prefill n1 colour=red\n",                              ":1: \"colour=red\""               },
-        {"prefill n1 ranks=1 ranks=1 ranks=1 ranks=1 ranks=1\n", "too many words"                   },
-        {"prefill n1 ranks=4000\ndecode n1 ranks=97\n",          ":2: more than 4096 ranks"         },
+        {"",                                                     "needs a prefill and a decode rank"                         },
+        {"prefill n1\n",                                         "needs a prefill and a decode rank"                         },
+        {"prefill n1\nmaster n2\n",                              ":2: \"master\" is not a role"                              },
+        {"prefill n1\nboth n2\n",                                ":2: in a cell all ranks"                                   },
+        {"prefill\ndecode n1\n",                                 ":1: expected ROLE HOST"                                    },
+        {"prefill ranks=2\ndecode n1\n",                         ":1: expected ROLE HOST"                                    },
+        {"prefill n1 ranks=0\n",                                 ":1: \"ranks=0\""                                           },
+        {"prefill n1 ranks=5000\n",                              ":1: \"ranks=5000\""                                        },
+        {"prefill n1 ranks=-1\n",                                ":1: \"ranks=-1\""                                          },
+        {"prefill n1 cores=3-1\n",                               ":1: \"cores=3-1\""                                         },
+        {"prefill n1 cores=1,1\n",                               ":1: \"cores=1,1\""                                         },
+        {"prefill n1 cores=99999\n",                             ":1: \"cores=99999\""                                       },
+        {"prefill n1 cores=0-4095\n",                            ":1: \"cores=0-4095\""                                      },
+        {"prefill n1 cores=\n",                                  ":1: \"cores=\""                                            },
+        {"prefill n1 ranks=2 cores=0-2\ndecode n1\n",            "cannot be dealt out evenly"                                },
+        {"prefill n1 device=1,1\n",                              ":1: \"device=1,1\": expected at most 256 different devices"},
+        {"prefill n1 device=MIG-a,MIG-a\n",                      ":1: \"device=MIG-a,MIG-a\": expected at most 256"          },
+        {"prefill n1 device=MIG-a,0\n",                          "or their UUIDs"                                            },
+        {"prefill n1 device=MIG-\n",                             "or their UUIDs"                                            },
+        {"prefill n1 device=MIG-a;b\n",                          "or their UUIDs"                                            },
+        {"prefill n1 device=MIG-a,\n",                           "or their UUIDs"                                            },
+        {"prefill n1 ranks=2 device=MIG-a\ndecode n1\n",         "cannot be dealt out evenly"                                },
+        {"prefill n1 colour=red\n",                              ":1: \"colour=red\""                                        },
+        {"prefill n1 ranks=1 ranks=1 ranks=1 ranks=1 ranks=1\n", "too many words"                                            },
+        {"prefill n1 ranks=4000\ndecode n1 ranks=97\n",          ":2: more than 4096 ranks"                                  },
     };
 
     for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
@@ -114,7 +132,7 @@ static void map_memory_that_fails_leaves_nothing(void)
         bt_status   st;
 
         bt_alloc_fail_at(k);
-        st = read_text("both n1 ranks=3 cores=0-5\n", &map);
+        st = read_text("both n1 ranks=3 cores=0-5\nboth n1 device=MIG-a", &map);
         bt_alloc_fail_at(-1);
         bt_rank_map_fini(&map);
         if (st == BT_OK) {

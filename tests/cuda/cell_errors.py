@@ -22,6 +22,13 @@ def cases():
     yield "a full GPU", 1, "mib=72", ["--device", "cuda"], ["rank=0", "each of the 1 ranks on this GPU may use 60 MiB", "would fit", "--max-rows"]
     yield "no room at all", 1, "mib=16", ["--device", "cuda"], ["rank=0", "no --max-rows would fit", "more GPUs"]
     yield "two GPUs", 2, "devices=2", ["--device", "auto", *PAST], ["rank 0 computes on GPU 0, with 0 more", "rank 1 computes on GPU 1, with 0 more", TOO_SMALL]
+    yield "an old GPU beside a new one", 2, "devices=2 old=0", ["--device", "auto", *PAST], ["rank 0 computes on GPU 1, with 1 more", "rank 1 computes on GPU 1, with 1 more", TOO_SMALL]
+    yield "old GPUs alone", 1, "major=7 minor=5", ["--device", "auto", *PAST], ["rank 0 computes on the CPU: GPU 0 has compute capability 7.5", TOO_SMALL]
+    yield "a GPU for no process", 1, "mode=2", ["--device", "cuda"], ["rank 0 finds no GPU", "GPU 0 takes no process", "nvidia-smi -c 0"]
+    yield "a GPU for one process", 1, "mode=3 busy_for=0", ["--device", "cuda"], ["GPU 0 takes one process, by its compute mode (exclusive), and has one: expected one rank"]
+    yield "a GPU that is taken", 1, "mode=3 busy_for=0", ["--device", "auto", *PAST], ["rank 0 computes on the CPU: not supported by this build or machine: GPU 0 takes one process", TOO_SMALL]
+    yield "a GPU that fails", 1, "busy_for=0", ["--device", "auto", *PAST], ["rank 0 computes on the CPU: a device call failed: cudaSetDevice", "busy or unavailable", TOO_SMALL]
+    yield "a GPU that others use too", 2, "others=960", ["--device", "cuda"], ["each of the 2 ranks on this GPU may use 27 MiB"]
     yield "no GPU is needed", 1, "driver=0", ["--device", "auto", *PAST], ["ranks compute on the CPU: this machine has no NVIDIA driver", TOO_SMALL]
     yield "none is wanted", 1, "", ["--device", "cpu", *PAST], [TOO_SMALL]
 
@@ -32,8 +39,8 @@ def transports():
     yield "no NCCL", 2, "devices=2", ["--device", "cuda", "--transport", "nccl", "--nccl-library", "/nowhere.so"], ["--transport nccl: rank 0: the NCCL", "/nowhere.so"]
     yield "no NCCL needed", 2, "devices=2", ["--device", "cuda", "--nccl-library", "/nowhere.so", *PAST], ["MPI, through host memory: rank 0: the NCCL", TOO_SMALL]
     yield "a shared GPU", 2, "", ["--device", "cuda", "--nccl-library", twin, *PAST], ["MPI, through host memory: ranks 0 and 1 share a GPU", TOO_SMALL]
-    yield "instances of a GPU", 2, "devices=2 mig=1", ["--device", "cuda", "--nccl-library", twin, *PAST], \
-        ["rank 0 computes on GPU 0, with 0 more", "rank 1 computes on GPU 1, with 0 more", "ranks 0 and 1 share a GPU", TOO_SMALL]
+    yield "an instance of a GPU", 2, "devices=2 mig=1", ["--device", "cuda", "--nccl-library", twin, *PAST], \
+        ["rank 0 computes on GPU 0, with 1 more", "rank 1 computes on GPU 0, with 1 more", TOO_SMALL]
     yield "no time for NCCL", 2, "devices=2", ["--device", "cuda", "--transport", "nccl", "--nccl-library", twin, "--timeout-s", "3"], ["--transport nccl: rank 0: --timeout-s is 3: with NCCL it has to be 4"]
     yield "GPUs of their own", 2, "devices=2", ["--device", "cuda", "--nccl-library", twin, *PAST], ["between ranks: NCCL, which all 2 of them have", TOO_SMALL]
 
@@ -51,6 +58,8 @@ def run(ranks, machine, arguments, library=twin, each=None, around=(), **more):
 def visible():
     """A GPU is the same for all ranks of a machine, whatever number each has for it."""
     nccl = ["--device", "cuda", "--nccl-library", twin, *PAST]
+    yield "instances of a GPU", ["rank 0 computes on GPU 0, with 0 more", "rank 1 computes on GPU 0, with 0 more", "ranks 0 and 1 share a GPU", TOO_SMALL], \
+        *run(2, "devices=2 mig=1", nccl, each="export CUDA_VISIBLE_DEVICES=MIG-$OMPI_COMM_WORLD_RANK")
     yield "a GPU by two numbers", ["ranks 0 and 1 share a GPU", TOO_SMALL], *run(2, "devices=2", nccl, each="export CUDA_VISIBLE_DEVICES=1,1")
     yield "an image's NCCL_HOSTID", ["NCCL_HOSTID=here: it is baton-rank-1 here", TOO_SMALL], \
         *run(2, "", [*nccl, "--transport", "nccl"], each="export NCCL_HOSTID=here")

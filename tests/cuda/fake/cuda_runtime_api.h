@@ -15,6 +15,7 @@ typedef enum {
     cudaErrorInvalidValue             = 1,
     cudaErrorMemoryAllocation         = 2,
     cudaErrorStubLibrary              = 34,
+    cudaErrorDevicesUnavailable       = 46,
     cudaErrorInsufficientDriver       = 35,
     cudaErrorNoDevice                 = 100,
     cudaErrorNotReady                 = 600,
@@ -30,6 +31,7 @@ typedef enum {
     cudaMemcpyDeviceToDevice = 3
 } cudaMemcpyKind;
 typedef enum {
+    cudaDevAttrComputeMode            = 20,
     cudaDevAttrComputeCapabilityMajor = 75,
     cudaDevAttrComputeCapabilityMinor = 76
 } cudaDeviceAttr;
@@ -62,13 +64,18 @@ typedef struct {
     void (*dropped)(void *of);
     void (*release)(void *of);
 } fake_foreign;
+enum { cudaComputeModeProhibited = 2, cudaComputeModeExclusiveProcess = 3 };
 enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2, cudaHostAllocDefault = 0 };
 
 /* What the machine is: for tests to set, or the environment: BT_FAKE_GPU="devices=2 driver=12040
  * major=7 minor=5 mib=64 seed=3", of which any may be left out. */
 typedef struct {
     int    n_devices, driver, major, minor;
-    int    mig;      /* all are instances of one GPU */
+    int    mig;      /* all are instances of one GPU, of which a process sees one */
+    int    mode;     /* cudaDevAttrComputeMode of all */
+    int    old;      /* 1 + the GPU of compute capability 7.5; 0: none */
+    int    busy_for; /* 1 + MPI's rank for which there is no context; 0: none */
+    size_t others;   /* of the GPU, taken by other programs */
     int    stub;     /* the driver's library is the one that programs are linked with */
     size_t bytes;    /* of the GPU */
     long   fail_at;  /* the call from now that fails with cudaErrorInvalidValue; -1: none */

@@ -27,6 +27,10 @@ __attribute__((constructor)) static void read_environment(void)
     g_fake_gpu.major     = number_of(text, "major=", g_fake_gpu.major);
     g_fake_gpu.minor     = number_of(text, "minor=", g_fake_gpu.minor);
     g_fake_gpu.mig       = number_of(text, "mig=", 0);
+    g_fake_gpu.mode      = number_of(text, "mode=", 0);
+    g_fake_gpu.old       = number_of(text, "old=", -1) + 1;
+    g_fake_gpu.busy_for  = number_of(text, "busy_for=", -1) + 1;
+    g_fake_gpu.others    = (size_t)number_of(text, "others=", 0) << 20;
     g_fake_gpu.bytes     = (size_t)number_of(text, "mib=", 1024) << 20;
     fake_gpu_seed((unsigned long)number_of(text, "seed=", 0));
 }
@@ -82,7 +86,7 @@ cudaError_t cudaGetDeviceCount(int *n)
     if (g_fake_gpu.stub) return cudaErrorStubLibrary;
     if (g_fake_gpu.driver < CUDART_VERSION / 1000 * 1000) return cudaErrorInsufficientDriver;
     if (g_fake_gpu.n_devices == 0) return cudaErrorNoDevice;
-    *n = g_fake_gpu.n_devices;
+    *n = g_fake_gpu.mig ? 1 : g_fake_gpu.n_devices; /* a process sees one instance */
     return cudaSuccess;
 }
 
@@ -98,13 +102,18 @@ const char *cudaGetErrorString(cudaError_t err)
 {
     return err == cudaErrorNoDevice      ? "no CUDA-capable device is detected"
            : err == cudaErrorStubLibrary ? "CUDA driver is a stub library"
-                                         : "invalid argument";
+           : err == cudaErrorDevicesUnavailable
+               ? "CUDA-capable device(s) is/are busy or unavailable"
+               : "invalid argument";
 }
 
 cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attr, int device)
 {
-    (void)device;
-    *value = attr == cudaDevAttrComputeCapabilityMajor ? g_fake_gpu.major : g_fake_gpu.minor;
+    bool old = device + 1 == g_fake_gpu.old;
+
+    *value = attr == cudaDevAttrComputeMode              ? g_fake_gpu.mode
+             : attr == cudaDevAttrComputeCapabilityMajor ? (old ? 7 : g_fake_gpu.major)
+                                                         : (old ? 5 : g_fake_gpu.minor);
     return fake_gpu_step();
 }
 
@@ -115,6 +124,7 @@ static int seen_as(int device)
 
     for (int i = 0; at != NULL && i < device; i++)
         at = strchr(at, ',') == NULL ? NULL : strchr(at, ',') + 1;
+    if (at != NULL && strncmp(at, "MIG-", 4) == 0) at += 4;
     return at != NULL ? atoi(at) : device;
 }
 
@@ -135,6 +145,9 @@ static _Thread_local int g_device;
 
 cudaError_t cudaSetDevice(int device)
 {
+    const char *rank = getenv("OMPI_COMM_WORLD_RANK");
+
+    if (rank != NULL && atoi(rank) + 1 == g_fake_gpu.busy_for) return cudaErrorDevicesUnavailable;
     g_device = device;
     return fake_gpu_step();
 }
@@ -221,7 +234,7 @@ cudaError_t cudaFreeHost(void *ptr)
 
 cudaError_t cudaMemGetInfo(size_t *left, size_t *all)
 {
-    *left = g_fake_gpu.bytes - g_fake_gpu.taken;
+    *left = g_fake_gpu.bytes - g_fake_gpu.taken - g_fake_gpu.others;
     *all  = g_fake_gpu.bytes;
     return cudaSuccess;
 }

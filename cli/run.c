@@ -38,6 +38,7 @@ enum {
     OPT_HTTP_HOST,
     OPT_DRAIN,
     OPT_NAME,
+    OPT_PUBLIC_PATH,
     OPT_TLS_CERT,
     OPT_TLS_KEY,
     OPT_TLS_CLIENT_CA,
@@ -94,6 +95,9 @@ static const struct argp_option OPTIONS[] = {
                       "Public address; 0.0.0.0 lets other machines in"),
     BT_OPTION("served-model-name", OPT_NAME, "NAME",
               "What clients call the model (default: the directory's name)"),
+    BT_OPTION("public-model-path", OPT_PUBLIC_PATH, "PATH",
+              "Where gateways find the model's files, if not where they are here; none: unsaid, so "
+              "that each gateway goes by its own settings"),
     BT_OPTION("sglang", OPT_SGLANG, NULL,
               "Speak sglang.grpc.scheduler.SglangScheduler too; a gateway that finds both uses "
               "that one, which has no seeds"),
@@ -314,6 +318,9 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         pass_on(opt, "--unread-s", arg);
         return 0;
     case OPT_NAME: pass_name(state, opt, "--served-model-name", "a name", arg); return 0;
+    case OPT_PUBLIC_PATH:
+        pass_name(state, opt, "--public-model-path", "a path or none", arg);
+        return 0;
     case OPT_TLS_CERT: pass_name(state, opt, "--tls-cert", "a file", arg); return 0;
     case OPT_TLS_KEY: pass_name(state, opt, "--tls-key", "a file", arg); return 0;
     case OPT_TLS_CLIENT_CA: pass_name(state, opt, "--tls-client-ca", "a file", arg); return 0;
@@ -370,6 +377,7 @@ static const bt_setting_idle IDLE[] = {
     OF_COORDINATOR("host"),
     OF_COORDINATOR("control"),
     OF_COORDINATOR("served-model-name"),
+    OF_COORDINATOR("public-model-path"),
     OF_COORDINATOR("queue-s"),
     OF_COORDINATOR("queue-tokens"),
     OF_COORDINATOR("unread-s"),

@@ -116,6 +116,7 @@ static void open_port(void *ctx)
     bt_status        st     = BT_OK;
     uint16_t         port   = 0;
     bt_public_config config = {.model_path  = c->opt->model,
+                               .public_path = c->opt->public_path,
                                .served_name = c->opt->served_name,
                                .version     = BT_VERSION,
                                .facts       = bt_fleet_facts(c->fleet),

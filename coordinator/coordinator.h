@@ -12,6 +12,7 @@
 
 typedef struct {
     const char *model, *served_name, *host, *control;
+    const char *public_path; /* of the model, for clients; "": unsaid */
     uint32_t    port;
     int         announce_fd;
     double      queue_s, rank_timeout_s, stall_s, attach_s, load_s;

@@ -301,8 +301,8 @@ static grpc_byte_buffer *model_info(bt_call *call, const ProtobufCMessage *reque
     char                    *architectures[1] = {h->architecture};
 
     (void)request;
-    reply.model_path         = pub->model_path;
-    reply.tokenizer_path     = pub->model_path; /* must be there on the gateway's machine too */
+    reply.model_path         = pub->public_path;
+    reply.tokenizer_path     = pub->public_path; /* must be there on the gateway's machine too */
     reply.served_model_name  = pub->served_name;
     reply.is_generation      = 1;
     reply.max_context_length = (int32_t)h->max_context;

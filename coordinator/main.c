@@ -62,6 +62,7 @@ enum {
     OPT_ON_DEATH,
     OPT_REJOIN_S,
     OPT_NAME,
+    OPT_PUBLIC_PATH,
     OPT_QUEUE_S,
     OPT_QUEUE_TOKENS,
     OPT_WINDOW,
@@ -104,6 +105,9 @@ static const struct argp_option options[] = {
                       "Public address; 0.0.0.0 lets other machines in"),
     BT_OPTION("served-model-name", OPT_NAME, "NAME",
               "What clients call the model (default: the directory's name)"),
+    BT_OPTION("public-model-path", OPT_PUBLIC_PATH, "PATH",
+              "Where gateways find the model's files, if not where they are here; none: unsaid, so "
+              "that each gateway goes by its own settings"),
     BT_OPTION("sglang", OPT_SGLANG, NULL,
               "Speak sglang.grpc.scheduler.SglangScheduler too; a gateway that finds both uses "
               "that one, which has no seeds"),
@@ -191,6 +195,9 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case OPT_NAME:
         o->served_name = bt_option_name(state, "--served-model-name", "a name", arg);
         break;
+    case OPT_PUBLIC_PATH:
+        o->public_path = bt_option_name(state, "--public-model-path", "a path or none", arg);
+        break;
     case OPT_ON_DEATH:
         o->replace = strcmp(arg, "replace") == 0;
         g_restarts = strcmp(arg, "restart") == 0;
@@ -257,6 +264,9 @@ static bt_status check_names(const bt_coordinator_options *o)
     bt_text_clean(o->served_name, shown, sizeof(shown));
     BT_REQUIRE(bt_text_is_utf8(o->served_name), BT_ERR_INVALID_ARG,
                "--served-model-name %s: expected a name in UTF-8", shown);
+    bt_text_clean(o->public_path, shown, sizeof(shown));
+    BT_REQUIRE(bt_text_is_utf8(o->public_path), BT_ERR_INVALID_ARG,
+               "--public-model-path %s: expected a path in UTF-8", shown);
 out:
     return st;
 }
@@ -303,6 +313,8 @@ int main(int argc, char **argv)
     }
     o.model = path;
     if (o.served_name == NULL) o.served_name = strrchr(path, '/') + 1;
+    if (o.public_path == NULL) o.public_path = path;
+    if (strcmp(o.public_path, "none") == 0) o.public_path = "";
     rc = check_names(&o) == BT_OK ? bt_coordinator_run(&o) : 1;
     free(path);
     bt_settings_destroy(settings);

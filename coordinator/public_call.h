@@ -98,7 +98,7 @@ struct bt_public {
     size_t            n_listeners;
     const bt_dialect *dialects[2]; /* [n_dialects]: the protocols that are spoken */
     size_t            n_dialects;
-    char             *model_path, *served_name, *version, *default_sampling; /* owned */
+    char             *public_path, *served_name, *version, *default_sampling; /* owned */
     uint64_t          n_calls;   /* not yet freed, waiting ones too */
     uint32_t          n_streams; /* Generate calls not yet freed */
     uint64_t          started_ns;

@@ -7,7 +7,7 @@ import time
 
 import grpc
 
-from harness import (CONTEXT, EOS, VOCAB, WAIT_S, Served, control, expected, health, health_grpc, logprob, main, vllm,
+from harness import (CONTEXT, EOS, VOCAB, WAIT_S, Cell, Coordinator, Served, control, expected, health, health_grpc, logprob, main, vllm,
                      vllm_grpc, wait_for)
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
@@ -474,6 +474,16 @@ class Facts(Served):
         with self.assertRaises(grpc.RpcError) as e:
             stub.Check(health.HealthCheckRequest(service="other"))
         self.assertEqual(e.exception.code(), grpc.StatusCode.NOT_FOUND)
+
+    def test_path_for_clients(self):
+        for arg, path in (("/elsewhere/demo", "/elsewhere/demo"), ("none", "")):
+            c = Coordinator("--public-model-path", arg)
+            self.addCleanup(c.close)
+            cell = Cell(c.line("control"), prefill=1, decode=1).attach().ready()
+            self.addCleanup(cell.close)
+            with grpc.insecure_channel(c.line("ready"), options=[("grpc.enable_http_proxy", 0)]) as channel:
+                info = vllm_grpc.VllmEngineStub(channel).GetModelInfo(vllm.GetModelInfoRequest())
+            self.assertEqual((info.model_path, info.tokenizer_path, info.served_model_name), (path, path, "demo"))
 
     def test_model_info(self):
         info = self.stub.GetModelInfo(vllm.GetModelInfoRequest())

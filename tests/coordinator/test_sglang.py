@@ -138,7 +138,7 @@ class Refusals(Spoken):
         self.assertIn(words, details)
 
     def test_unsupported_fields_are_refused_by_name(self):
-        for name, value in dict(regex="(a", json_schema="{", ebnf_grammar="a", structural_tag="a", custom_params=sglang.Undecoded(), stream_interval=5).items():
+        for name, value in dict(regex="(a", json_schema="{", ebnf_grammar="a", structural_tag="a", custom_params=sglang.Undecoded(), stream_interval=0).items():
             with self.subTest(name):
                 self.refused(name, sampling={name: value})
         for name, value in dict(mm_inputs=sglang.Undecoded(), input_embeds=[0.5], token_ids_logprob=[3], return_hidden_states=True, custom_logit_processor="x",
@@ -169,7 +169,7 @@ class Refusals(Spoken):
     def test_what_changes_nothing_is_accepted(self):
         request = self.asked(log_metrics=True, data_parallel_rank=-1, require_reasoning=True, timestamp=sglang.Undecoded(), stream=False,
                              disaggregated_params=sglang.DisaggregatedParams(),
-                             sampling=dict(stream_interval=1, no_stop_trim=True, skip_special_tokens=True, spaces_between_special_tokens=True, n=1))
+                             sampling=dict(stream_interval=5, no_stop_trim=True, skip_special_tokens=True, spaces_between_special_tokens=True, n=1))
         self.assertEqual(list(list(self.ask(request))[0].complete.output_ids), expected(PROMPT, 20))
 
     def test_fields_that_nobody_knows_are_refused(self):

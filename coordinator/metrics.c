@@ -73,17 +73,20 @@ void bt_metrics_token(bt_metrics *m, bt_request_clock *clock, uint32_t choice, u
     clock->n_generated++;
     m->generated_tokens++;
     if (clock->first_ns == 0) {
-        clock->first_ns = clock->last_ns = now_ns;
+        clock->first_ns = now_ns;
         m->prompt_tokens += clock->n_prompt;
         add_time(&m->ttft, now_ns - clock->arrived_ns);
         add_time(&m->prefill, now_ns - clock->placed_ns);
         add_window(&m->ttft_window, now_ns - clock->arrived_ns);
-    } else if (choice == 0) {
+    }
+    if (choice != 0) return;
+    if (clock->last_ns != 0) {
         add_time(&m->itl, now_ns - clock->last_ns);
         add_window(&m->itl_window, now_ns - clock->last_ns);
-        clock->last_ns = now_ns;
+        clock->gaps_ns += now_ns - clock->last_ns;
         clock->n_gaps++;
     }
+    clock->last_ns = now_ns;
 }
 
 void bt_metrics_end(bt_metrics *m, const bt_request_clock *clock, grpc_status_code code,
@@ -99,7 +102,7 @@ void bt_metrics_end(bt_metrics *m, const bt_request_clock *clock, grpc_status_co
         m->n_stop++;
     add_time(&m->e2e, now_ns - clock->arrived_ns);
     add_time(&m->decode, now_ns - clock->first_ns);
-    if (clock->n_gaps != 0) add_time(&m->tpot, (clock->last_ns - clock->first_ns) / clock->n_gaps);
+    if (clock->n_gaps != 0) add_time(&m->tpot, clock->gaps_ns / clock->n_gaps);
     add_size(&m->prompt, clock->n_prompt);
     add_size(&m->generated, clock->n_generated);
 }

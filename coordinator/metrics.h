@@ -45,8 +45,10 @@ typedef struct {
 
 /* A request's times; its owner keeps it. */
 typedef struct {
-    uint64_t arrived_ns, placed_ns, first_ns, last_ns;
-    uint32_t n_prompt, n_generated, n_gaps; /* n_gaps: latencies between tokens */
+    uint64_t arrived_ns, placed_ns, first_ns;
+    uint64_t last_ns, gaps_ns; /* of choice 0: its last token, and all gaps between its tokens, */
+    uint32_t n_gaps;           /* so many */
+    uint32_t n_prompt, n_generated;
 } bt_request_clock;
 
 void bt_metrics_arrived(bt_metrics *m, bt_request_clock *clock, uint32_t n_prompt, uint64_t now_ns);

@@ -56,6 +56,21 @@ static void metrics_of_a_failed_request_are_its_status(void)
 }
 
 /* A bucket takes what is at most its limit, as Prometheus has it. */
+static void metrics_gap_is_between_tokens_of_one_choice(void)
+{
+    static bt_metrics m;
+    bt_request_clock  clock;
+
+    bt_metrics_arrived(&m, &clock, 100, 1);
+    bt_metrics_token(&m, &clock, 1, 50 * MS);
+    bt_metrics_token(&m, &clock, 0, 60 * MS);
+    bt_metrics_token(&m, &clock, 0, 90 * MS);
+    bt_metrics_end(&m, &clock, GRPC_STATUS_OK, BT_FINISH_LENGTH, 90 * MS);
+    EXPECT(m.ttft.n == 1 && near(m.ttft.sum_s, 0.050));
+    EXPECT(m.itl.n == 1 && near(m.itl.sum_s, 0.030));
+    EXPECT(m.tpot.n == 1 && near(m.tpot.sum_s, 0.030));
+}
+
 static void metrics_buckets_take_their_limit(void)
 {
     static bt_metrics m;
@@ -201,6 +216,7 @@ static void metrics_json_has_the_oldest_second_first(void)
 static const bt_test TESTS[] = {
     BT_TEST(metrics_of_a_request_say_what_it_took),
     BT_TEST(metrics_of_a_failed_request_are_its_status),
+    BT_TEST(metrics_gap_is_between_tokens_of_one_choice),
     BT_TEST(metrics_buckets_take_their_limit),
     BT_TEST(metrics_percentiles_are_near),
     BT_TEST(metrics_text_counts_all_and_escapes_names),

@@ -305,7 +305,7 @@ static grpc_byte_buffer *model_info(bt_call *call, const ProtobufCMessage *reque
     reply.tokenizer_path     = pub->public_path; /* must be there on the gateway's machine too */
     reply.served_model_name  = pub->served_name;
     reply.is_generation      = 1;
-    reply.max_context_length = (int32_t)h->max_context;
+    reply.max_context_length = (int32_t)bt_intake_max_context(&pub->limits);
     reply.max_req_input_len  = (int32_t)bt_intake_max_prompt(&pub->limits);
     reply.vocab_size         = (int32_t)h->vocab_size;
     reply.model_type         = h->model_type;

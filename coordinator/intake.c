@@ -21,12 +21,17 @@ static bt_status check_name(const char *name, char *refusal)
     return BT_OK;
 }
 
+uint32_t bt_intake_max_context(const bt_intake_limits *limits)
+{
+    return limits->max_tokens < limits->max_context ? (uint32_t)limits->max_tokens
+                                                    : limits->max_context;
+}
+
 uint32_t bt_intake_max_prompt(const bt_intake_limits *limits)
 {
-    uint64_t pool =
-        limits->max_prompt < limits->max_tokens ? limits->max_prompt : limits->max_tokens - 1;
+    uint32_t most = bt_intake_max_context(limits) - 1;
 
-    return pool < limits->max_context ? (uint32_t)pool : limits->max_context - 1;
+    return limits->max_prompt < most ? (uint32_t)limits->max_prompt : most;
 }
 
 static bt_status take_prompt(const bt_ask *ask, const bt_intake_limits *limits,

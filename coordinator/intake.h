@@ -71,6 +71,8 @@ void bt_intake_answer_free(bt_intake_answer *answer);
 
 enum { BT_INTAKE_TEXT = 256, BT_INTAKE_NAME_MAX = 1024 };
 
+/* Tokens of prompt and reply together: of the model, or that a rank's pool holds. */
+uint32_t bt_intake_max_context(const bt_intake_limits *limits);
 /* Tokens of the longest prompt that is taken: one token must be able to follow it. */
 uint32_t bt_intake_max_prompt(const bt_intake_limits *limits);
 

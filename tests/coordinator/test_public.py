@@ -290,8 +290,9 @@ class Pool(Served):
     CELL = dict(pages=8)
 
     def test_the_longest_prompt_is_told(self):
-        most = self.stub.GetModelInfo(vllm.GetModelInfoRequest()).max_req_input_len
-        self.assertEqual(most, 8 * 64 - 1)
+        info = self.stub.GetModelInfo(vllm.GetModelInfoRequest())
+        most = info.max_req_input_len
+        self.assertEqual((most, info.max_context_length), (8 * 64 - 1, 8 * 64))
         self.assertEqual(parts(list(self.generate(prompt=[500] * most, max_tokens=None)))[1].prompt_tokens, most)
         self.assertEqual(self.error(self.generate(prompt=[500] * (most + 1), max_tokens=None))[0], INVALID)
 

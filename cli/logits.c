@@ -127,9 +127,10 @@ static bt_status read_top_k(const char *model, uint32_t *top_k_out)
                bt_file_kind(info.st_mode));
     config = json_load_file(path, 0, &error);
     BT_REQUIRE(config != NULL, BT_ERR_FORMAT, "%s:%d: %s", path, error.line, error.text);
-    text    = json_object_get(config, "text_config");
-    experts = json_object_get(text != NULL ? text : config, "n_routed_experts");
-    top_k   = json_object_get(text != NULL ? text : config, "num_experts_per_tok");
+    text = json_object_get(config, "text_config");
+    if (!json_is_object(text)) text = config;
+    experts = json_object_get(text, "n_routed_experts");
+    top_k   = json_object_get(text, "num_experts_per_tok");
     if (!json_is_integer(experts) || json_integer_value(experts) == 0) {
         *top_k_out = 0;
         goto out;

@@ -112,7 +112,7 @@ static bool any_left(const bt_fleet *fleet)
 
 void bt_fleet_over_if_last(bt_fleet *fleet, bool well, const char *reason)
 {
-    if (!any_left(fleet) && fleet->cfg.wait_ns == 0 && !fleet->stopped)
+    if (!any_left(fleet) && (fleet->cfg.wait_ns == 0 || fleet->no_more) && !fleet->stopped)
         fleet->events.over(fleet->events.ctx, well, reason);
 }
 
@@ -427,7 +427,11 @@ void bt_fleet_tick(bt_fleet *fleet, uint64_t now_ns)
 
 /* ---- the end of all */
 
-void bt_fleet_wait_no_more(bt_fleet *fleet) { fleet->cfg.wait_ns = 0; }
+void bt_fleet_wait_no_more(bt_fleet *fleet)
+{
+    fleet->no_more = true;
+    bt_fleet_over_if_last(fleet, false, "no cell is left, and none will come");
+}
 
 void bt_fleet_stop(bt_fleet *fleet, grpc_status_code code, const char *reason)
 {

@@ -146,8 +146,17 @@ void bt_fleet_move_queue(bt_fleet *fleet, bt_fleet_cell *from, uint64_t now_ns)
     }
 }
 
-/* Moves the oldest request of a cell in which requests wait to one in which none waits, and which
- * takes it at once: it does not come back. */
+/* Whether it goes on sooner in another cell: at once there, or never where it is.  Else it would be
+ * moved to and fro. */
+static bool gains(const bt_relay *from, const bt_relay *to, const bt_relay_request *q,
+                  uint64_t now_ns)
+{
+    return bt_relay_has_room(to, q, now_ns) ||
+           !bt_relay_could_hold(from, bt_relay_request_prompt_tokens(q),
+                                bt_relay_request_max_tokens(q), bt_relay_request_n_open(q));
+}
+
+/* Moves the oldest request of a cell in which requests wait to one in which none waits. */
 static void even_out(bt_fleet *fleet, uint64_t now_ns)
 {
     for (uint32_t i = 0; i < fleet->n_cells; i++) {
@@ -159,7 +168,7 @@ static void even_out(bt_fleet *fleet, uint64_t now_ns)
 
             if (q == NULL || (to = choose_for(fleet, q, from)) == NULL || to->short_since_ns != 0 ||
                 bt_relay_first_queued(to->relay) != NULL || bt_relay_pressure(to->relay) >= 1 ||
-                !bt_relay_has_room(to->relay, q, now_ns))
+                !gains(from->relay, to->relay, q, now_ns))
                 break;
             move(fleet, bt_relay_take_queued(from->relay), to, now_ns);
         }

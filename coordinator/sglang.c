@@ -74,11 +74,10 @@ static void ask_constraint(const params *p, bt_ask *ask)
 static bt_status check_params(const params *p, char *refusal)
 {
     BT_INTAKE_REFUSE_UNLESS(p->custom_params == NULL, "custom_params is not supported");
-    BT_INTAKE_REFUSE_UNLESS(
-        p->_stream_interval_case == PB_CASE(SAMPLING_PARAMS___STREAM_INTERVAL__NOT_SET) ||
-            p->stream_interval >= 1,
-        "stream_interval is %d, expected 1 or more",
-        p->stream_interval);
+    BT_INTAKE_REFUSE_UNLESS(p->_stream_interval_case ==
+                                    PB_CASE(SAMPLING_PARAMS___STREAM_INTERVAL__NOT_SET) ||
+                                p->stream_interval >= 1,
+                            "stream_interval is %d, expected 1 or more", p->stream_interval);
     BT_INTAKE_REFUSE_UNLESS(p->top_k >= -1, "top_k is %d, it must be at least -1", p->top_k);
     return BT_OK;
 }

@@ -126,6 +126,7 @@ static bt_status take_devices(const reader *r, char *word, line *l)
     char      shown[41];
 
     snprintf(shown, sizeof(shown), "%s", word);
+    memset(l->names, 0, sizeof(l->names)); /* of an earlier setting */
     BT_REQUIRE(
         word[7] == 'G' || word[7] == 'M'
             ? take_names(word + 7, l)

@@ -21,11 +21,18 @@ static atomic_int g_signal;
 static atomic_int g_drain;
 static atomic_int g_tell; /* somebody is there to be told why this rank leaves */
 
-/* Of the signal, as it would without a handler: who started it sees that it has not ended well. */
+/* Of the signal, as it would without a handler: who started it sees that it has not ended well. The
+ * first process of a container does not die of its own signals. */
 static void end_by(int number)
 {
+    sigset_t one;
+
+    sigemptyset(&one);
+    sigaddset(&one, number);
     signal(number, SIG_DFL);
-    raise(number); /* when the handler returns */
+    pthread_sigmask(SIG_UNBLOCK, &one, NULL);
+    raise(number);
+    _exit(128 + number);
 }
 
 static void on_signal(int number)

@@ -311,7 +311,7 @@ static void add_free(range *r)
 {
     bt_parts *g = r->g;
 
-    for (uint32_t i = 0; i <= MOST_WHOLE; i++) {
+    for (uint32_t i = 0; i <= (r->hi.given ? r->hi.n_whole : (uint32_t)MOST_WHOLE); i++) {
         r->free_whole[i] = free_nodes(r);
         if (i > 0) step_all(r, r->free_whole[i], r->free_whole[i - 1]);
     }

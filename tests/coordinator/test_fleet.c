@@ -116,20 +116,35 @@ static void tear_down(site *s)
     free(s->clients);
 }
 
-/* A cell of one rank comes and serves. */
-static void come(site *s, bt_control_peer *peer, const char *name, uint32_t n_pages)
+/* A rank of a cell attaches. */
+static void attach(site *s, bt_control_peer *peer, const char *name, uint32_t rank,
+                   uint32_t n_ranks, uint32_t n_pages)
 {
-    bt_up hello = sample_hello(0, 1), ready = {.kind = BT_UP_READY};
+    bt_up hello = sample_hello(rank, n_ranks);
 
     bt_free(hello.u.hello.cell);
     hello.u.hello.cell     = bt_strdup(name);
     hello.u.hello.n_pages  = n_pages;
     hello.u.hello.max_rows = 1 << 20;
+    hello.u.hello.n_spares = 0;
     *peer                  = (bt_control_peer){0};
     bt_fleet_message(s->fleet, peer, &hello);
     bt_up_free(&hello);
     EXPECT_EQ(peer->n_refused, 0);
+}
+
+static void be_ready(site *s, bt_control_peer *peer)
+{
+    bt_up ready = {.kind = BT_UP_READY};
+
     bt_fleet_message(s->fleet, peer, &ready);
+}
+
+/* A cell of one rank comes and serves. */
+static void come(site *s, bt_control_peer *peer, const char *name, uint32_t n_pages)
+{
+    attach(s, peer, name, 0, 1, n_pages);
+    be_ready(s, peer);
 }
 
 /* OK, or why it is refused. */
@@ -328,6 +343,51 @@ static void fleet_request_that_fits_nowhere_stays_where_it_is(void)
     tear_down(&s);
 }
 
+/* Its cell has lost the one rank that could hold it: it is the next in the other one, however full
+ * that is. */
+static void fleet_request_goes_where_it_may_fit_once(void)
+{
+    site            s;
+    bt_control_peer a[2], b;
+
+    set_up(&s, 2);
+    s.fleet->cfg.relay.replace = true;
+    for (uint32_t i = 0; i < 2; i++)
+        attach(&s, &a[i], "a", i, 2, 8 - i);
+    be_ready(&s, &a[0]);
+    be_ready(&s, &a[1]);
+    EXPECT_EQ(submit_choices(&s, 0, "large", 5, 8), GRPC_STATUS_OK);
+    EXPECT_EQ(a[0].n_reserved, 1);
+    come(&s, &b, "b", 8);
+    submit(&s, 1);
+    EXPECT_EQ(b.n_reserved, 1);
+    bt_fleet_lost(s.fleet, &a[0]);
+    bt_fleet_tick(s.fleet, s.now + 10);
+    EXPECT(bt_relay_first_queued(bt_fleet_relay(s.fleet, 0)) == NULL);
+    EXPECT(bt_relay_first_queued(bt_fleet_relay(s.fleet, 1)) != NULL);
+    tear_down(&s);
+}
+
+/* It drains; the cell that has the request is lost, and another one is about to serve. */
+static void fleet_that_drains_waits_for_a_cell_that_loads(void)
+{
+    site            s;
+    bt_control_peer a, b;
+
+    set_up(&s, 1);
+    come(&s, &a, "a", 64);
+    submit(&s, 0);
+    EXPECT_EQ(a.n_reserved, 1);
+    attach(&s, &b, "b", 0, 1, 64);
+    bt_fleet_wait_no_more(s.fleet);
+    bt_fleet_lost(s.fleet, &a);
+    bt_fleet_tick(s.fleet, bt_now_ns());
+    EXPECT_EQ(s.clients[0].ends, 0);
+    be_ready(&s, &b);
+    EXPECT_EQ(b.n_reserved, 1);
+    tear_down(&s);
+}
+
 /* Wherever the request that has it is: in the lobby, in this cell, or in another one. */
 static void fleet_name_belongs_to_one_request(void)
 {
@@ -452,6 +512,8 @@ int main(int argc, char **argv)
         BT_TEST(fleet_request_keeps_its_age_in_another_cell),
         BT_TEST(fleet_queue_that_has_moved_is_empty),
         BT_TEST(fleet_request_that_fits_nowhere_stays_where_it_is),
+        BT_TEST(fleet_request_goes_where_it_may_fit_once),
+        BT_TEST(fleet_that_drains_waits_for_a_cell_that_loads),
         BT_TEST(fleet_name_belongs_to_one_request),
         BT_TEST(fleet_prefers_cells_with_a_rank_for_every_role),
         BT_TEST(fleet_counts_tokens_of_cells_that_have_gone),

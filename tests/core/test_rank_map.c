@@ -75,6 +75,10 @@ static void map_lines_become_ranks_by_role(void)
     }
     bt_rank_map_fini(&map);
 
+    EXPECT_EQ(read_text("both n1 ranks=2 device=MIG-5c8e device=0,1\n", &map), BT_OK);
+    EXPECT(map.n_ranks == 2 && strcmp(map.ranks[1].devices, "1") == 0); /* the last one counts */
+    bt_rank_map_fini(&map);
+
     EXPECT_EQ(read_text("both n1 ranks=3\n", &map), BT_OK);
     EXPECT_EQ(map.n_both, 3);
     EXPECT_EQ(map.n_prefill + map.n_decode + map.n_spares, 0);

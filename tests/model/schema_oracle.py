@@ -96,6 +96,10 @@ CASES = [
     ({"type": "array", "maxItems": 1, "uniqueItems": True}, [[], [1]], ["[1,2]"]),
     ({"type": "array", "items": {"$ref": "#/$defs/Color"}, "uniqueItems": True, "$defs": PERSON["$defs"]},  # as pydantic writes set[Color]
      [[], ["red"], ["blue", "red", "green"]], ['["red","red"]', '["pink"]']),
+    ({"items": {"enum": [2**53, 2**53 + 1]}, "uniqueItems": True}, [[2**53 + 1, 2**53]], ["[9007199254740993,9007199254740993]"]),
+    ({"type": "object", "required": list("abcd"), "properties": {  # whose digits are few
+        name: {"type": "integer", "multipleOf": of, "minimum": 0, "maximum": 100000} for name, of in zip("abcd", (1000, 999, 998, 997))}},
+     [{"a": 1000, "b": 99900, "c": 0, "d": 997}], ['{"a":1,"b":0,"c":0,"d":0}']),
     ({"items": {"enum": list(range(64))}, "uniqueItems": True, "maxItems": 2}, [[63, 0], [0, 63]], ["[7,7]", "[1,2,3]"]),
     ({"type": "array", "items": False}, [[]], ["[1]"]),
     ({"type": "string", "minLength": 2, "maxLength": 3}, ["ab", "\u00e9\U0001f642", "\n\"\\"], ['"a"', '"abcd"', '"\\ud83d\\ude42"']),

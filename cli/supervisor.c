@@ -33,7 +33,10 @@ static void begin_stop(supervisor *s)
      * the reason, then itself; where there are none yet, nobody need wait. */
     s->coordinator_term_ns = s->phase == SERVING && !s->asked ? now + BT_SUPERVISOR_LEAVE_NS : now;
     s->launch_term_ns      = now;
-    if (s->phase == SERVING) s->launch_term_ns += s->asked ? LAUNCH_NS : BT_SUPERVISOR_LEAVE_NS;
+    if (s->phase == SERVING && !s->asked)
+        s->launch_term_ns += BT_SUPERVISOR_LEAVE_NS;
+    else if (s->phase == SERVING && s->opt->join == NULL) /* else nobody else tells the ranks */
+        s->launch_term_ns += LAUNCH_NS;
     s->fresh_term_ns = s->launch_term_ns;
     s->served        = s->phase == SERVING;
     s->stop_ns       = now;

@@ -80,8 +80,8 @@ uint64_t  bt_fleet_max_tokens(const bt_fleet *fleet);
 uint64_t  bt_fleet_max_prompt(const bt_fleet *fleet);
 uint64_t  bt_fleet_queued_tokens(const bt_fleet *fleet);
 
-/* Nobody will start a cell again: without any, now or later, the fleet is over, whatever wait_ns
- * says. */
+/* Nobody will start a cell again: with the loss of the last one, or now when requests wait for one
+ * and there is none, the fleet is over, whatever wait_ns says. */
 void bt_fleet_wait_no_more(bt_fleet *fleet);
 /* Ends every request with this code and reason, tells all ranks to leave, refuses new ones. */
 void bt_fleet_stop(bt_fleet *fleet, grpc_status_code code, const char *reason);

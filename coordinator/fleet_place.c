@@ -156,6 +156,20 @@ static bool gains(const bt_relay *from, const bt_relay *to, const bt_relay_reque
                                 bt_relay_request_max_tokens(q), bt_relay_request_n_open(q));
 }
 
+static bool takes_more(const bt_fleet_cell *c)
+{
+    return c->state == BT_CELL_SERVING && c->short_since_ns == 0 &&
+           bt_relay_first_queued(c->relay) == NULL && bt_relay_pressure(c->relay) < 1;
+}
+
+/* Asked at every turn, where choosing for a request means to look at all of its prompt. */
+static bool any_takes_more(const bt_fleet *fleet)
+{
+    for (uint32_t i = 0; i < fleet->n_cells; i++)
+        if (takes_more(fleet->cells[i])) return true;
+    return false;
+}
+
 /* Moves the oldest request of a cell in which requests wait to one in which none waits. */
 static void even_out(bt_fleet *fleet, uint64_t now_ns)
 {
@@ -166,9 +180,8 @@ static void even_out(bt_fleet *fleet, uint64_t now_ns)
         for (int n = 0; n < MOVES_MAX; n++) {
             const bt_relay_request *q = bt_relay_first_queued(from->relay);
 
-            if (q == NULL || (to = choose_for(fleet, q, from)) == NULL || to->short_since_ns != 0 ||
-                bt_relay_first_queued(to->relay) != NULL || bt_relay_pressure(to->relay) >= 1 ||
-                !gains(from->relay, to->relay, q, now_ns))
+            if (q == NULL || !any_takes_more(fleet) || (to = choose_for(fleet, q, from)) == NULL ||
+                !takes_more(to) || !gains(from->relay, to->relay, q, now_ns))
                 break;
             move(fleet, bt_relay_take_queued(from->relay), to, now_ns);
         }

@@ -8,7 +8,7 @@
 #include "core/alloc.h"
 #include "core/clock.h"
 
-enum { PUBLISH_MS = 250, SLOW_RANKS = 512 };
+enum { PUBLISH_MS = 250, SLOW_RANKS = 4096 /* of a group: all */ };
 
 #define SMOOTH_BLOCKED 0.1 /* weight of the newest look at the queues */
 

@@ -269,14 +269,18 @@ bool bt_handoff_poll(bt_handoff *handoff)
         uint64_t now_ns = bt_now_ns();
         bool     moved  = bt_signal_test(handoff);
 
+        handoff->is_late   = now_ns - handoff->polled_ns >= handoff->grant_ns / 2;
+        handoff->polled_ns = now_ns;
         if (handoff->world->wrecks != NULL) bt_world_sweep(handoff->world);
-        /* Answers first: a grant that waits here must not expire because this rank came late. */
+        /* Answers first: a grant that waits here must not expire because this rank came late.  Open
+         * MPI's first look after a while may find nothing and yet take in what the next one finds.
+         */
         moved |= bt_signal_receive(handoff);
         moved |= bt_handoff_recv_progress(handoff, now_ns);
         moved |= bt_handoff_send_progress(handoff, now_ns);
         if (handoff->line != NULL) moved |= bt_line_poll(handoff, now_ns);
-        if (!moved) break;
-        any = true;
+        if (!moved && !handoff->is_late) break;
+        any = any || moved;
     }
     bt_watchdog_leave();
     handoff->polling = false;

@@ -252,7 +252,7 @@ bool bt_handoff_send_progress(bt_handoff *h, uint64_t now_ns)
 {
     bool moved = test_payloads(h, now_ns);
 
-    moved |= check_expiry(h, now_ns);
+    if (!h->is_late) moved |= check_expiry(h, now_ns);
     moved |= ask_next(h, now_ns);
     return moved;
 }

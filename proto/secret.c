@@ -74,7 +74,10 @@ bt_status bt_secret_provide(void)
     char          text[2 * RANDOM_BYTES + 1], present[BT_SECRET_MAX + 1];
 
     BT_TRY(bt_secret_read(present));
-    if (present[0] != 0) goto out;
+    if (present[0] != 0) { /* other hosts may not have the file */
+        BT_REQUIRE(setenv(BT_SECRET_ENV, present, 1) == 0, BT_ERR_NO_MEMORY, "the cell's secret");
+        goto out;
+    }
     BT_REQUIRE(getrandom(bytes, sizeof(bytes), 0) == (ssize_t)sizeof(bytes), BT_ERR_IO,
                "no random bytes for the cell's secret: %s", strerror(errno));
     for (size_t i = 0; i < sizeof(bytes); i++)

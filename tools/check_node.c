@@ -180,7 +180,7 @@ static void look_at_machine(void)
 
 /* ---- the network */
 
-static bool connects(const struct addrinfo *a)
+static bool connects_to(const struct addrinfo *a)
 {
     int           fd    = socket(a->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     struct pollfd p     = {.fd = fd, .events = POLLOUT};
@@ -197,6 +197,14 @@ static bool connects(const struct addrinfo *a)
     }
     close(fd);
     return true;
+}
+
+/* To any of the addresses, as gRPC does. */
+static bool connects(const struct addrinfo *list)
+{
+    for (; list != NULL; list = list->ai_next)
+        if (connects_to(list)) return true;
+    return false;
 }
 
 static void look_at_control(const char *address)

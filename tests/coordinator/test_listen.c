@@ -56,6 +56,7 @@ static void listen_without_memory_is_tried_again(void)
                                      .architecture          = (char *)"A",
                                      .default_sampling_json = (char *)""};
     bt_public_config config       = {.model_path  = "no such model",
+                                     .public_path = "",
                                      .served_name = "m",
                                      .version     = "1",
                                      .facts       = &facts,

@@ -191,6 +191,28 @@ static void unused_grant_expires_and_its_late_payload_arrives(void)
     site_fini(&g_site);
 }
 
+/* As in a layer that takes long: rank 1 does not look at MPI while it is granted what it asked for.
+ */
+static void grant_that_came_unseen_is_used(void)
+{
+    enum { LAYERS = 5 };
+
+    site_init(&g_site, 2, 4000, 0.05);
+    meet();
+    for (uint32_t k = 1; k <= LAYERS; k++) {
+        if (g_rank == 1) {
+            EXPECT(site_send(&g_site, 0, k, 10) != NULL);
+            bt_handoff_poll(g_site.h); /* asks */
+            bt_sleep_ns(200 * BT_NS_PER_MS);
+            EXPECT(poll_until(&g_site, &g_site.n_sent, k));
+        } else if (g_rank == 0) {
+            EXPECT(poll_until(&g_site, &g_site.n_delivered, k));
+        }
+    }
+    EXPECT_EQ(g_site.n_expired, 0);
+    site_fini(&g_site);
+}
+
 /* All of rank 1's messages are queued first; rank 2's leave among them, not after them.  (The order
  * in which sends are seen to complete may differ a little from that of the requests.) */
 static void receivers_take_turns(void)
@@ -385,6 +407,7 @@ static const bt_test TESTS[] = {
     BT_TEST(receivers_take_turns),
     BT_TEST(stopped_receiver_expires_while_others_go_on),
     BT_TEST(unused_grant_expires_and_its_late_payload_arrives),
+    BT_TEST(grant_that_came_unseen_is_used),
     BT_TEST(cancel_of_a_queued_message_frees_its_slot),
     BT_TEST(cancel_of_an_asked_message_withdraws_it),
     BT_TEST(cancel_that_crosses_the_grant_frees_the_grant),

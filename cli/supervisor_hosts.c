@@ -1,7 +1,8 @@
 /* The hosts of a cell over several machines.  Before ranks are started again each host is asked
  * whether it answers and reaches the control port (`baton check --quick`).  One that does not is
  * left out of that start, or the start would hang until --stall-s; spares take the seats of its
- * ranks. It is asked again while the cell serves without it, and used again by the next start. */
+ * ranks. It is asked again while the cell serves without it, and used again by the next start.
+ * Where no start is possible without it, each question gives it more time to answer. */
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -12,9 +13,11 @@
 #include "cli/supervisor_state.h"
 #include "core/alloc.h"
 #include "core/clock.h"
+#include "core/minmax.h"
 
-#define ASK_S    "5"               /* for a host to answer; all are asked at once */
-#define ASKED_NS (8 * BT_NS_PER_S) /* then the one who asks is ended */
+#define ASK_S    5 /* for a host to answer; all are asked at once */
+#define MOST_S   60
+#define OVER_NS  (3 * BT_NS_PER_S) /* so long after that the one who asks is ended */
 #define FRESH_NS (2 * BT_NS_PER_S) /* so long an answer counts */
 #define AHEAD_NS BT_NS_PER_S       /* a question is asked so long before the start */
 #define AGAIN_NS (2 * BT_NS_PER_S) /* between questions while no start is possible */
@@ -78,20 +81,22 @@ static bt_status ask(supervisor *s, bool all, uint64_t now_ns)
 {
     static char names[1 << 16];
     bt_status   st = BT_OK;
-    char        path[PATH_MAX];
+    char        path[PATH_MAX], limit[16];
     char       *argv[] = {(char *)"/bin/sh",
                           (char *)"-c",
                           (char *)"exec \"$0\" \"$@\" >&2", /* where we read */
                           path,
                           (char *)"--quick",
                           (char *)"--node-timeout-s",
-                          (char *)ASK_S,
+                          limit,
                           (char *)"--control",
                           s->control,
                           (char *)"--hosts",
                           names,
                           NULL};
 
+    s->hosts.limit_s = s->hosts.waits ? bt_min_u32(2 * s->hosts.limit_s, MOST_S) : ASK_S;
+    snprintf(limit, sizeof(limit), "%u", s->hosts.limit_s);
     BT_TRY(bt_program_path("baton-check", path));
     list_names(&s->hosts, all, names, sizeof(names));
     for (uint32_t i = 0; i < s->hosts.n; i++) {
@@ -202,7 +207,8 @@ void bt_supervisor_watch_hosts(supervisor *s, uint64_t now_ns)
     bool silent = false;
 
     if (bt_child_running(&s->asker)) {
-        if (now_ns - s->hosts.asked_ns > ASKED_NS) bt_child_kill(&s->asker, SIGKILL);
+        if (now_ns - s->hosts.asked_ns > s->hosts.limit_s * BT_NS_PER_S + OVER_NS)
+            bt_child_kill(&s->asker, SIGKILL);
         return;
     }
     for (uint32_t i = 0; i < s->hosts.n; i++)

@@ -30,6 +30,7 @@ typedef struct {
     bt_cell_host *at;     /* owned [n] */
     uint32_t      n;
     uint64_t asked_ns, answered_ns; /* answered_ns: 0 where the answers do not count any more */
+    uint32_t limit_s;               /* for an answer to the last question */
     bool     waits;                 /* for hosts without which nothing can be started */
     int      map_fd;                /* of a rank map in memory, and its path */
     char     map_path[64], left_out[512]; /* left_out: of the last start */

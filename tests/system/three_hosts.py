@@ -127,6 +127,25 @@ def node_killed(a, pb, rpc, hosts):
     stop(cell, hosts)
 
 
+def slow_agent(a, pb, rpc, hosts):
+    """It answers later than a restart waits at first, and no role can do without its host."""
+    cell = spread(a, hosts, "--on-death", "restart", "--restarts", "20", rank_map="prefill n1\ndecode n2\n")
+    cell.wait_ready()
+    with open(hosts.agent) as f:
+        text = f.read()
+    with open(hosts.agent + ".new", "w") as f:
+        f.write(text.replace("#!/bin/sh\n", "#!/bin/sh\nsleep 6\n", 1))
+    os.chmod(hosts.agent + ".new", 0o755)
+    os.replace(hosts.agent + ".new", hosts.agent)
+    begin = time.monotonic()
+    victim = next(iter(hosts[1].processes("baton-worker")))
+    hosts[1].shell(f"kill -9 {victim}")
+    cell.wait_line("waiting for an answer")
+    cell.wait_line("serving again")
+    print(f"an agent that takes 6 s: serving again after {time.monotonic() - begin:.1f} s", flush=True)
+    stop(cell, hosts)
+
+
 def node_replaced(a, pb, rpc, hosts):
     net.need_survival_of_hosts()
     path = os.path.join(hosts.scratch, "hostfile")
@@ -275,7 +294,7 @@ def slow_link(a, pb, rpc, hosts):
     stop(cell, hosts)
 
 
-CASES = [first_token, node_killed, node_replaced, link_cut_3s, slow_link, link_cut_for_good]
+CASES = [first_token, node_killed, slow_agent, node_replaced, link_cut_3s, slow_link, link_cut_for_good]
 
 
 def main():

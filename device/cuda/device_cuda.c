@@ -433,16 +433,16 @@ static bool cuda_usable(uint32_t device, char *text, size_t text_bytes)
     else if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, (int)device) !=
                  cudaSuccess ||
              cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, (int)device) !=
-                 cudaSuccess)
-        snprintf(text, text_bytes, "GPU %u does not tell its compute capability", device);
+                 cudaSuccess ||
+             cudaDeviceGetAttribute(&mode, cudaDevAttrComputeMode, (int)device) != cudaSuccess)
+        snprintf(text, text_bytes, "GPU %u does not tell its compute capability and mode", device);
     else if (!has_kernels(major, minor))
         snprintf(text, text_bytes, "GPU %u has compute capability %d.%d: expected 8.0, 9.0 or 10.x",
                  device, major, minor);
-    else if (cudaDeviceGetAttribute(&mode, cudaDevAttrComputeMode, (int)device) == cudaSuccess &&
-             mode == cudaComputeModeProhibited)
+    else if (mode == cudaComputeModeProhibited)
         snprintf(text, text_bytes,
-                 "GPU %u takes no process: its compute mode is prohibited "
-                 "(nvidia-smi -c 0 changes it)",
+                 "GPU %u takes no process: its compute mode is prohibited (nvidia-smi -c 0 changes "
+                 "it)",
                  device);
     else
         return true;

@@ -151,9 +151,7 @@ void bt_fleet_move_queue(bt_fleet *fleet, bt_fleet_cell *from, uint64_t now_ns)
 static bool gains(const bt_relay *from, const bt_relay *to, const bt_relay_request *q,
                   uint64_t now_ns)
 {
-    return bt_relay_has_room(to, q, now_ns) ||
-           !bt_relay_could_hold(from, bt_relay_request_prompt_tokens(q),
-                                bt_relay_request_max_tokens(q), bt_relay_request_n_open(q));
+    return bt_relay_has_room(to, q, now_ns) || !bt_relay_could_ever_hold(from, q);
 }
 
 static bool takes_more(const bt_fleet_cell *c)

@@ -7,8 +7,9 @@
 #include "coordinator/slow.h"
 #include "core/alloc.h"
 #include "core/clock.h"
+#include "core/rank_map.h"
 
-enum { PUBLISH_MS = 250, SLOW_RANKS = 4096 /* of a group: all */ };
+enum { PUBLISH_MS = 250 };
 
 #define SMOOTH_BLOCKED 0.1 /* weight of the newest look at the queues */
 
@@ -143,13 +144,13 @@ static void note_slow(bt_cell *cell, uint32_t rank, double slowness)
 
 static void find_slow(bt_cell *cell)
 {
-    double   sorted[SLOW_RANKS];
-    uint32_t ranks[SLOW_RANKS];
+    double   sorted[BT_RANKS_MAX];
+    uint32_t ranks[BT_RANKS_MAX];
 
     for (uint32_t group = 0; group < 2; group++) {
         uint32_t n = 0;
 
-        for (uint32_t i = 0; i < cell->n_ranks && n < SLOW_RANKS; i++) {
+        for (uint32_t i = 0; i < cell->n_ranks && n < BT_RANKS_MAX; i++) {
             if (group_of(cell, i) != group) continue;
             ranks[n]    = i;
             sorted[n++] = cell->ranks[i].rates.own;

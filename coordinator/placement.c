@@ -305,10 +305,9 @@ static void reserve(bt_relay *r, bt_relay_request *q, uint32_t decode, uint32_t 
     r->events.send(r->events.ctx, decode, &m);
 }
 
-/* Not always so when ranks have pools of different sizes: the largest may have been lost. */
-static bool could_ever_hold(const bt_relay *r, const bt_relay_request *q)
+bool bt_relay_could_ever_hold(const bt_relay *relay, const bt_relay_request *q)
 {
-    return bt_relay_could_hold(r, q->n_prompt, q->sampling.max_tokens, q->n_open);
+    return bt_relay_could_hold(relay, q->n_prompt, q->sampling.max_tokens, q->n_open);
 }
 
 /* Whether an older one of its kind waits for each of the prefill ranks. */
@@ -367,7 +366,7 @@ void bt_relay_place(bt_relay *relay, uint64_t now_ns)
         if ((decode == NO_RANK || prefill == NO_RANK) && relay->blocked == BT_BLOCKED_NOT)
             relay->blocked = decode == NO_RANK ? BT_BLOCKED_DECODE : BT_BLOCKED_PREFILL;
         if (decode == NO_RANK) {
-            if (could_ever_hold(relay, q)) break; /* first come, first served */
+            if (bt_relay_could_ever_hold(relay, q)) break; /* first come, first served */
             n_passed++;
             continue;
         }

@@ -421,8 +421,7 @@ static uint64_t waits_since_ns(const bt_relay *r, const bt_relay_request *q, boo
 {
     uint64_t since_ns = q->resumed ? q->heard_ns : q->arrived_ns;
 
-    if (q->resumed && has_roles && r->moved_ns > since_ns &&
-        bt_relay_could_hold(r, q->n_prompt, q->sampling.max_tokens, q->n_open))
+    if (q->resumed && has_roles && r->moved_ns > since_ns && bt_relay_could_ever_hold(r, q))
         since_ns = r->moved_ns;
     return bt_relay_from_ns(r, since_ns);
 }

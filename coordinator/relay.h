@@ -152,7 +152,10 @@ bool      bt_relay_has_name(const bt_relay *relay, const char *name);
 const bt_relay_request *bt_relay_first_queued(const bt_relay *relay);
 /* How full the cell is: 0 with nothing to do; from 1 on a request would probably wait. */
 double bt_relay_pressure(const bt_relay *relay);
-/* Ranks could take the request, one of any relay, now. */
+/* Ranks could hold the request, one of any relay, when they are idle.  Not always so of its own
+ * relay when ranks have pools of different sizes: the largest may have been lost. */
+bool bt_relay_could_ever_hold(const bt_relay *relay, const bt_relay_request *q);
+/* They could take it now. */
 bool bt_relay_has_room(const bt_relay *relay, const bt_relay_request *q, uint64_t now_ns);
 /* What a prompt with these keys would add to that: less where a rank probably has its prefix. */
 double bt_relay_pressure_of(const bt_relay *relay, uint32_t n_prompt, uint32_t n_keys,

@@ -170,7 +170,7 @@ typedef struct {
     bt_parts *g;
     bound     lo, hi; /* lo is given */
     multiples of;
-    uint32_t  most_fraction;
+    uint32_t  most_whole, most_fraction;
     bool      integer;
     /* The first of `modulus` nodes, one for each rest of the digits so far: */
     uint32_t free_whole[MOST_WHOLE + 1]; /* so many digits are to come before the point */
@@ -311,7 +311,7 @@ static void add_free(range *r)
 {
     bt_parts *g = r->g;
 
-    for (uint32_t i = 0; i <= (r->hi.given ? r->hi.n_whole : (uint32_t)MOST_WHOLE); i++) {
+    for (uint32_t i = 0; i <= r->most_whole; i++) {
         r->free_whole[i] = free_nodes(r);
         if (i > 0) step_all(r, r->free_whole[i], r->free_whole[i - 1]);
     }
@@ -348,12 +348,12 @@ static bt_part magnitudes(bt_parts *g, const bound *lo, const bound *hi, multipl
 {
     range    r     = {.g = g, .lo = *lo, .hi = *hi, .of = of, .integer = integer};
     uint32_t start = bt_part_node(g);
-    uint32_t most  = hi->given ? hi->n_whole : MOST_WHOLE;
 
     r.done          = bt_part_node(g);
+    r.most_whole    = hi->given ? hi->n_whole : MOST_WHOLE;
     r.most_fraction = most_fraction;
     add_free(&r);
-    for (uint32_t n = lo->n_whole; n <= most && g->st == BT_OK; n++)
+    for (uint32_t n = lo->n_whole; n <= r.most_whole && g->st == BT_OK; n++)
         add_length(&r, start, n);
     return (bt_part){start, r.done};
 }

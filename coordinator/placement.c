@@ -73,10 +73,12 @@ static uint32_t free_pages(const bt_rank_state *k)
 /* Pages of the prompt that the rank probably has; its last token is always computed. */
 static uint32_t prefix_pages(const bt_relay *r, const bt_relay_request *q, uint32_t rank)
 {
-    uint32_t most = (q->n_prompt - 1) / r->cfg.page_tokens;
+    const bt_prefix_index *index = &r->ranks[rank].index;
+    uint32_t               most  = (q->n_prompt - 1) / r->cfg.page_tokens;
+    uint32_t               n     = most < q->n_keys ? most : q->n_keys;
 
-    return bt_prefix_index_match(&r->ranks[rank].index, most < q->n_keys ? most : q->n_keys,
-                                 q->keys);
+    if (q->matches == NULL) return bt_prefix_index_match(index, n, q->keys);
+    return bt_prefix_index_rematch(index, n, q->keys, &q->matches[rank]);
 }
 
 /* Pages for what is known, and for the next token of each open choice; the prompt's full pages
@@ -382,10 +384,12 @@ void bt_relay_place(bt_relay *relay, uint64_t now_ns)
 
 bool bt_relay_has_room(const bt_relay *relay, const bt_relay_request *q, uint64_t now_ns)
 {
-    bool full = false;
+    bool             full  = false;
+    bt_relay_request asked = *q;
 
-    return choose_decode(relay, q, 0, now_ns) != NO_RANK &&
-           (bt_relay_both(relay) || choose_prefill(relay, q, &full) != NO_RANK);
+    asked.matches = NULL; /* those of another relay are of its ranks */
+    return choose_decode(relay, &asked, 0, now_ns) != NO_RANK &&
+           (bt_relay_both(relay) || choose_prefill(relay, &asked, &full) != NO_RANK);
 }
 
 /* The rank has no pages although it should have: the request goes back to the queue, with a new

@@ -45,7 +45,7 @@ bt_status bt_prefix_index_init(bt_prefix_index *index, uint32_t n_pages)
 {
     bt_status st = BT_OK;
 
-    *index = (bt_prefix_index){.n_slots = 64};
+    *index = (bt_prefix_index){.n_slots = 64, .version = 1};
     while (index->n_slots / 2 < n_pages && index->n_slots < 1u << 30)
         index->n_slots *= 2;
     index->slots = bt_calloc(index->n_slots, sizeof(*index->slots));
@@ -69,6 +69,7 @@ void bt_prefix_index_add(bt_prefix_index *index, uint32_t n, const bt_page_key *
 {
     for (uint32_t i = 0; i < n; i++)
         *slot_of(index, &keys[i]) = keys[i].hi;
+    index->version++;
 }
 
 uint32_t bt_prefix_index_match(const bt_prefix_index *index, uint32_t n, const bt_page_key *keys)
@@ -78,4 +79,12 @@ uint32_t bt_prefix_index_match(const bt_prefix_index *index, uint32_t n, const b
     for (uint32_t i = 0; i < n && i - found < GAP_MAX; i++)
         if (*slot_of(index, &keys[i]) == keys[i].hi) found = i + 1;
     return found;
+}
+
+uint32_t bt_prefix_index_rematch(const bt_prefix_index *index, uint32_t n, const bt_page_key *keys,
+                                 bt_prefix_match *last)
+{
+    if (last->version != index->version)
+        *last = (bt_prefix_match){index->version, bt_prefix_index_match(index, n, keys)};
+    return last->n_pages;
 }

@@ -20,7 +20,13 @@ typedef struct {
 typedef struct {
     uint64_t *slots; /* owned */
     uint32_t  n_slots;
+    uint32_t  version; /* counts what was added, from 1 */
 } bt_prefix_index;
+
+/* What a match found, of a version; zeroed: nothing yet. */
+typedef struct {
+    uint32_t version, n_pages;
+} bt_prefix_match;
 
 /* A new one, drawn at random; never 0. */
 uint64_t bt_prefix_seed(void);
@@ -35,5 +41,9 @@ void      bt_prefix_index_add(bt_prefix_index *index, uint32_t n, const bt_page_
 /* How many of the first pages are probably there: a key stands for all pages before its own too, so
  * that it makes up for a few before it that were overwritten. */
 uint32_t bt_prefix_index_match(const bt_prefix_index *index, uint32_t n, const bt_page_key *keys);
+/* The same; of keys that were asked for before, with the same n, from *last, while the index is the
+ * same. */
+uint32_t bt_prefix_index_rematch(const bt_prefix_index *index, uint32_t n, const bt_page_key *keys,
+                                 bt_prefix_match *last);
 
 #endif

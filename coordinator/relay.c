@@ -274,6 +274,7 @@ void bt_relay_requeue(bt_relay *r, bt_relay_request *q, bool abort_decode, uint6
     q->name     = NULL; /* these are its successor's */
     q->prompt   = NULL;
     q->keys     = NULL;
+    q->matches  = NULL;
     q->form_map = NULL;
     q->choices  = NULL;
     q->client   = NULL;

@@ -2,6 +2,15 @@
 #include "coordinator/relay_state.h"
 #include "core/alloc.h"
 
+void bt_relay_forget_keys(bt_relay_request *q)
+{
+    bt_free(q->keys);
+    bt_free(q->matches);
+    q->keys    = NULL;
+    q->matches = NULL;
+    q->n_keys  = 0;
+}
+
 bt_status bt_relay_enter(bt_relay *relay, bt_relay_request *q)
 {
     bt_status st     = BT_OK;
@@ -12,6 +21,7 @@ bt_status bt_relay_enter(bt_relay *relay, bt_relay_request *q)
     if (q->sampling.prompt_logprobs == 0)
         BT_TRY(bt_page_keys(relay->prefix_seed, relay->cfg.page_tokens, q->n_prompt, q->prompt,
                             &q->keys, &q->n_keys));
+    if (q->n_keys != 0) q->matches = bt_calloc(relay->cfg.n_ranks, sizeof(*q->matches));
     BT_TRY(bt_table_put(&relay->names, q->name_key, q));
     named = true;
     BT_TRY(bt_table_put(&relay->numbers, number, q));
@@ -24,9 +34,7 @@ bt_status bt_relay_enter(bt_relay *relay, bt_relay_request *q)
 out:
     if (st != BT_OK) {
         if (named) bt_table_remove(&relay->names, q->name_key);
-        bt_free(q->keys);
-        q->keys   = NULL;
-        q->n_keys = 0;
+        bt_relay_forget_keys(q);
     }
     return st;
 }
@@ -52,9 +60,7 @@ static bt_relay_request *take(bt_relay *r, bt_relay_list *list, bt_relay_request
     bt_table_remove(&r->numbers, q->number);
     bt_table_remove(&r->names, q->name_key);
     if (list == &r->queue) bt_relay_count_queued(r, q, false);
-    bt_free(q->keys);
-    q->keys   = NULL;
-    q->n_keys = 0;
+    bt_relay_forget_keys(q);
     q->n_held = 0;
     bt_relay_forget_early(q);
     r->n_in[q->state]--;

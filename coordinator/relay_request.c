@@ -51,7 +51,7 @@ void bt_relay_request_destroy(bt_relay_request *q)
     bt_free(q->choices);
     bt_free(q->name);
     bt_free(q->prompt);
-    bt_free(q->keys);
+    bt_relay_forget_keys(q);
     bt_free(q->form_map);
     bt_sampling_free(&q->sampling);
     bt_free(q);

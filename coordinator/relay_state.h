@@ -29,16 +29,17 @@ struct bt_relay_request {
     void                  *client;
     bt_relay_request_state state;
     uint32_t               n_prompt;
-    uint32_t    *prompt; /* owned: copied into each Prefill, since it may be placed again */
-    bt_page_key *keys;   /* owned: of the prompt's full pages */
-    uint32_t     n_keys;
-    void        *form_map; /* owned: how its prompt was computed, for a replay; NULL: by its role */
-    size_t       n_form_map_bytes;
-    uint64_t     arrival; /* its first number: the smaller, the older */
-    bool         resumed; /* placed before: it waits as long as its cell moves */
-    uint32_t     n_held;  /* prompt tokens that its decode rank had, as the ticket says */
-    bt_sampling  sampling;
-    uint32_t     n_choices, n_open;   /* all, and those that have not ended */
+    uint32_t        *prompt; /* owned: copied into each Prefill, since it may be placed again */
+    bt_page_key     *keys;   /* owned: of the prompt's full pages */
+    uint32_t         n_keys;
+    bt_prefix_match *matches; /* owned [ranks of its relay]: what each has of them; may be NULL */
+    void       *form_map; /* owned: how its prompt was computed, for a replay; NULL: by its role */
+    size_t      n_form_map_bytes;
+    uint64_t    arrival; /* its first number: the smaller, the older */
+    bool        resumed; /* placed before: it waits as long as its cell moves */
+    uint32_t    n_held;  /* prompt tokens that its decode rank had, as the ticket says */
+    bt_sampling sampling;
+    uint32_t    n_choices, n_open;    /* all, and those that have not ended */
     bt_relay_request_choice *choices; /* owned [n_choices] */
     bt_relay_short           short_of;
     uint32_t                 decode_rank, prefill_rank;
@@ -193,6 +194,9 @@ BT_PRINTF(4, 5)
 void bt_relay_end_request(bt_relay *relay, bt_relay_request *q, grpc_status_code code,
                           const char *fmt, ...);
 void bt_relay_end_no_memory(bt_relay *relay, bt_relay_request *q);
+
+/* relay_move.c */
+void bt_relay_forget_keys(bt_relay_request *q);
 
 /* relay_tokens.c */
 void bt_relay_token(bt_relay *relay, uint32_t rank, const bt_token *t, uint64_t now_ns);

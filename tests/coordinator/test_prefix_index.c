@@ -48,9 +48,29 @@ static void prefix_index_forgets_what_was_overwritten_in_a_row(void)
     bt_prefix_index_fini(&index);
 }
 
+static void prefix_index_matches_anew_when_it_has_changed(void)
+{
+    static const uint64_t SLOT[N] = {0, 1, 2, 3};
+    bt_prefix_match       last    = {0};
+    bt_prefix_index       index;
+    bt_page_key           one[N], other[N];
+
+    make_keys(one, SLOT, 1);
+    make_keys(other, SLOT, 2);
+    EXPECT_EQ(bt_prefix_index_init(&index, PAGES), BT_OK);
+    EXPECT_EQ(bt_prefix_index_rematch(&index, 4, one, &last), 0);
+    bt_prefix_index_add(&index, 4, one);
+    EXPECT_EQ(bt_prefix_index_rematch(&index, 4, one, &last), 4);
+    EXPECT_EQ(bt_prefix_index_rematch(&index, 4, one, &last), 4);
+    bt_prefix_index_add(&index, 2, other + 2);
+    EXPECT_EQ(bt_prefix_index_rematch(&index, 4, one, &last), 2);
+    bt_prefix_index_fini(&index);
+}
+
 static const bt_test tests[] = {
     BT_TEST(prefix_index_knows_a_prompt_whose_keys_share_slots),
     BT_TEST(prefix_index_forgets_what_was_overwritten_in_a_row),
+    BT_TEST(prefix_index_matches_anew_when_it_has_changed),
 };
 
 int main(int argc, char **argv) { return BT_RUN_TESTS(tests, argc > 1 ? argv[1] : NULL); }

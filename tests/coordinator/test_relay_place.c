@@ -510,6 +510,56 @@ static void relay_placement_prefers_cached_prefixes(void)
     sim_fini(&s);
 }
 
+/* It waits since before anyone had its prompt, and goes where that is by now. */
+static void relay_waiting_request_hears_of_cached_prefixes(void)
+{
+    sim        s;
+    sim_client plain, first, late;
+    sim_rank  *decode;
+
+    sim_init(&s, 2, 1, 3, 200);
+    s.prompt_logprobs = 1; /* leaves nothing in the cache */
+    EXPECT_EQ(sim_submit(&s, &plain, "plain", 60, 2, 100), BT_OK);
+    s.prompt_logprobs = 0;
+    EXPECT_EQ(sim_submit(&s, &first, "first", 60, 2, 100), BT_OK);
+    EXPECT_EQ(sim_submit(&s, &late, "late", 60, 2, 100), BT_OK); /* both windows are full */
+    EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 2);
+    decode = &s.ranks[2];
+    while (decode->n_down > 0 && s.n_down[BT_DOWN_RESERVE] < 3) {
+        sim_take_down(&s, 2);
+        sim_take_up(&s, 2);
+    }
+    EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 3);
+    EXPECT_EQ(decode->down[(decode->down_at + decode->n_down - 1) % FIFO].u.reserve.prefill_rank,
+              1);
+    sim_settle(&s);
+    sim_expect_done(&plain);
+    sim_expect_done(&first);
+    sim_expect_done(&late);
+    sim_expect_idle(&s);
+    sim_fini(&s);
+}
+
+/* What it knows of its own cell's ranks says nothing of another one's, of which there are more. */
+static void relay_room_for_a_request_of_another_cell(void)
+{
+    static const char *NAMES[] = {"0", "1", "2"};
+    sim                s, other;
+    sim_client         c[2], full[3];
+
+    sim_init(&s, 1, 1, 2, 15);
+    sim_init(&other, 3, 3, 6, 15);
+    for (int i = 0; i < 2; i++)
+        EXPECT_EQ(sim_submit(&s, &c[i], NAMES[i], 50, 2, 100), BT_OK);
+    EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 1);
+    EXPECT(bt_relay_has_room(other.relay, bt_relay_first_queued(s.relay), s.now));
+    for (int i = 0; i < 3; i++)
+        EXPECT_EQ(sim_submit(&other, &full[i], NAMES[i], 50, 2, 100), BT_OK);
+    EXPECT(!bt_relay_has_room(other.relay, bt_relay_first_queued(s.relay), s.now));
+    sim_fini(&s);
+    sim_fini(&other);
+}
+
 static const bt_test TESTS[] = {
     BT_TEST(relay_placement_takes_the_least_loaded_ranks),
     BT_TEST(relay_queue_is_first_come_first_served),
@@ -533,6 +583,8 @@ static const bt_test TESTS[] = {
     BT_TEST(relay_long_prefill_is_no_stall),
     BT_TEST(relay_prompts_of_others_do_not_hide_a_stall),
     BT_TEST(relay_placement_prefers_cached_prefixes),
+    BT_TEST(relay_waiting_request_hears_of_cached_prefixes),
+    BT_TEST(relay_room_for_a_request_of_another_cell),
 };
 
 int main(int argc, char **argv)

@@ -7,7 +7,7 @@
 #include "core/alloc.h"
 #include "core/clock.h"
 
-enum { MOVES_MAX = 64, SHORT = 1000000 }; /* a tick, so that the loop goes on */
+enum { MOVES_MAX = 64, LEFT_MAX = 8, SHORT = 1000000 }; /* a tick, so that the loop goes on */
 
 /* ---- the choice */
 
@@ -136,13 +136,13 @@ void bt_fleet_move_all(bt_fleet *fleet, bt_fleet_cell *from, uint64_t now_ns)
 
 void bt_fleet_move_queue(bt_fleet *fleet, bt_fleet_cell *from, uint64_t now_ns)
 {
-    const bt_relay_request *q;
-    bt_fleet_cell          *to;
+    bt_relay_request *q;
+    bt_fleet_cell    *to;
 
     while ((q = bt_relay_first_queued(from->relay)) != NULL) {
         to = choose_for(fleet, q, from);
         if (to == NULL && bt_relay_request_resumed(q)) break; /* it has begun here and ends here */
-        move(fleet, bt_relay_take_queued(from->relay), to, now_ns);
+        move(fleet, bt_relay_take_queued(from->relay, q), to, now_ns);
     }
 }
 
@@ -168,20 +168,26 @@ static bool any_takes_more(const bt_fleet *fleet)
     return false;
 }
 
-/* Moves the oldest request of a cell in which requests wait to one in which none waits. */
+/* Moves requests from a cell in which they wait to those in which none waits; those that gain
+ * nothing there do not keep back the ones behind them. */
 static void even_out(bt_fleet *fleet, uint64_t now_ns)
 {
     for (uint32_t i = 0; i < fleet->n_cells; i++) {
-        bt_fleet_cell *from = fleet->cells[i], *to;
+        bt_fleet_cell    *from = fleet->cells[i], *to;
+        bt_relay_request *q, *next;
+        int               n_moved = 0, n_left = 0;
 
         if (from->state != BT_CELL_SERVING) continue;
-        for (int n = 0; n < MOVES_MAX; n++) {
-            const bt_relay_request *q = bt_relay_first_queued(from->relay);
-
-            if (q == NULL || !any_takes_more(fleet) || (to = choose_for(fleet, q, from)) == NULL ||
-                !takes_more(to) || !gains(from->relay, to->relay, q, now_ns))
-                break;
-            move(fleet, bt_relay_take_queued(from->relay), to, now_ns);
+        for (q = bt_relay_first_queued(from->relay); q != NULL; q = next) {
+            if (n_moved == MOVES_MAX || n_left == LEFT_MAX || !any_takes_more(fleet)) break;
+            next = bt_relay_request_next(q);
+            to   = choose_for(fleet, q, from);
+            if (to == NULL || !takes_more(to) || !gains(from->relay, to->relay, q, now_ns)) {
+                n_left++;
+                continue;
+            }
+            n_moved++;
+            move(fleet, bt_relay_take_queued(from->relay, q), to, now_ns);
         }
     }
 }

@@ -141,15 +141,15 @@ void bt_relay_count_seats(const bt_relay *relay, uint32_t taken_out[2]);
 /* Requests change relays when a cell drains, is lost, or another one has room (relay_move.c).  What
  * is taken out is owned by the caller until another relay adopts it.  NULL: there is none left.
  *
- * take_queued: the one that came first of those that wait.  take_open: any open one; the ranks of
- * the relay have gone: they are not told, and what they held of ended ones is forgotten. */
-bt_relay_request *bt_relay_take_queued(bt_relay *relay);
+ * take_queued: this one, which waits there.  take_open: any open one; the ranks of the relay have
+ * gone: they are not told, and what they held of ended ones is forgotten. */
+bt_relay_request *bt_relay_take_queued(bt_relay *relay, bt_relay_request *q);
 bt_relay_request *bt_relay_take_open(bt_relay *relay);
 /* Takes ownership, unless out of memory. */
 bt_status bt_relay_adopt(bt_relay *relay, bt_relay_request *q, uint64_t now_ns);
 bool      bt_relay_has_name(const bt_relay *relay, const char *name);
-/* The request that has waited longest; NULL: none. */
-const bt_relay_request *bt_relay_first_queued(const bt_relay *relay);
+/* The request that has waited longest; NULL: none.  bt_relay_request_next() is the next one. */
+bt_relay_request *bt_relay_first_queued(const bt_relay *relay);
 /* How full the cell is: 0 with nothing to do; from 1 on a request would probably wait. */
 double bt_relay_pressure(const bt_relay *relay);
 /* Ranks could hold the request, one of any relay, when they are idle.  Not always so of its own

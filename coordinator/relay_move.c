@@ -72,9 +72,9 @@ static bt_relay_request *take(bt_relay *r, bt_relay_list *list, bt_relay_request
     return q;
 }
 
-bt_relay_request *bt_relay_take_queued(bt_relay *relay)
+bt_relay_request *bt_relay_take_queued(bt_relay *relay, bt_relay_request *q)
 {
-    return relay->queue.first == NULL ? NULL : take(relay, &relay->queue, relay->queue.first);
+    return take(relay, &relay->queue, q);
 }
 
 bt_relay_request *bt_relay_take_open(bt_relay *relay)
@@ -86,7 +86,7 @@ bt_relay_request *bt_relay_take_open(bt_relay *relay)
         q->decode_holds = q->prefill_holds = false;
         bt_relay_settle(relay, q);
     }
-    return bt_relay_take_queued(relay);
+    return relay->queue.first == NULL ? NULL : take(relay, &relay->queue, relay->queue.first);
 }
 
 bool bt_relay_has_name(const bt_relay *relay, const char *name)
@@ -94,7 +94,7 @@ bool bt_relay_has_name(const bt_relay *relay, const char *name)
     return bt_table_get(&relay->names, bt_relay_name_key(name)) != NULL;
 }
 
-const bt_relay_request *bt_relay_first_queued(const bt_relay *relay) { return relay->queue.first; }
+bt_relay_request *bt_relay_first_queued(const bt_relay *relay) { return relay->queue.first; }
 
 /* Prompt tokens and pages as parts of what the cell can take. */
 static double part(const bt_relay *relay, double tokens, double pages)

@@ -343,6 +343,34 @@ static void fleet_request_that_fits_nowhere_stays_where_it_is(void)
     tear_down(&s);
 }
 
+/* The small one waits behind the large one, for which no cell has room. */
+static void fleet_small_request_passes_a_large_one_to_another_cell(void)
+{
+    site            s;
+    bt_control_peer a, b;
+    bt_up           released = {.kind = BT_UP_RELEASED};
+
+    set_up(&s, 6);
+    come(&s, &a, "a", 3);
+    come(&s, &b, "b", 3);
+    EXPECT_EQ(submit_choices(&s, 0, "all of a", 5, 3), GRPC_STATUS_OK);
+    EXPECT_EQ(submit_choices(&s, 1, "most of b", 5, 2), GRPC_STATUS_OK);
+    released.u.released.request = b.number;
+    released.u.released.epoch   = b.epoch;
+    submit(&s, 2);
+    EXPECT(a.n_reserved == 1 && b.n_reserved == 2);
+    EXPECT_EQ(submit_choices(&s, 3, "large", 5, 3), GRPC_STATUS_OK);
+    submit(&s, 4);
+    submit(&s, 5);
+    abort_one(&s, 5); /* nobody waits at b */
+    abort_one(&s, 1);
+    bt_fleet_message(s.fleet, &b, &released);
+    bt_fleet_tick(s.fleet, s.now + 10);
+    EXPECT(a.n_reserved == 1 && b.n_reserved == 3);
+    EXPECT_EQ(bt_fleet_queued_tokens(s.fleet), PROMPT); /* the large one's */
+    tear_down(&s);
+}
+
 /* Its cell has lost the one rank that could hold it: it is the next in the other one, however full
  * that is. */
 static void fleet_request_goes_where_it_may_fit_once(void)
@@ -512,6 +540,7 @@ int main(int argc, char **argv)
         BT_TEST(fleet_request_keeps_its_age_in_another_cell),
         BT_TEST(fleet_queue_that_has_moved_is_empty),
         BT_TEST(fleet_request_that_fits_nowhere_stays_where_it_is),
+        BT_TEST(fleet_small_request_passes_a_large_one_to_another_cell),
         BT_TEST(fleet_request_goes_where_it_may_fit_once),
         BT_TEST(fleet_that_drains_waits_for_a_cell_that_loads),
         BT_TEST(fleet_name_belongs_to_one_request),

@@ -318,10 +318,11 @@ static void watch_coordinator(supervisor *s, uint64_t now)
 /* Nothing has come for too long before the cell was ready. */
 static void on_stall(supervisor *s, uint64_t now)
 {
-    char text[256], last[96];
+    char text[640], last[480] = "the last is ";
 
-    bt_progress_last_rank(&s->progress, now, last, sizeof(last));
-    snprintf(text, sizeof(text), "no sign of life for %llu s while the ranks load; the last is %s",
+    if (!bt_supervisor_silent_host(s, last, sizeof(last)))
+        bt_progress_last_rank(&s->progress, now, last + strlen(last), sizeof(last) - strlen(last));
+    snprintf(text, sizeof(text), "no sign of life for %llu s while the ranks load; %s",
              (unsigned long long)(s->opt->stall_ns / BT_NS_PER_S), last);
     if (!bt_supervisor_may_restart(s) || !bt_child_running(&s->launch)) {
         bt_supervisor_fail(s, "not ready: %s", text);

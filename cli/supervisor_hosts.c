@@ -2,7 +2,10 @@
  * whether it answers and reaches the control port (`baton check --quick`).  One that does not is
  * left out of that start, or the start would hang until --stall-s; spares take the seats of its
  * ranks. It is asked again while the cell serves without it, and used again by the next start.
- * Where no start is possible without it, each question gives it more time to answer. */
+ * Where no start is possible without it, each question gives it more time to answer.
+ *
+ * The first start uses all hosts, and asks only when it stands still: why one does not answer is
+ * said at once, not after --stall-s. */
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -22,6 +25,7 @@
 #define AHEAD_NS BT_NS_PER_S       /* a question is asked so long before the start */
 #define AGAIN_NS (2 * BT_NS_PER_S) /* between questions while no start is possible */
 #define BACK_NS  (5 * BT_NS_PER_S) /* between questions to those that are left out */
+#define STILL_NS (8 * BT_NS_PER_S) /* so long the first start may say nothing */
 
 static bt_cell_host *find_host(const bt_cell_hosts *h, const char *name)
 {
@@ -41,7 +45,6 @@ bt_status bt_supervisor_find_hosts(supervisor *s)
     bt_cell_hosts *h  = &s->hosts;
 
     s->cell = s->opt->cell;
-    if (s->opt->restarts == 0) return BT_OK; /* nothing is started again */
     BT_TRY(bt_places_read(&s->opt->cell, &h->places));
     h->at = bt_calloc(h->places.n_ranks + 1, sizeof(*h->at));
     BT_REQUIRE(h->at != NULL, BT_ERR_NO_MEMORY, "the hosts of %u ranks", h->places.n_ranks);
@@ -128,12 +131,23 @@ void bt_supervisor_host_line(void *supervisor_, const char *line)
         snprintf(host->why, sizeof(host->why), "%.*s", (int)sizeof(host->why) - 1, line + at);
 }
 
+/* Of the first start, which goes on: what keeps it may be something else. */
+static void tell_silent_hosts(const bt_cell_hosts *h)
+{
+    for (uint32_t i = 0; i < h->n; i++)
+        if (!h->at[i].heard) BT_WARN("the start waits: host %s: %s", h->at[i].name, h->at[i].why);
+}
+
 void bt_supervisor_hosts_asked(supervisor *s)
 {
     bool back = false;
 
     bt_child_close(&s->asker);
     bt_child_init(&s->asker);
+    if (!s->has_served) {
+        tell_silent_hosts(&s->hosts);
+        return;
+    }
     for (uint32_t i = 0; i < s->hosts.n; i++) {
         bt_cell_host *host = &s->hosts.at[i];
 
@@ -202,6 +216,19 @@ out:
     return st;
 }
 
+bool bt_supervisor_silent_host(const supervisor *s, char *buf, size_t capacity)
+{
+    const bt_cell_hosts *h = &s->hosts;
+
+    if (h->asked_ns == 0 || bt_child_running(&s->asker)) return false;
+    for (uint32_t i = 0; i < h->n; i++) {
+        if (!h->at[i].asked || h->at[i].heard) continue;
+        snprintf(buf, capacity, "host %s: %s", h->at[i].name, h->at[i].why);
+        return true;
+    }
+    return false;
+}
+
 void bt_supervisor_watch_hosts(supervisor *s, uint64_t now_ns)
 {
     bool silent = false;
@@ -211,6 +238,9 @@ void bt_supervisor_watch_hosts(supervisor *s, uint64_t now_ns)
             bt_child_kill(&s->asker, SIGKILL);
         return;
     }
+    if (s->hosts.n > 0 && s->hosts.asked_ns == 0 && !s->has_served && s->phase == LOADING &&
+        now_ns > s->heard_ns + STILL_NS && ask(s, true, now_ns) != BT_OK)
+        s->hosts.asked_ns = now_ns;
     for (uint32_t i = 0; i < s->hosts.n; i++)
         silent = silent || !s->hosts.at[i].answers;
     if (silent && s->phase == SERVING && !s->draining && now_ns - s->hosts.asked_ns >= BACK_NS &&

@@ -125,5 +125,7 @@ bt_status bt_supervisor_choose_hosts(supervisor *s, uint64_t *at_ns, uint64_t no
 void      bt_supervisor_host_line(void *supervisor, const char *line); /* of the asker */
 void      bt_supervisor_hosts_asked(supervisor *s);                    /* the asker has ended */
 void      bt_supervisor_watch_hosts(supervisor *s, uint64_t now_ns);
+/* Names one that did not answer when it was last asked, and why; false: there is none. */
+bool bt_supervisor_silent_host(const supervisor *s, char *buf, size_t capacity);
 
 #endif

@@ -4,6 +4,7 @@
     three_hosts.py --bin DIR --source DIR [--only NAME]
 
 first_token: one command starts it, the same tokens come as from one machine, nothing is left on any host.
+program_missing: a start that cannot go on names the host that it waits for, and why.
 node_killed: a host loses power under load; the cell is started again once the host is back, and every stream goes on where it was.
 node_replaced: with a hostfile and --on-death=replace the ranks that are left go on without a restart, those on the host of a killed rank and those
 beside a killed host, and spares on another host join.
@@ -144,6 +145,19 @@ def slow_agent(a, pb, rpc, hosts):
     cell.wait_line("serving again")
     print(f"an agent that takes 6 s: serving again after {time.monotonic() - begin:.1f} s", flush=True)
     stop(cell, hosts)
+
+
+def program_missing(a, pb, rpc, hosts):
+    """On one host; mpirun says nothing of it."""
+    hosts[2].shell(f"mount -t tmpfs none {a.bin}")
+    cell = spread(a, hosts, "--stall-s", "25")
+    cell.wait_line("the start waits: host n3: ")
+    assert cell.process.wait(cells.START_S) == 1
+    log = cell.log()
+    assert "no sign of life for 25 s while the ranks load; host n3: " in log and "not found" in log and "host n1: " not in log, log
+    for h in hosts.list:
+        h.nothing_left(GONE_S)
+    print("a host without the program is named, with the reason", flush=True)
 
 
 def node_replaced(a, pb, rpc, hosts):
@@ -294,7 +308,7 @@ def slow_link(a, pb, rpc, hosts):
     stop(cell, hosts)
 
 
-CASES = [first_token, node_killed, slow_agent, node_replaced, link_cut_3s, slow_link, link_cut_for_good]
+CASES = [first_token, program_missing, node_killed, slow_agent, node_replaced, link_cut_3s, slow_link, link_cut_for_good]
 
 
 def main():

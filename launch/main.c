@@ -29,7 +29,8 @@ enum {
     OPT_AS_RANK,
     OPT_SHM,
     OPT_BIND,
-    OPT_TELL
+    OPT_TELL,
+    OPT_MPI_VERSION
 };
 /* mpirun ends its ranks within 2 s of SIGTERM (1 s to SIGTERM, 1 s to SIGKILL). */
 #define STOP_NS (6 * BT_NS_PER_S)
@@ -45,7 +46,7 @@ typedef struct {
     bt_rank_map       map;     /* owned */
     uint32_t          n_ranks; /* as --ranks has it */
     bt_rank_options   rank;    /* with as_rank */
-    bool              as_rank;
+    bool              as_rank, tell_mpi;
 } options;
 
 static const char DOC[] =
@@ -83,6 +84,8 @@ static const struct argp_option OPTIONS[] = {
         "Which mpirun (default: $BATON_MPIRUN, the one in the installed tree, the one in PATH)"),
     BT_OPTION("on-death", OPT_ON_DEATH, "WHAT",
               "When a rank dies: stop (default): all are ended; replace: the others go on"),
+    BT_OPTION_FLAGS("mpirun-version", OPT_MPI_VERSION, NULL, OPTION_HIDDEN,
+                    "Say which mpirun it is"),
     BT_OPTION_FLAGS("as-rank", OPT_AS_RANK, NULL, OPTION_HIDDEN, "Be the parent of one worker"),
     {0},
 };
@@ -116,12 +119,17 @@ static error_t parse(int key, char *arg, struct argp_state *state)
             argp_error(state, "--on-death is \"%s\", expected stop or replace", arg);
         return 0;
     case OPT_AS_RANK: opt->as_rank = true; return 0;
+    case OPT_MPI_VERSION: opt->tell_mpi = true; return 0;
     case ARGP_KEY_ARG: /* the program: the rest is its own */
         opt->mpirun.argv = state->argv + state->next - 1;
         state->next      = state->argc;
         return 0;
-    case ARGP_KEY_NO_ARGS: argp_error(state, "no program to start; put it after --"); return 0;
+    case ARGP_KEY_NO_ARGS:
+        if (opt->tell_mpi) return 0;
+        argp_error(state, "no program to start; put it after --");
+        return 0;
     case ARGP_KEY_END:
+        if (opt->tell_mpi) return 0;
         if (opt->mpirun.map != NULL && opt->n_ranks != 0)
             argp_error(state, "--rank-map says how many ranks there are: it goes without --ranks");
         opt->mpirun.n_ranks = opt->mpirun.map != NULL ? opt->map.n_ranks : opt->n_ranks;
@@ -302,6 +310,11 @@ int main(int argc, char **argv)
     argp_parse(&parser, argc, argv, ARGP_IN_ORDER, NULL, &opt);
     if (opt.as_rank) return bt_rank_run(opt.mpirun.argv, &opt.rank);
 
+    if (opt.tell_mpi) {
+        bt_log_init_verb("launch", BT_LOG_ERROR);
+        bt_mpirun_tell_version(opt.mpirun.mpirun);
+        return EXIT_FAILURE;
+    }
     bt_log_init("launch", BT_LOG_INFO);
     bt_log_never_block();
     if (bt_limits_check() != BT_OK) return EXIT_FAILURE;

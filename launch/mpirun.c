@@ -25,6 +25,8 @@
  * sockets and plugins. */
 enum { FILES = BT_FILES, FILES_A_RANK = 8 };
 
+#define NO_OWN_PATH "this program's path is not known: is /proc mounted?"
+
 #ifndef BT_MPIEXEC
 #define BT_MPIEXEC "mpirun"
 #endif
@@ -104,6 +106,20 @@ out:
     return st;
 }
 
+bt_status bt_mpirun_tell_version(const char *wanted)
+{
+    bt_status st = BT_OK;
+    char      exe[PATH_MAX], mpirun[PATH_MAX];
+
+    BT_REQUIRE(bt_own_path(exe), BT_ERR_IO, NO_OWN_PATH);
+    BT_TRY(find_mpirun(wanted, exe, mpirun));
+    bt_openmpi_need_home();
+    execl(mpirun, mpirun, "--version", (char *)NULL);
+    BT_REQUIRE(false, BT_ERR_IO, "mpirun: %s: %s", mpirun, strerror(errno));
+out:
+    return st;
+}
+
 bool bt_mpirun_is_far(const bt_mpirun_options *options)
 {
     return options->hostfile != NULL || options->hosts != NULL || options->map != NULL ||
@@ -173,8 +189,7 @@ static bt_status make_command(const bt_mpirun_options *options, const bt_scratch
     const char *srun   = bt_openmpi_srun_arguments(options);
     size_t      n_args = 0, n = 0;
 
-    BT_REQUIRE(bt_own_path(c->exe), BT_ERR_IO,
-               "this program's path is not known: is /proc mounted?");
+    BT_REQUIRE(bt_own_path(c->exe), BT_ERR_IO, NO_OWN_PATH);
     BT_TRY(find_mpirun(options->mpirun, c->exe, c->mpirun));
     c->major = bt_openmpi_major(c->mpirun);
     while (options->argv[n_args] != NULL)

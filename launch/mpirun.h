@@ -29,6 +29,10 @@ bool bt_mpirun_survives_far(const bt_mpirun_options *options);
 bt_status bt_mpirun_start(const bt_mpirun_options *options, const bt_scratch *scratch,
                           pid_t *pid_out);
 
+/* Becomes `mpirun --version`, of the one that a start would use; `wanted` may be NULL.  Returns
+ * only with an error. */
+bt_status bt_mpirun_tell_version(const char *wanted);
+
 /* For a child of `parent`: it becomes argv[0], in a session of its own, and dies with the parent.
  * out: its standard output, or -1 for this process's. */
 BT_NORETURN void bt_mpirun_exec(char **argv, pid_t parent, int out);

@@ -120,18 +120,24 @@ static void read_answer(int fd, char *text, size_t capacity)
     text[n] = '\0';
 }
 
+void bt_openmpi_need_home(void)
+{
+    const struct passwd *user = getpwuid(geteuid());
+
+    setenv("HOME", user != NULL ? user->pw_dir : "/", 0);
+}
+
 /* 5 has the words for its version in a file of PRRTE's, and names that file where it is missing, as
  * in Ubuntu's packages. */
 unsigned bt_openmpi_major(const char *mpirun)
 {
-    const struct passwd *user  = getpwuid(geteuid());
-    unsigned             major = 4;
-    char                 text[4096], *argv[] = {(char *)mpirun, "--version", NULL};
-    const char          *version;
-    int                  ends[2];
-    pid_t                self = getpid(), pid;
+    unsigned    major = 4;
+    char        text[4096], *argv[] = {(char *)mpirun, "--version", NULL};
+    const char *version;
+    int         ends[2];
+    pid_t       self = getpid(), pid;
 
-    setenv("HOME", user != NULL ? user->pw_dir : "/", 0);
+    bt_openmpi_need_home();
     if (pipe2(ends, O_CLOEXEC) != 0) return major;
     pid = fork(); /* no shell is between, which would read a path its own way */
     if (pid == 0) {

@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <math.h>
 #include <netdb.h>
+#include <netinet/in.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -33,6 +34,7 @@ enum {
     OPT_MAP     = 256,
     OPT_HOSTS,
     OPT_CONTROL,
+    OPT_KERNELS,
     OPT_AGENT,
     OPT_NODE,
     OPT_RANKS,
@@ -62,10 +64,11 @@ static const char DOC[] =
     "  baton check --model /data/v3 --rank-map ranks.map --control node1:50052";
 
 typedef struct {
-    const char *model, *control, *agent, *map;
-    char       *names[NODES_MAX]; /* owned */
-    double      share[NODES_MAX]; /* of the experts that each node holds, at least */
-    uint32_t    n_nodes, n_group; /* n_group: ranks of the smaller group */
+    const char *model, *agent, *map, *kernels;
+    char        control[BT_ADDRESS_BYTES]; /* "" where none is given */
+    char       *names[NODES_MAX];          /* owned */
+    double      share[NODES_MAX];          /* of the experts that each node holds, at least */
+    uint32_t    n_nodes, n_group;          /* n_group: ranks of the smaller group */
     double      n_tokens, rate, node_s;
     double      timeout_s, rank_timeout_s; /* after which a rank that hangs is lost */
     bool        node, quick;
@@ -78,6 +81,8 @@ static const struct argp_option OPTIONS[] = {
               "Hosts to check: node1,node2; slots (node1:8) are ignored"),
     BT_OPTION("control", OPT_CONTROL, "HOST:PORT",
               "Where the coordinator will listen for ranks: a free address of this machine"),
+    BT_OPTION_DEFAULT("kernels", OPT_KERNELS, "NAME", "auto",
+                      "--kernels of the ranks, which all nodes must have"),
     BT_OPTION("agent", OPT_AGENT, "COMMAND", "How to run a command on a host (default ssh)"),
     BT_OPTION_DEFAULT("node-timeout-s", OPT_NODE_TIMEOUT, "S", BT_TEXT(NODE_TIMEOUT_S),
                       "How long each node may take to answer; all are asked at once"),
@@ -143,8 +148,8 @@ static void take_map(struct argp_state *state, options *opt)
 
 static error_t parse(int key, char *arg, struct argp_state *state)
 {
-    options *opt       = state->input;
-    uint64_t timeout_s = 0;
+    options *opt    = state->input;
+    uint64_t number = 0;
     char     why[BT_RANK_FLAG_WHY];
 
     switch (key) {
@@ -156,7 +161,14 @@ static error_t parse(int key, char *arg, struct argp_state *state)
             arg += strcspn(arg, ",");
         } while (*arg++ != '\0');
         return 0;
-    case OPT_CONTROL: opt->control = bt_option_address(state, "--control", arg); return 0;
+    case OPT_CONTROL:
+        snprintf(opt->control, sizeof(opt->control), "%s",
+                 bt_option_address(state, "--control", arg));
+        return 0;
+    case OPT_KERNELS:
+        if (!bt_rank_flag_read("--kernels", arg, &number, why)) argp_error(state, "%s", why);
+        opt->kernels = arg;
+        return 0;
     case OPT_AGENT: opt->agent = bt_option_name(state, "--agent", "a command", arg); return 0;
     case OPT_NODE: opt->node = true; return 0;
     case OPT_QUICK: opt->quick = true; return 0;
@@ -169,8 +181,8 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         opt->node_s = bt_option_real(state, "--node-timeout-s", arg, 1e-3, 86400);
         return 0;
     case OPT_TIMEOUT:
-        if (!bt_rank_flag_read("--timeout-s", arg, &timeout_s, why)) argp_error(state, "%s", why);
-        opt->timeout_s = (double)timeout_s;
+        if (!bt_rank_flag_read("--timeout-s", arg, &number, why)) argp_error(state, "%s", why);
+        opt->timeout_s = (double)number;
         return 0;
     case OPT_RANK_TIMEOUT:
         opt->rank_timeout_s = bt_option_real(state, "--rank-timeout-s", arg, 1e-3, 86400);
@@ -189,42 +201,30 @@ static error_t parse(int key, char *arg, struct argp_state *state)
 
 /* ---- asking */
 
-/* 'it'\''s' for the shells on the way. */
-static void quote(const char *text, char *buf, size_t capacity)
-{
-    size_t at = 0;
-
-    buf[at++] = '\'';
-    for (; *text != '\0' && at + 6 < capacity; text++)
-        if (*text == '\'')
-            at += (size_t)snprintf(buf + at, capacity - at, "'\\''");
-        else
-            buf[at++] = *text;
-    buf[at++] = '\'';
-    buf[at]   = '\0';
-}
-
 static void make_command(const options *opt, const char *host, char *buf, size_t capacity)
 {
     char        path[PATH_MAX], self[PATH_MAX + 64], model[2048], control[4 * BT_ADDRESS_BYTES];
+    char        kernels[64];
     char        probe[PATH_MAX + 4096], quoted[8192], name[1024];
     const char *agent = opt->agent;
 
     if (!bt_own_path(path)) snprintf(path, sizeof(path), "baton-check");
-    quote(path, self, sizeof(self));
-    quote(opt->model != NULL ? opt->model : "", model, sizeof(model));
-    quote(opt->control != NULL ? opt->control : "", control, sizeof(control));
-    quote(host, name, sizeof(name));
-    snprintf(probe, sizeof(probe), "%s --node %s%s%s%s", self, opt->quick ? "--quick" : "--model ",
-             opt->quick ? "" : model, opt->control != NULL ? " --control " : "",
-             opt->control != NULL ? control : "");
+    bt_check_quote(path, self, sizeof(self));
+    bt_check_quote(opt->model != NULL ? opt->model : "", model, sizeof(model));
+    bt_check_quote(opt->control, control, sizeof(control));
+    bt_check_quote(opt->kernels, kernels, sizeof(kernels));
+    bt_check_quote(host, name, sizeof(name));
+    snprintf(probe, sizeof(probe), "%s --node %s%s%s%s%s%s", self,
+             opt->quick ? "--quick" : "--model ", opt->quick ? "" : model,
+             opt->quick ? "" : " --kernels ", opt->quick ? "" : kernels,
+             opt->control[0] != '\0' ? " --control " : "", opt->control[0] != '\0' ? control : "");
     if (agent == NULL) agent = getenv("OMPI_MCA_plm_rsh_agent");
     if (bt_machine_is(host, !opt->quick)) { /* no agent is needed, as mpirun needs none */
         snprintf(buf, capacity, "%s 2>&1", probe);
     } else if (agent == NULL && getenv("SLURM_JOB_ID") != NULL) {
         snprintf(buf, capacity, "srun --overlap -N1 -n1 -w %s %s 2>&1", name, probe);
     } else {
-        quote(probe, quoted, sizeof(quoted));
+        bt_check_quote(probe, quoted, sizeof(quoted));
         snprintf(buf, capacity, "%s %s %s 2>&1 </dev/null",
                  agent != NULL ? agent : "ssh -o BatchMode=yes -o ConnectTimeout=10", name, quoted);
     }
@@ -342,8 +342,18 @@ static void judge_together(const options *opt, const bt_asked_node *nodes)
     }
 }
 
-/* The coordinator's port, held open while the nodes try to reach it. */
-static int hold_port(const char *address)
+/* 0 where the system does not tell. */
+static uint16_t port_of(int fd)
+{
+    struct sockaddr_in6 a = {0}; /* an IPv4 one has its port at the same place */
+    socklen_t           n = sizeof(a);
+
+    return getsockname(fd, (struct sockaddr *)&a, &n) == 0 ? ntohs(a.sin6_port) : 0;
+}
+
+/* The coordinator's port, held open while the nodes try to reach it.  Any free one (port 0) then
+ * stands in `address`. */
+static int hold_port(char address[BT_ADDRESS_BYTES])
 {
     struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE}, *list = NULL;
     char            host[BT_ADDRESS_BYTES];
@@ -359,6 +369,8 @@ static int hold_port(const char *address)
     if (fd >= 0) setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
     if (fd < 0 || bind(fd, list->ai_addr, list->ai_addrlen) != 0 || listen(fd, NODES_MAX) != 0)
         wrong("here", "the control address %s cannot be taken: %s", address, strerror(errno));
+    else if (strtoul(port, NULL, 10) == 0)
+        bt_join_address(host, port_of(fd), address);
     freeaddrinfo(list);
     return fd;
 }
@@ -408,20 +420,18 @@ static void tell_pause(const options *opt, const bt_asked_node *nodes)
         name, BT_WITH, "quick", NULL, "since only answers and the control port are looked at" \
     }
 static const bt_setting_idle IDLE[] = {
-    NOT_QUICK("model"),
-    NOT_QUICK("group"),
-    NOT_QUICK("tokens"),
-    NOT_QUICK("prefill-rate"),
-    NOT_QUICK("timeout-s"),
-    NOT_QUICK("rank-timeout-s"),
-    {NULL, BT_WITH, NULL, NULL, NULL},
+    NOT_QUICK("model"),          NOT_QUICK("kernels"),
+    NOT_QUICK("group"),          NOT_QUICK("tokens"),
+    NOT_QUICK("prefill-rate"),   NOT_QUICK("timeout-s"),
+    NOT_QUICK("rank-timeout-s"), {NULL, BT_WITH, NULL, NULL, NULL},
 };
 
 int main(int argc, char **argv)
 {
     const struct argp      parser = {OPTIONS, parse, NULL, DOC, NULL, NULL, NULL};
     const bt_settings_spec spec   = {&parser, NULL, IDLE};
-    static options         opt    = {.n_tokens       = TOKENS,
+    static options         opt    = {.kernels        = "auto",
+                                     .n_tokens       = TOKENS,
                                      .rate           = PREFILL_RATE,
                                      .timeout_s      = BT_DEFAULT_TIMEOUT_S,
                                      .rank_timeout_s = BT_DEFAULT_RANK_TIMEOUT_S,
@@ -433,12 +443,13 @@ int main(int argc, char **argv)
     bt_log_init_verb("check", opt.node ? BT_LOG_ERROR : BT_LOG_INFO);
     if (bt_settings_check_flags(&spec, argc, argv) != BT_OK) return EX_USAGE;
     if (opt.node) {
-        bt_check_node_tell(opt.quick ? NULL : opt.model, opt.control);
+        bt_check_node_tell(opt.quick ? NULL : opt.model,
+                           opt.control[0] != '\0' ? opt.control : NULL, opt.kernels);
         return EXIT_SUCCESS;
     }
     nodes = bt_calloc(opt.n_nodes, sizeof(*nodes));
     if (nodes == NULL) return EXIT_FAILURE;
-    if (opt.control != NULL && !opt.quick) port = hold_port(opt.control);
+    if (opt.control[0] != '\0' && !opt.quick) port = hold_port(opt.control);
     if (ask_all(&opt, nodes) != BT_OK) return EXIT_FAILURE;
     for (uint32_t i = 0; i < opt.n_nodes; i++)
         judge_alone(&opt, &nodes[i], opt.share[i]);

@@ -20,7 +20,7 @@
 #include "model/weights.h"
 #include "tools/census.h"
 
-enum { CONNECT_MS = 3000, READ_BYTES = 64 << 20, BLOCK = 1 << 20 };
+enum { CONNECT_MS = 3000, READ_BYTES = 64 << 20, BLOCK = 1 << 20, TMP_BYTES = 16 << 20 };
 
 BT_PRINTF(1, 2) static void trouble(const char *fmt, ...)
 {
@@ -34,6 +34,20 @@ BT_PRINTF(1, 2) static void trouble(const char *fmt, ...)
 }
 
 /* ---- programs */
+
+void bt_check_quote(const char *text, char *buf, size_t capacity)
+{
+    size_t at = 0;
+
+    buf[at++] = '\'';
+    for (; *text != '\0' && at + 6 < capacity; text++)
+        if (*text == '\'')
+            at += (size_t)snprintf(buf + at, capacity - at, "'\\''");
+        else
+            buf[at++] = *text;
+    buf[at++] = '\'';
+    buf[at]   = '\0';
+}
 
 /* The first line that the command writes, and whether it ended with 0. */
 static bool first_line(const char *command, char *buf, size_t capacity)
@@ -50,33 +64,41 @@ static bool first_line(const char *command, char *buf, size_t capacity)
     return pclose(p) == 0;
 }
 
-/* A program of ours that cannot start says why: a library that is not there, above all. */
-static void look_at_program(const char *name)
+/* What a program of ours says to this. */
+static bool first_line_of(const char *name, const char *arguments, char *buf, size_t capacity)
 {
-    char path[PATH_MAX], command[PATH_MAX + 64], line[BT_CHECK_TEXT];
+    char path[PATH_MAX], quoted[PATH_MAX + 64], command[PATH_MAX + 128];
 
-    if (!bt_path_beside(name, path)) return;
-    snprintf(command, sizeof(command), "'%s' --help 2>&1 >/dev/null", path);
-    if (!first_line(command, line, sizeof(line))) trouble("%s does not start: %s", name, line);
+    snprintf(buf, capacity, "its path is too long");
+    if (!bt_path_beside(name, path)) return false;
+    bt_check_quote(path, quoted, sizeof(quoted));
+    snprintf(command, sizeof(command), "%s %s", quoted, arguments);
+    return first_line(command, buf, capacity);
 }
 
+/* One that cannot start says why: a library that is not there, above all. */
+static void look_at_program(const char *name)
+{
+    char line[BT_CHECK_TEXT];
+
+    if (!first_line_of(name, "--help 2>&1 >/dev/null", line, sizeof(line)))
+        trouble("%s does not start: %s", name, line);
+}
+
+/* The mpirun that a start would use. */
 static void look_at_mpi(void)
 {
-    const char *mpirun = getenv("BATON_MPIRUN");
-    char        command[600], line[BT_CHECK_TEXT], info[BT_CHECK_TEXT];
+    char line[BT_CHECK_TEXT], info[BT_CHECK_TEXT];
 
-    if (mpirun == NULL) mpirun = "mpirun";
-    snprintf(command, sizeof(command), "'%s' --version 2>&1", mpirun);
-    if (!first_line(command, line, sizeof(line))) {
-        trouble("no mpirun: %s; install Open MPI (Debian: apt-get install openmpi-bin) or set "
-                "BATON_MPIRUN",
-                line[0] != '\0' ? line : "not in PATH");
+    if (!first_line_of("baton-launch", "--mpirun-version 2>&1", line, sizeof(line))) {
+        trouble("no mpirun: %s", line[0] != '\0' ? line : "it says nothing");
         return;
     }
     /* Where the file with mpirun's words is missing, as in Ubuntu's packages of Open MPI 5. */
-    snprintf(command, sizeof(command),
-             "\"$(dirname \"$(command -v '%s')\")/ompi_info\" --version 2>&1", mpirun);
-    if (strstr(line, "(Open MPI)") == NULL && first_line(command, info, sizeof(info)) &&
+    if (strstr(line, "(Open MPI)") == NULL &&
+        first_line("\"$(dirname \"$(command -v \"${BATON_MPIRUN:-mpirun}\")\")/ompi_info\" "
+                   "--version 2>&1",
+                   info, sizeof(info)) &&
         strncmp(info, "Open MPI v", 10) == 0)
         printf("mpi mpirun (Open MPI) %s\n", info + 10);
     else
@@ -153,12 +175,12 @@ out:
 
 /* ---- the machine */
 
-static void look_at_machine(void)
+static void look_at_machine(const char *kernels)
 {
-    bt_device_cpu_options options = {.n_threads = 1, .kernels = "auto"};
+    bt_device_cpu_options options = {.n_threads = 1, .kernels = kernels};
     bt_device            *dev     = NULL;
     bt_machine            machine;
-    struct statvfs        shm;
+    struct statvfs        shm, disk;
     const char           *tmp = bt_temporary_folder();
 
     bt_machine_look(&machine);
@@ -176,6 +198,9 @@ static void look_at_machine(void)
     if (access(tmp, W_OK | X_OK) != 0)
         trouble("TMPDIR %s cannot be written: %s; mpirun has its session's files there", tmp,
                 strerror(errno));
+    else if (statvfs(tmp, &disk) == 0 && (uint64_t)disk.f_bavail * disk.f_frsize < TMP_BYTES)
+        trouble("TMPDIR %s has %llu MiB left, expected %d: mpirun has its session's files there",
+                tmp, (unsigned long long)disk.f_bavail * disk.f_frsize >> 20, TMP_BYTES >> 20);
 }
 
 /* ---- the network */
@@ -221,7 +246,7 @@ static void look_at_control(const char *address)
     if (code == 0) freeaddrinfo(list);
 }
 
-void bt_check_node_tell(const char *model, const char *control)
+void bt_check_node_tell(const char *model, const char *control, const char *kernels)
 {
     char host[BT_CHECK_TEXT] = "unknown";
 
@@ -233,7 +258,7 @@ void bt_check_node_tell(const char *model, const char *control)
         look_at_program("baton-worker");
         look_at_program("baton-launch");
         look_at_mpi();
-        look_at_machine();
+        look_at_machine(kernels);
         look_at_model(model);
     }
     if (control != NULL) look_at_control(control);

@@ -3,6 +3,7 @@
 #define BT_TOOLS_CHECK_NODE_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 enum { BT_CHECK_TEXT = 256 };
@@ -20,9 +21,12 @@ typedef struct {
 } bt_node_facts;
 
 /* On the node: looks, and writes to stdout.  control: HOST:PORT to connect to, or NULL; model: NULL
- * where nothing but that is to be looked at. */
-void bt_check_node_tell(const char *model, const char *control);
+ * where nothing but that is to be looked at; kernels: as ranks on CPUs would be told. */
+void bt_check_node_tell(const char *model, const char *control, const char *kernels);
 /* Elsewhere: takes one line; unknown ones are passed over. */
 void bt_check_node_hear(bt_node_facts *facts, const char *line);
+
+/* One word of a shell's: 'it'\''s'.  Cut where it is too long. */
+void bt_check_quote(const char *text, char *buf, size_t capacity);
 
 #endif

@@ -2,6 +2,7 @@
 import json
 import math
 import os
+import platform
 import re
 import shutil
 import socket
@@ -150,6 +151,7 @@ def main():
             has(out, "localhost    ok\n", "good         ok\n", "lib          WRONG  it does not answer: ", "dead         WRONG", "slow         WRONG  it has not answered within 8.0 s")
             assert "GB/s" not in out and "remedies" not in out, out
         has(check("--control", f"127.0.0.1:{port}", code=0), "localhost    ok")
+        has(check("--control", "127.0.0.1:0", code=0), "localhost    ok")    # any free one
         has(check("--quick", "--control", f"127.0.0.1:{port}", code=1), f"the control address 127.0.0.1:{port} cannot be reached from here: Connection refused")
 
         broken = os.path.join(folder, "model")
@@ -183,6 +185,15 @@ def main():
             assert done.returncode == 1, done.stdout
             has(done.stdout + done.stderr, "tensor model.embed_tokens.weight: expected shape [2048, 512], found [2048, 256]")
         has(check(env={"TMPDIR": "/nowhere"}, code=1), "TMPDIR /nowhere cannot be written: No such file")
+        if subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode == 0:
+            full = "mount -t tmpfs -o size=1m tmpfs /mnt && TMPDIR=/mnt exec \"$0\" \"$@\""
+            done = subprocess.run(["unshare", "--mount", "sh", "-c", full, CHECK, "--model", MODEL], capture_output=True, text=True, timeout=300)
+            assert done.returncode == 1, done.stdout + done.stderr
+            has(done.stdout, "TMPDIR /mnt has 1 MiB left, expected 16: mpirun has")
+        has(check("--kernels", "scalar", "--hosts", "localhost,good", "--agent", agent, code=0), "localhost    ok", "good         ok")
+        foreign = "neon" if platform.machine() == "x86_64" else "avx2"
+        has(check("--kernels", foreign, "--hosts", "good", "--agent", agent, code=1), f'good         WRONG  the processor: kernels "{foreign}": this CPU has ')
+        has(check("--kernels", "fast", code=64), "--kernels must be auto, amx,")
         has(check(env={"BATON_MPIRUN": "/nowhere/mpirun"}, code=1), "no mpirun: ", "/nowhere/mpirun")
         for name, says in (("mpirun", "------\nCould not open the help file"), ("ompi_info", "Open MPI v5.0.10\n")):
             with open(os.path.join(folder, name), "w") as f:
@@ -194,7 +205,9 @@ def main():
         # Whatever the path of the tree, and whatever a host is called: shells get it as it is, here and there.
         moved = os.path.join(folder, "my tree; touch $(echo ran) 'it'")
         os.mkdir(moved)
-        shutil.copy(CHECK, moved)
+        for name in ("baton-check", "baton-launch", "baton-worker"):
+            shutil.copy(os.path.join(BIN, name), moved)
+        has(subprocess.run([os.path.join(moved, "baton-check"), "--model", MODEL], capture_output=True, text=True, timeout=300).stdout, "localhost    ok")
         done = subprocess.run([os.path.join(moved, "baton-check"), "--quick", "--hosts", "localhost,good,a'b$(touch${IFS}ran)", "--agent", agent], capture_output=True,
                               text=True, timeout=300, cwd=folder)
         has(done.stdout, "localhost    ok\n", "good         ok\n", "WRONG  it does not answer: nothing came")

@@ -29,8 +29,8 @@ uint32_t bt_world_size(const bt_world *world);
 uint32_t bt_world_local_size(const bt_world *world);
 uint32_t bt_world_local_rank(const bt_world *world);
 bool     bt_world_same_machine(const bt_world *world, uint32_t a, uint32_t b);
-/* A file without a name in memory, empty at first and never made smaller, that the ranks of this
- * machine have open; -1 where they cannot share one (process ids that differ).  A rank alone makes
+/* A file without a name in memory, empty at first and never made smaller, that all ranks of this
+ * machine have open; -1 where one of them cannot (process ids that differ).  A rank alone makes
  * its own when it asks.  Owned by the world. */
 int bt_world_shared_fd(bt_world *world);
 /* Time that this rank has spent in exchanges of groups, waiting for others. */

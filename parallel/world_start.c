@@ -166,6 +166,12 @@ static void read_transport(bt_world *world)
     if (world->fragment_bytes < FRAGMENT_MIN) world->fragment_bytes = FRAGMENT_MIN;
 }
 
+static void close_shared_file(bt_world *world)
+{
+    if (world->shared_fd >= 0) close(world->shared_fd);
+    world->shared_fd = -1;
+}
+
 bt_world_file bt_world_make_shared_file(bt_world *world)
 {
     bt_world_file a = {.fd = UINT64_MAX};
@@ -175,6 +181,7 @@ bt_world_file bt_world_make_shared_file(bt_world *world)
     if (world->shared_fd < 0 || fstat(world->shared_fd, &file) != 0 ||
         fcntl(world->shared_fd, F_ADD_SEALS, F_SEAL_SHRINK) != 0) {
         BT_WARN("no memory to share with this machine's other ranks: %s", strerror(errno));
+        close_shared_file(world);
         return a;
     }
     return (bt_world_file){(uint64_t)getpid(), (uint64_t)world->shared_fd, file.st_dev,
@@ -196,21 +203,26 @@ static void open_shared_file(bt_world *world, const bt_world_file *a)
         return;
     BT_WARN("%s is not the memory that this machine's first rank shares: %s", path,
             world->shared_fd < 0 ? strerror(errno) : "another file");
-    if (world->shared_fd >= 0) close(world->shared_fd);
-    world->shared_fd = -1;
+    close_shared_file(world);
 }
 
-/* Collective over the machine's ranks. */
+/* Collective over the machine's ranks.  All of them have it open then, or none: what a rank reckons
+ * with is what all share. */
 static bt_status share_file(bt_world *world, MPI_Comm node)
 {
     bt_status     st = BT_OK;
     bt_world_file a  = {0};
+    int           mine, all = 0;
 
     if (world->local_size == 1) return BT_OK;
     if (world->local_rank == 0) a = bt_world_make_shared_file(world);
     BT_REQUIRE(MPI_Bcast(&a, sizeof(a), MPI_BYTE, 0, node) == MPI_SUCCESS, BT_ERR_PEER,
                "the first rank of this machine cannot be heard");
     if (world->local_rank != 0) open_shared_file(world, &a);
+    mine = world->shared_fd >= 0;
+    BT_REQUIRE(MPI_Allreduce(&mine, &all, 1, MPI_INT, MPI_MIN, node) == MPI_SUCCESS, BT_ERR_PEER,
+               "the ranks of this machine cannot agree on memory that they share");
+    if (all == 0) close_shared_file(world);
 out:
     return st;
 }

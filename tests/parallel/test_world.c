@@ -17,6 +17,14 @@ static void ranks_of_one_machine_are_counted(void)
         EXPECT_EQ(g_world->node_of[r], 0);
 }
 
+/* Whether they can or not, which depends on where the test runs: tests/parallel/own_pids. */
+static void memory_is_shared_by_all_ranks_of_a_machine_or_by_none(void)
+{
+    uint64_t has = bt_world_shared_fd(g_world) >= 0;
+
+    EXPECT_EQ(max_over_ranks(has), has);
+}
+
 /* MPI's own handler can hang: a rank that aborts would not be seen to die. */
 static void abort_ends_a_rank_at_once(void)
 {
@@ -97,6 +105,7 @@ static void tags_fit_every_upper_bound(void)
 static const bt_test TESTS[] = {
     BT_TEST(init_survived_every_failing_allocation),
     BT_TEST(ranks_of_one_machine_are_counted),
+    BT_TEST(memory_is_shared_by_all_ranks_of_a_machine_or_by_none),
     BT_TEST(abort_ends_a_rank_at_once),
     BT_TEST(tcp_rule_follows_the_transport),
     BT_TEST(ranks_of_another_machine_need_the_rule),

@@ -101,10 +101,11 @@ out:
     return st;
 }
 
-/* The most rows of a step, of those asked for, that fit beside the weights and one page. */
-static uint32_t rows_that_fit(const bt_memory_account *a, uint64_t share)
+/* The most rows of a step, of those asked for, that fit beside one page and all of `other` that is
+ * not the step's. */
+static uint32_t rows_that_fit(const bt_memory_account *a, uint64_t share, uint64_t other)
 {
-    uint64_t fixed = (a->shared != 0 ? 0 : a->weights) + a->page_bytes;
+    uint64_t fixed = other - a->step + a->page_bytes;
 
     if (share <= fixed || a->step == 0) return 0;
     return (uint32_t)((share - fixed) * a->max_rows / a->step);
@@ -113,7 +114,7 @@ static uint32_t rows_that_fit(const bt_memory_account *a, uint64_t share)
 static bt_status fail_small(const bt_memory_account *a, uint64_t share, uint64_t other)
 {
     bt_status st   = BT_OK;
-    uint32_t  rows = rows_that_fit(a, share);
+    uint32_t  rows = rows_that_fit(a, share, other);
     char      fits[64];
 
     if (rows > 0)

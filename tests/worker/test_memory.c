@@ -63,6 +63,30 @@ static void pages_of_the_account_are_shared_and_bounded(void)
     EXPECT_HAS(bt_error_text(), "weights");
 }
 
+/* Staging and graphs take the same whatever a step's rows. */
+static void rows_that_would_fit_do_fit(void)
+{
+    bt_model_config   cfg  = config();
+    bt_memory_account a    = {.available  = GIB,
+                              .local_size = 1,
+                              .weights    = 100 << 20,
+                              .step       = 900 << 20,
+                              .graphs     = 50 << 20,
+                              .staging    = 100 << 20,
+                              .max_rows   = 900};
+    const char       *hint = NULL;
+    unsigned          rows = 0;
+
+    EXPECT_EQ(bt_memory_plan_pages(&cfg, 0, &a), BT_ERR_NO_MEMORY);
+    hint = strstr(bt_error_text(), "--max-rows ");
+    EXPECT(hint != NULL && sscanf(hint, "--max-rows %u", &rows) == 1);
+    EXPECT(rows > 0 && rows < a.max_rows);
+    a.step = (uint64_t)rows << 20;
+    EXPECT_EQ(bt_memory_plan_pages(&cfg, 0, &a), BT_OK);
+    a.step = (uint64_t)(rows + 1) << 20;
+    EXPECT_EQ(bt_memory_plan_pages(&cfg, 0, &a), BT_ERR_NO_MEMORY);
+}
+
 static void pinned_memory_of_all_ranks_must_be_there(void)
 {
     bt_memory_account a = {.on_gpu = true, .pinned = 50 << 20};
@@ -241,6 +265,7 @@ int main(int argc, char **argv)
     static const bt_test TESTS[] = {
         BT_TEST(pages_of_given_bytes_are_rounded_down),
         BT_TEST(pages_of_the_account_are_shared_and_bounded),
+        BT_TEST(rows_that_would_fit_do_fit),
         BT_TEST(pinned_memory_of_all_ranks_must_be_there),
         BT_TEST(weights_of_ranks_add_up),
         BT_TEST(weights_in_8_bits_are_counted),

@@ -99,11 +99,10 @@ static bool link_poll(void *ctx)
 /* The coordinator has made another group of this rank's. */
 static bool changes_group(const bt_links *l, const bt_down_regroup *m)
 {
-    for (uint32_t g = 0; g < 2; g++)
-        for (uint32_t i = 0; i < m->groups[g].n; i++)
-            if (m->groups[g].ranks[i] == l->rank)
-                return l->group != NULL && m->groups[g].epoch != bt_group_epoch(l->group);
-    return true; /* it has no seat any more */
+    uint32_t g = bt_seats_group_of(m->groups, l->rank);
+
+    if (g == 2) return true; /* it has no seat any more */
+    return l->group != NULL && m->groups[g].epoch != bt_group_epoch(l->group);
 }
 
 static bool keep_message(bt_links *l, const bt_down *m)

@@ -17,26 +17,14 @@ out:
     return st;
 }
 
-/* The group in which this rank sits, and how many do; false: in none. */
-static bool find_seat(const bt_seats seats[2], uint32_t rank, uint32_t *group_out,
-                      uint32_t *size_out)
+/* How many of a group's seats are taken. */
+static uint32_t count_taken(const bt_seats *seats)
 {
-    bool found = false;
+    uint32_t n = 0;
 
-    for (uint32_t g = 0; g < 2 && !found; g++) {
-        uint32_t n = 0;
-
-        for (uint32_t i = 0; i < seats[g].n; i++) {
-            if (seats[g].ranks[i] == BT_NO_RANK) continue;
-            if (seats[g].ranks[i] == rank) {
-                found      = true;
-                *group_out = g;
-            }
-            n++;
-        }
-        *size_out = n;
-    }
-    return found;
+    for (uint32_t i = 0; i < seats->n; i++)
+        n += seats->ranks[i] != BT_NO_RANK;
+    return n;
 }
 
 /* Its hand-off is not complete, and its other end has no seat any more.  (Choices that wait for the
@@ -78,21 +66,22 @@ out:
 
 bt_status bt_worker_regroup(bt_worker *w, const bt_down_regroup *m)
 {
-    bt_status st    = BT_OK;
-    uint32_t  group = 0, size = 0;
+    bt_status st = BT_OK;
+    uint32_t  group;
     bool      seated;
 
     BT_TRY(copy_seats(&m->groups[0], &w->seats[0]));
     BT_TRY(copy_seats(&m->groups[1], &w->seats[1]));
     w->cfg.facts.seats = w->seats;
-    seated             = find_seat(w->seats, w->cfg.facts.rank, &group, &size);
+    group              = bt_seats_group_of(w->seats, w->cfg.facts.rank);
+    seated             = group < 2;
     BT_REQUIRE(seated || w->cfg.group_size == 0, BT_ERR_PROTOCOL,
                "rank %u has no seat in epoch %u any more", w->cfg.facts.rank, m->epoch);
     BT_TRY(let_go(w));
     if (!seated || w->seats[group].epoch == w->cfg.epoch) goto out;
     BT_TRY(bt_worker_abandon(w));
     w->cfg.epoch      = w->seats[group].epoch;
-    w->cfg.group_size = size;
+    w->cfg.group_size = count_taken(&w->seats[group]);
     w->parked = w->asked = false;
 out:
     return st;

@@ -52,14 +52,19 @@ static inline bool bt_rank_has_both(const bt_rank_facts *f) { return f->n_prefil
 /* A cell's groups; with both roles there is the first one only. */
 enum { BT_GROUP_PREFILL, BT_GROUP_DECODE };
 
+/* The group in which world rank `rank` has a seat; 2: none. */
+static inline uint32_t bt_seats_group_of(const bt_seats seats[2], uint32_t rank)
+{
+    for (uint32_t g = 0; g < 2; g++)
+        for (uint32_t i = 0; i < seats[g].n; i++)
+            if (seats[g].ranks[i] == rank) return g;
+    return 2;
+}
+
 /* Whether world rank `rank` sits in the group. */
 static inline bool bt_rank_sits(const bt_rank_facts *f, uint32_t group, uint32_t rank)
 {
-    if (f->seats != NULL) {
-        for (uint32_t i = 0; i < f->seats[group].n; i++)
-            if (f->seats[group].ranks[i] == rank) return true;
-        return false;
-    }
+    if (f->seats != NULL) return bt_seats_group_of(f->seats, rank) == group;
     if (bt_rank_has_both(f)) return group == BT_GROUP_PREFILL && rank < f->n_ranks;
     return group == BT_GROUP_PREFILL ? rank < f->n_prefill
                                      : rank >= f->n_prefill && rank < f->n_ranks;

@@ -53,17 +53,6 @@ out:
 
 /* ---- a group */
 
-/* The group in which `rank` sits; 2: none. */
-static uint32_t group_of(const bt_seats seats[2], uint32_t rank)
-{
-    uint32_t g = 0;
-
-    for (; g < 2; g++)
-        for (uint32_t i = 0; i < seats[g].n; i++)
-            if (seats[g].ranks[i] == rank) return g;
-    return g;
-}
-
 static bt_status place_experts(bt_rank *r, const bool *taken, uint32_t n_seats,
                                bt_placement *placement_out)
 {
@@ -92,7 +81,7 @@ out:
 bt_status bt_rank_form_group(bt_rank *r, const bt_seats seats[2])
 {
     bt_status       st    = BT_OK;
-    uint32_t        index = group_of(seats, r->facts.rank), n = 0;
+    uint32_t        index = bt_seats_group_of(seats, r->facts.rank), n = 0;
     const bt_seats *own       = &seats[index % 2];
     uint32_t       *ranks     = bt_calloc(own->n, sizeof(*ranks));
     bool           *taken     = bt_calloc(own->n, sizeof(*taken));
@@ -148,7 +137,8 @@ static bt_status check(const bt_rank *r, const bt_down_regroup *m)
                        BT_ERR_PROTOCOL, "epoch %u gives a seat to rank %u of %u", m->epoch,
                        m->groups[g].ranks[i], r->facts.n_ranks);
     }
-    BT_REQUIRE(group_of(m->groups, r->facts.rank) < 2 || group_of(r->seats, r->facts.rank) == 2,
+    BT_REQUIRE(bt_seats_group_of(m->groups, r->facts.rank) < 2 ||
+                   bt_seats_group_of(r->seats, r->facts.rank) == 2,
                BT_ERR_PROTOCOL, "rank %u has lost its seat in epoch %u", r->facts.rank, m->epoch);
 out:
     return st;
@@ -163,7 +153,7 @@ static bt_status exclude_lost(bt_rank *r, const bt_down_regroup *m)
         for (uint32_t i = 0; i < r->seats[g].n; i++) {
             uint32_t rank = r->seats[g].ranks[i];
 
-            if (rank == BT_NO_RANK || group_of(m->groups, rank) < 2) continue;
+            if (rank == BT_NO_RANK || bt_seats_group_of(m->groups, rank) < 2) continue;
             BT_WARN("rank %u has lost its seat %u of group %u: epoch %u", rank, i, g, m->epoch);
             r->shrunk = true;
             if (r->handoff != NULL) BT_TRY(bt_handoff_exclude(r->handoff, rank));
@@ -271,9 +261,10 @@ static bt_status prepare(bt_rank *r, const bt_down_regroup *m)
     bt_status st = BT_OK;
     bt_up     up = {.kind = BT_UP_READY};
 
-    BT_REQUIRE(group_of(r->seats, r->facts.rank) == 2 && group_of(m->groups, r->facts.rank) < 2,
+    BT_REQUIRE(bt_seats_group_of(r->seats, r->facts.rank) == 2 &&
+                   bt_seats_group_of(m->groups, r->facts.rank) < 2,
                BT_ERR_PROTOCOL, "rank %u is to prepare for a seat that it %s", r->facts.rank,
-               group_of(r->seats, r->facts.rank) == 2 ? "is not given" : "has");
+               bt_seats_group_of(r->seats, r->facts.rank) == 2 ? "is not given" : "has");
     BT_TRY(follow(r, m->groups));
     BT_TRY(bt_links_send(&r->links, &up));
 out:
@@ -289,7 +280,7 @@ bt_status bt_rank_regroup(bt_rank *r, bt_down *m)
 
     BT_TRY(check(r, g));
     if (g->prepare) return prepare(r, g);
-    own     = group_of(g->groups, r->facts.rank);
+    own     = bt_seats_group_of(g->groups, r->facts.rank);
     follows = own < 2 && (r->group == NULL || g->groups[own].epoch != bt_group_epoch(r->group));
     /* Exchanges may wait for one who is lost by this change, or by the next one, which has come
      * too: they end before the hand-off's communicator does. */

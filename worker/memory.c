@@ -101,20 +101,25 @@ out:
     return st;
 }
 
-/* The most rows of a step, of those asked for, that fit beside one page and all of `other` that is
- * not the step's. */
-static uint32_t rows_that_fit(const bt_memory_account *a, uint64_t share, uint64_t other)
+/* What a rank needs of its share beside pages. */
+static uint64_t beside_pages(const bt_memory_account *a)
 {
-    uint64_t fixed = other - a->step + a->page_bytes;
+    return (a->shared != 0 ? 0 : a->weights) + a->step + a->graphs + a->staging + a->adopt;
+}
+
+/* The most rows of a step, of those asked for, that fit beside one page and what has no rows. */
+static uint32_t rows_that_fit(const bt_memory_account *a, uint64_t share)
+{
+    uint64_t fixed = beside_pages(a) - a->step + a->page_bytes;
 
     if (share <= fixed || a->step == 0) return 0;
     return (uint32_t)((share - fixed) * a->max_rows / a->step);
 }
 
-static bt_status fail_small(const bt_memory_account *a, uint64_t share, uint64_t other)
+static bt_status fail_small(const bt_memory_account *a, uint64_t share)
 {
     bt_status st   = BT_OK;
-    uint32_t  rows = rows_that_fit(a, share, other);
+    uint32_t  rows = rows_that_fit(a, share);
     char      fits[64];
 
     if (rows > 0)
@@ -126,58 +131,73 @@ static bt_status fail_small(const bt_memory_account *a, uint64_t share, uint64_t
                " MiB of shared weights; own weights and steps need %" PRIu64
                " MiB and one page %" PRIu64 " KiB: %s; or use fewer ranks here, or more %s",
                a->local_size, a->on_gpu ? "GPU" : "machine", share >> 20, a->shared >> 20,
-               other >> 20, a->page_bytes >> 10, fits, a->on_gpu ? "GPUs" : "machines");
+               beside_pages(a) >> 20, a->page_bytes >> 10, fits, a->on_gpu ? "GPUs" : "machines");
+out:
+    return st;
+}
+
+/* Pages of --kv-bytes. */
+static bt_status plan_given(const bt_memory_account *a, uint32_t n_layers, uint64_t kv_bytes,
+                            uint64_t share, uint64_t *n_out)
+{
+    bt_status st    = BT_OK;
+    uint64_t  other = beside_pages(a);
+    uint64_t  fixed = a->shared != 0 ? a->shared : a->local_size * a->weights; /* of all ranks */
+    uint64_t  left  = (a->available > fixed ? a->available - fixed : 0) / a->local_size;
+
+    BT_REQUIRE(kv_bytes >= a->page_bytes, BT_ERR_INVALID_ARG,
+               "--kv-bytes %" PRIu64 " does not hold one page: a page (%d tokens in %u layers) "
+               "needs %" PRIu64,
+               kv_bytes, BT_PAGE_TOKENS, n_layers, a->page_bytes);
+    BT_REQUIRE(kv_bytes <= left, BT_ERR_INVALID_ARG,
+               "--kv-bytes %" PRIu64 " is more than this %s has for each of its %u ranks: "
+               "%" PRIu64 ", beside the weights",
+               kv_bytes, a->on_gpu ? "GPU" : "machine", a->local_size, left);
+    if (other - a->adopt + kv_bytes > share)
+        BT_WARN("--kv-bytes leaves steps and other programs less than %d %% of what is "
+                "available: it may run out",
+                100 - BT_MEMORY_PERCENT);
+    else if (a->adopt != 0 && other + kv_bytes > share)
+        BT_WARN("--kv-bytes leaves no room for the experts of a lost rank: %" PRIu64
+                " MiB are missing; the cell ends, or starts again, when it loses one",
+                (other + kv_bytes - share) >> 20);
+    *n_out = kv_bytes / a->page_bytes;
+out:
+    return st;
+}
+
+/* Pages in what the other entries leave; a lost rank's experts give way to a full context. */
+static bt_status plan_rest(bt_memory_account *a, uint32_t max_context, uint64_t share,
+                           uint64_t *n_out)
+{
+    bt_status st      = BT_OK;
+    uint64_t  context = bt_kv_pages_for(max_context), most = BT_CPU_CONTEXTS * context, n;
+
+    if (a->adopt != 0 && share < beside_pages(a) + a->page_bytes * context) {
+        BT_WARN("there is no room for the experts of a lost rank (%" PRIu64 " MiB): when one is "
+                "lost the cell ends, or starts again",
+                a->adopt >> 20);
+        a->adopt = 0;
+    }
+    if (share < beside_pages(a) + a->page_bytes) BT_TRY(fail_small(a, share));
+    n         = (share - beside_pages(a)) / a->page_bytes;
+    a->capped = !a->on_gpu && n > most;
+    *n_out    = a->capped ? most : n;
 out:
     return st;
 }
 
 bt_status bt_memory_plan_pages(const bt_model_config *cfg, uint64_t kv_bytes, bt_memory_account *a)
 {
-    bt_status st  = BT_OK;
-    uint32_t  dim = bt_mla_kv_dim(&cfg->mla), n_layers = bt_model_n_served_layers(cfg);
-    uint64_t  all    = a->available / 100 * BT_MEMORY_PERCENT;
-    uint64_t  share  = (all > a->shared ? all - a->shared : 0) / a->local_size;
-    uint64_t  fixed  = a->shared != 0 ? a->shared : a->local_size * a->weights; /* of all ranks */
-    uint64_t  beside = (a->available > fixed ? a->available - fixed : 0) / a->local_size;
-    uint64_t  other =
-        (a->shared != 0 ? 0 : a->weights) + a->step + a->graphs + a->staging + a->adopt;
-    uint64_t most, n;
+    bt_status st       = BT_OK;
+    uint32_t  n_layers = bt_model_n_served_layers(cfg);
+    uint64_t  all      = a->available / 100 * BT_MEMORY_PERCENT;
+    uint64_t  share = (all > a->shared ? all - a->shared : 0) / a->local_size, n = 0;
 
-    a->page_bytes = bt_kv_page_bytes(n_layers, dim);
+    a->page_bytes = bt_kv_page_bytes(n_layers, bt_mla_kv_dim(&cfg->mla));
     a->given      = kv_bytes != 0;
-    most          = (uint64_t)BT_CPU_CONTEXTS * bt_kv_pages_for(cfg->max_context);
-    if (a->given) {
-        BT_REQUIRE(kv_bytes >= a->page_bytes, BT_ERR_INVALID_ARG,
-                   "--kv-bytes %" PRIu64 " does not hold one page: a page (%d tokens in %u layers) "
-                   "needs %" PRIu64,
-                   kv_bytes, BT_PAGE_TOKENS, n_layers, a->page_bytes);
-        BT_REQUIRE(kv_bytes <= beside, BT_ERR_INVALID_ARG,
-                   "--kv-bytes %" PRIu64 " is more than this %s has for each of its %u ranks: "
-                   "%" PRIu64 ", beside the weights",
-                   kv_bytes, a->on_gpu ? "GPU" : "machine", a->local_size, beside);
-        n = kv_bytes / a->page_bytes;
-        if (other - a->adopt + kv_bytes > share)
-            BT_WARN("--kv-bytes leaves steps and other programs less than %d %% of what is "
-                    "available: it may run out",
-                    100 - BT_MEMORY_PERCENT);
-        else if (a->adopt != 0 && other + kv_bytes > share)
-            BT_WARN("--kv-bytes leaves no room for the experts of a lost rank: %" PRIu64
-                    " MiB are missing; the cell ends, or starts again, when it loses one",
-                    (other + kv_bytes - share) >> 20);
-    } else {
-        if (a->adopt != 0 && share < other + a->page_bytes * bt_kv_pages_for(cfg->max_context)) {
-            BT_WARN("there is no room for the experts of a lost rank (%" PRIu64
-                    " MiB): when one is "
-                    "lost the cell ends, or starts again",
-                    a->adopt >> 20);
-            other -= a->adopt;
-            a->adopt = 0;
-        }
-        if (share < other + a->page_bytes) BT_TRY(fail_small(a, share, other));
-        n         = (share - other) / a->page_bytes;
-        a->capped = !a->on_gpu && n > most;
-        n         = a->capped ? most : n;
-    }
+    BT_TRY(a->given ? plan_given(a, n_layers, kv_bytes, share, &n)
+                    : plan_rest(a, cfg->max_context, share, &n));
     a->n_pages = n > UINT32_MAX / BT_PAGE_TOKENS ? UINT32_MAX / BT_PAGE_TOKENS : (uint32_t)n;
     a->pages   = a->n_pages * a->page_bytes;
 out:

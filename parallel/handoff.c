@@ -182,7 +182,7 @@ void bt_handoff_unstage(bt_handoff *handoff, void *slot)
 void bt_handoff_send(bt_handoff *handoff, uint32_t to, const bt_page_message *m, void *slot)
 {
     bt_slot *s    = staged_slot(handoff, slot);
-    uint8_t *wire = s->memory + BT_HANDOFF_HEAD - BT_PAGE_MESSAGE_BYTES;
+    uint8_t *wire = bt_handoff_header(s->memory);
 
     BT_ASSERT(to < handoff->world->size);
     BT_ASSERT(handoff->line == NULL ||

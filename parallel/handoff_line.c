@@ -204,11 +204,6 @@ static void take(bt_handoff *h, bool sends, uint32_t index, uint32_t peer, uint6
     l->op_ns   = now_ns;
 }
 
-static uint8_t *prefix_of(uint8_t *memory)
-{
-    return memory + BT_HANDOFF_HEAD - BT_PAGE_MESSAGE_BYTES - BT_LINE_PREFIX;
-}
-
 static bt_status note_packed(bt_line *l, bt_slot *s, uint32_t i)
 {
     bt_status st = l->nccl->note(l->lane, i, bt_device_stream(l->dev));
@@ -254,8 +249,8 @@ static bt_status launch_send(bt_handoff *h, uint32_t i, uint64_t now_ns)
                l->epoch);
     BT_REQUIRE(!bt_world_has_died(h->world, s->to, MPI_SUCCESS), BT_ERR_PEER, "rank %u has died",
                s->to);
-    memcpy(prefix_of(s->memory), head, sizeof(head));
-    code = MPI_Isend(prefix_of(s->memory), (int)(wire + s->message.tail_bytes), MPI_BYTE,
+    memcpy(bt_handoff_wire(h, s->memory), head, sizeof(head));
+    code = MPI_Isend(bt_handoff_wire(h, s->memory), (int)(wire + s->message.tail_bytes), MPI_BYTE,
                      (int)s->to, BT_TAG_PAYLOAD, h->world->handoff_comm, s->request);
     if (code != MPI_SUCCESS) *s->request = MPI_REQUEST_NULL;
     BT_REQUIRE(code == MPI_SUCCESS, BT_ERR_PEER, "sending a header to rank %u: %s", s->to,
@@ -367,7 +362,7 @@ static bt_status deliver(bt_handoff *h)
     bool                   again;
 
     memcpy(sums, l->nccl->fetched(l->lane), sizeof(sums));
-    memcpy(&order, prefix_of(in->memory) + 8, sizeof(order));
+    memcpy(&order, bt_handoff_wire(h, in->memory) + 8, sizeof(order));
     again    = order < peer->n_ordered; /* its sender had not seen that it had come */
     l->phase = BT_LINE_IDLE;
     if (!again) peer->n_ordered = order + 1;
@@ -451,7 +446,7 @@ bool bt_line_receive(bt_handoff *h, uint32_t i)
     bt_status       st   = BT_OK;
     bt_line        *l    = h->line;
     bt_inbox       *in   = &h->inboxes[i];
-    uint8_t        *wire = prefix_of(in->memory);
+    uint8_t        *wire = bt_handoff_wire(h, in->memory);
     bt_page_message m    = {.request = 0};
     size_t          head = BT_LINE_PREFIX + BT_PAGE_MESSAGE_BYTES;
     uint64_t        number;

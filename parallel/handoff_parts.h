@@ -165,11 +165,14 @@ bool bt_signal_send(bt_handoff *h, uint32_t to, bt_signal_kind kind, uint64_t se
 bool bt_signal_test(bt_handoff *h);
 bool bt_signal_receive(bt_handoff *h);
 
-/* Where a message begins in a slot's or an inbox's memory. */
+/* Where the header lies in a slot's or an inbox's memory; and where a message begins. */
+static inline uint8_t *bt_handoff_header(uint8_t *memory)
+{
+    return memory + BT_HANDOFF_HEAD - BT_PAGE_MESSAGE_BYTES;
+}
 static inline uint8_t *bt_handoff_wire(const bt_handoff *h, uint8_t *memory)
 {
-    return memory + BT_HANDOFF_HEAD - BT_PAGE_MESSAGE_BYTES -
-           (h->line != NULL ? BT_LINE_PREFIX : 0);
+    return bt_handoff_header(memory) - (h->line != NULL ? BT_LINE_PREFIX : 0);
 }
 
 /* ---- handoff_send.c */

@@ -105,8 +105,7 @@ static bool finish_inboxes(bt_handoff *h)
             continue;
         }
         if (code == MPI_SUCCESS) {
-            bt_handoff_accept(h, in->from, in->memory + BT_HANDOFF_HEAD - BT_PAGE_MESSAGE_BYTES,
-                              in->n_bytes);
+            bt_handoff_accept(h, in->from, bt_handoff_header(in->memory), in->n_bytes);
         } else {
             bt_log_error(__FILE__, __LINE__, bt_status_str(BT_ERR_PEER),
                          "receiving pages from rank %u: %s", in->from, bt_mpi_text(code));

@@ -65,8 +65,8 @@ static void start_payload(bt_handoff *h, uint32_t i)
         s->state = BT_SLOT_QUEUED;
         return;
     }
-    if (MPI_Isend(s->memory + BT_HANDOFF_HEAD - BT_PAGE_MESSAGE_BYTES, (int)bytes, MPI_BYTE,
-                  (int)s->to, BT_TAG_PAYLOAD, h->world->handoff_comm, request) != MPI_SUCCESS) {
+    if (MPI_Isend(bt_handoff_header(s->memory), (int)bytes, MPI_BYTE, (int)s->to, BT_TAG_PAYLOAD,
+                  h->world->handoff_comm, request) != MPI_SUCCESS) {
         *request = MPI_REQUEST_NULL;
         s->state = BT_SLOT_QUEUED; /* asked for again; the grant expires over there */
     }
@@ -218,7 +218,7 @@ static void deliver_to_self(bt_handoff *h, uint32_t i)
     bt_page_message m = s->message;
 
     s->state = BT_SLOT_SENDING;
-    bt_handoff_accept(h, s->to, s->memory + BT_HANDOFF_HEAD - BT_PAGE_MESSAGE_BYTES,
+    bt_handoff_accept(h, s->to, bt_handoff_header(s->memory),
                       BT_PAGE_MESSAGE_BYTES + m.payload_bytes);
     free_slot(s);
     h->events.sent(h->events.ctx, &m);

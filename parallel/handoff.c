@@ -18,7 +18,7 @@ static size_t padded(size_t bytes) { return (bytes + ALIGN - 1) / ALIGN * ALIGN;
 
 size_t bt_handoff_stage_bytes(const bt_handoff *h)
 {
-    return padded(BT_HANDOFF_HEAD + (h->by_line ? BT_LINE_TAIL_MAX : h->payload_max));
+    return padded(BT_HANDOFF_HEAD + (h->line != NULL ? BT_LINE_TAIL_MAX : h->payload_max));
 }
 
 /* One block: wreck, requests, signals, send slots, inboxes. */
@@ -84,16 +84,15 @@ bt_status bt_handoff_create(bt_world *world, const bt_handoff_config *cfg,
     h->n_slots     = cfg->n_slots;
     h->grant_to    = BT_NO_PEER;
     h->last_asked  = world->rank;
-    h->by_line     = cfg->nccl != NULL;
-    if (!h->by_line && !bt_world_all_shared(world) &&
+    if (cfg->nccl == NULL && !bt_world_all_shared(world) &&
         h->payload_max > world->fragment_bytes - BT_PAGE_MESSAGE_BYTES)
         h->payload_max = world->fragment_bytes - BT_PAGE_MESSAGE_BYTES;
     h->slots = bt_calloc(h->n_slots, sizeof(*h->slots));
     h->peers = bt_calloc(world->size, sizeof(*h->peers));
     BT_REQUIRE(h->slots != NULL && h->peers != NULL, BT_ERR_NO_MEMORY,
                "a hand-off of %u slots among %u ranks", h->n_slots, world->size);
-    BT_TRY(take_arena(h));
-    if (h->by_line) BT_TRY(bt_line_create(h, cfg->nccl, cfg->dev, h->payload_max, &h->line));
+    if (cfg->nccl != NULL) BT_TRY(bt_line_create(h, cfg->nccl, cfg->dev, h->payload_max, &h->line));
+    BT_TRY(take_arena(h)); /* less where rows do not lie there */
     *handoff_out = h;
     h            = NULL;
 out:

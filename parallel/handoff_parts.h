@@ -116,7 +116,6 @@ struct bt_handoff {
     bt_handoff_events events;
     uint64_t          grant_ns;
     size_t            payload_max;
-    bool              by_line;
     bt_line          *line; /* owned; NULL: rows are host memory and go by MPI */
     bool              has_sent;
     bool              polling;

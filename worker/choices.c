@@ -57,9 +57,7 @@ bt_status bt_worker_end_choice(bt_worker *w, bt_request *r)
         return BT_OK;
     }
     BT_DEBUG("choice %u ends after %u computed tokens", r->sampling.choice, r->n_computed);
-    bt_request_release_pages(r, w->cfg.pool);
-    bt_requests_remove(&w->requests, r);
-    bt_request_destroy(r);
+    bt_worker_discard(w, r);
     return BT_OK;
 }
 

@@ -92,11 +92,15 @@ void bt_worker_forget(bt_worker *w, uint64_t id)
 {
     bt_request *r;
 
-    while ((r = bt_requests_find(&w->requests, id)) != NULL) {
-        bt_request_release_pages(r, w->cfg.pool);
-        bt_requests_remove(&w->requests, r);
-        bt_request_destroy(r);
-    }
+    while ((r = bt_requests_find(&w->requests, id)) != NULL)
+        bt_worker_discard(w, r);
+}
+
+void bt_worker_discard(bt_worker *w, bt_request *r)
+{
+    bt_request_release_pages(r, w->cfg.pool);
+    bt_requests_remove(&w->requests, r);
+    bt_request_destroy(r);
 }
 
 bt_status bt_worker_admit(bt_worker *w)

@@ -225,8 +225,9 @@ static inline uint32_t bt_worker_rpc_code(bt_status st)
 bt_status bt_worker_end(bt_worker *w, bt_request *r);
 /* Ends what has been sent in full, and what only waited for that. */
 bt_status bt_worker_reap(bt_worker *w);
-/* Takes all entries of that id out of the table, pages back, without a word. */
+/* Takes all entries of that id out of the table, pages back, without a word; or this one. */
 void      bt_worker_forget(bt_worker *w, uint64_t id);
+void      bt_worker_discard(bt_worker *w, bt_request *r);
 bt_status bt_worker_send_failed(bt_worker *w, uint64_t request, uint32_t epoch, uint32_t code,
                                 const char *why);
 bt_status bt_worker_send_released(bt_worker *w, uint64_t request, uint32_t epoch);

@@ -72,13 +72,8 @@ out:
 void bt_worker_destroy(bt_worker *w)
 {
     if (w == NULL) return;
-    while (w->requests.n > 0) {
-        bt_request *r = w->requests.at[w->requests.n - 1];
-
-        bt_request_release_pages(r, w->cfg.pool);
-        bt_requests_remove(&w->requests, r);
-        bt_request_destroy(r);
-    }
+    while (w->requests.n > 0)
+        bt_worker_discard(w, w->requests.at[w->requests.n - 1]);
     bt_requests_fini(&w->requests);
     bt_free(w->seats[0].ranks);
     bt_free(w->seats[1].ranks);

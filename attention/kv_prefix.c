@@ -1,4 +1,5 @@
-/* attention/kv_prefix.c - the prefix cache: full pages of prompt tokens, found by their key.
+/* attention/kv_prefix.c - the prefix cache: full pages of prompt tokens, with --share-generated of
+ * generated ones too, found by their key.
  *
  * A hash table over pages, chained by page number, and a list of the idle ones in order of their
  * last use.  A chain of pages is released from its end, so that its end is the older part: what is

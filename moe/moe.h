@@ -53,7 +53,10 @@ typedef struct {
 } bt_step_rows;
 
 /* dev, group and placement are borrowed.  max_rows bounds one rank's rows in a step: capacity for
- * group size * max_rows is taken here, so that it cannot be exceeded. */
+ * group size * max_rows is taken here, so that it cannot be exceeded.  INVALID_ARG: a gate that
+ * bt_gate_check() refuses, a width or max_rows of 0, a placement of other experts or ranks, too
+ * many rows.  UNSUPPORTED: a device without experts, or whose memory does not travel in the group.
+ * NO_MEMORY. */
 bt_status bt_moe_create(bt_device *dev, bt_group *group, const bt_placement *placement,
                         const bt_moe_config *cfg, uint32_t max_rows, bt_moe **moe_out);
 void      bt_moe_destroy(bt_moe *moe);

@@ -22,6 +22,7 @@ typedef struct {
     uint16_t *owner; /* owned: [n_experts] index into the group's rank list */
 } bt_placement;
 
+/* How many sum blocks, as above; n_experts >= 1. */
 uint32_t bt_sum_blocks(uint32_t n_experts, uint32_t n_groups);
 
 /* The default table: consecutive experts, as even as E / n_ranks allows; a rank may hold none.

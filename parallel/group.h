@@ -43,8 +43,9 @@ typedef struct {
     bool (*stop)(void *ctx); /* true: give up at once with CANCELLED.  NULL: never */
 } bt_wait;
 
-/* ranks[0..n): world ranks in the group's order, this rank among them.  `world` is borrowed.
- * `tag_space` 0..7 keeps groups that live side by side apart. */
+/* ranks[0..n): world ranks in the group's order, this rank among them; copied.  `world` is
+ * borrowed. `tag_space` 0..7 keeps groups that live side by side apart.  Local.  INVALID_ARG: a
+ * rank that the job has not, or twice, a list without this rank, another tag space.  NO_MEMORY. */
 bt_status bt_group_create(bt_world *world, uint32_t n, const uint32_t *ranks, uint32_t tag_space,
                           uint32_t epoch, bt_group **group_out);
 void      bt_group_destroy(bt_group *group);

@@ -61,7 +61,9 @@ typedef struct {
     bt_device            *dev;
 } bt_handoff_config;
 
-/* `world` is borrowed.  Every rank of the job creates one. */
+/* `world` is borrowed; both structs are copied.  Every rank of the job creates one.  INVALID_ARG:
+ * no slot or more than 4,096, slots of no byte or more than a message of MPI has, no time to grant.
+ * NO_MEMORY, of the device too. */
 bt_status bt_handoff_create(bt_world *world, const bt_handoff_config *cfg,
                             const bt_handoff_events *events, bt_handoff **handoff_out);
 void      bt_handoff_destroy(bt_handoff *handoff);

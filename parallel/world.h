@@ -16,7 +16,8 @@ extern "C" {
 typedef struct bt_world bt_world;
 
 /* Joins the MPI job: ignores SIGPIPE, MPI_Init_thread(FUNNELED), errors returned.  Call once, in
- * main, before any thread or gRPC exists.  PEER when MPI does not start. */
+ * main, before gRPC and any thread but the watchdog's exist.  Collective over the job.  PEER when
+ * MPI does not start, UNSUPPORTED when it has no thread level FUNNELED, NO_MEMORY. */
 bt_status bt_world_init(int *argc, char ***argv, bt_world **world_out);
 /* Leaves by MPI_Finalize; only when every rank leaves too.  After a failure call bt_world_exit. */
 void bt_world_fini(bt_world *world);

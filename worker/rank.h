@@ -72,8 +72,9 @@ typedef struct {
     atomic_int *tell;   /* borrowed: set once there is somebody to be told why */
 } bt_rank;
 
-/* start.c.  From a joined MPI job to a rank that has said ready.  r->opt, r->world, r->signal and
- * r->tell are set.  Every rank of the job goes through the same order. */
+/* start.c.  From a joined MPI job to a rank that has said ready.  r->opt, r->world, r->signal,
+ * r->drain and r->tell are set, and of r->links both times and the signal.  Every rank of the job
+ * goes through the same order. */
 bt_status bt_rank_start(bt_rank *r);
 
 /* open_device.c.  r->dev, r->kernels, r->threads and r->gpu, as --device says.  UNSUPPORTED names

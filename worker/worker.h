@@ -90,6 +90,9 @@ typedef struct {
 
 typedef struct bt_worker bt_worker;
 
+/* cfg is copied, what it points to borrowed until destroy().  INVALID_ARG: a chunk of no rows, or
+ * of more than a step has.  UNSUPPORTED: a vocabulary above BT_MAX_VOCAB, or page messages that do
+ * not hold one latent row.  NO_MEMORY. */
 bt_status bt_worker_create(const bt_worker_config *cfg, bt_worker **worker_out);
 /* Releases what requests are left. */
 void bt_worker_destroy(bt_worker *w);

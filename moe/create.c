@@ -15,12 +15,24 @@ static size_t routed_term_bytes(const bt_moe_config *cfg)
     return cfg->hidden * sizeof(float) + cfg->expert_dim * sizeof(bt_bf16);
 }
 
-static uint32_t tile_terms(const bt_moe_ops *ops, const bt_moe_config *cfg)
+static uint32_t most_terms(const bt_moe_ops *ops, const bt_moe_config *cfg)
 {
     size_t n = ops->routed != NULL ? ROUTED_TILE_BYTES / routed_term_bytes(cfg)
                                    : TILE_BYTES / (cfg->hidden * sizeof(bt_bf16));
 
     return n < TILE_TERMS ? TILE_TERMS : (uint32_t)n;
+}
+
+/* Rows of a tile, and terms that the host makes room for. */
+static void size_tile(bt_moe *moe, size_t all_rows)
+{
+    uint32_t per_row = bt_min_u32(moe->cfg.gate.top_k, moe->n_local);
+    uint32_t most    = most_terms(moe->ops, &moe->cfg);
+    size_t   terms   = all_rows * per_row;
+
+    moe->tile_rows  = bt_min_u32((uint32_t)all_rows, most / (per_row == 0 ? 1 : per_row));
+    moe->tile_terms = terms < most ? (uint32_t)terms : most;
+    if (moe->ops->routed != NULL) moe->tile_terms = 0; /* the back end has its own */
 }
 
 static bt_status check_config(const bt_moe_config *cfg, const bt_group *group,
@@ -212,7 +224,7 @@ uint64_t bt_moe_tile_bytes(const bt_device *dev, const bt_moe_config *cfg, uint3
     uint64_t          terms = (uint64_t)n_ranks * max_rows * cfg->gate.top_k, most;
 
     if (ops == NULL || ops->routed == NULL || cfg->gate.n_experts == 0) return 0;
-    most = tile_terms(ops, cfg);
+    most = most_terms(ops, cfg);
     return (terms < most ? terms : most) * routed_term_bytes(cfg);
 }
 
@@ -233,9 +245,8 @@ bt_status bt_moe_create(bt_device *dev, bt_group *group, const bt_placement *pla
     bt_status         st  = BT_OK;
     bt_moe           *moe = NULL;
     const bt_moe_ops *ops = find_back_end(dev);
-    uint32_t          per_row, most;
     room              exchange;
-    size_t            all_rows, terms;
+    size_t            all_rows;
 
     BT_REQUIRE(ops != NULL, BT_ERR_UNSUPPORTED, "moe: no implementation for device \"%s\"",
                dev->ops->name);
@@ -260,12 +271,7 @@ bt_status bt_moe_create(bt_device *dev, bt_group *group, const bt_placement *pla
     BT_REQUIRE(all_rows < UINT32_MAX / BT_MAX_TOP_K, BT_ERR_INVALID_ARG,
                "moe: %u ranks of %u rows are too many", moe->n_ranks, max_rows);
     BT_TRY(map_experts(moe));
-    per_row         = bt_min_u32(cfg->gate.top_k, moe->n_local);
-    terms           = all_rows * per_row;
-    most            = tile_terms(ops, cfg);
-    moe->tile_rows  = bt_min_u32((uint32_t)all_rows, most / (per_row == 0 ? 1 : per_row));
-    moe->tile_terms = terms < most ? (uint32_t)terms : most;
-    if (ops->routed != NULL) moe->tile_terms = 0; /* the back end has its own */
+    size_tile(moe, all_rows);
     BT_TRY(take_device(moe, all_rows));
     BT_TRY(take_host(moe, all_rows));
     if (ops->routed != NULL) BT_TRY(take_routed(moe));

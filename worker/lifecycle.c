@@ -354,9 +354,3 @@ void bt_worker_sent(bt_worker *w, const bt_page_message *m)
     r->out.n_in_flight--;
     r->out.moved_ns = now_ns(w);
 }
-
-void bt_worker_expired(bt_worker *w, uint32_t to, uint32_t n)
-{
-    (void)w;
-    BT_WARN("rank %u has let %u requests to send in a row expire", to, n);
-}

@@ -302,9 +302,8 @@ static void on_sent(void *ctx, const bt_page_message *m)
 
 static void on_expired(void *ctx, uint32_t to, uint32_t n)
 {
-    bt_links *l = ctx;
-
-    bt_worker_expired(l->worker, to, n);
+    (void)ctx;
+    BT_WARN("rank %u has let %u requests to send in a row expire", to, n);
 }
 
 bt_handoff_events bt_links_events(bt_links *l)

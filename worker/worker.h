@@ -144,6 +144,5 @@ void bt_worker_delivered(bt_worker *w, uint32_t from, const bt_page_message *m,
                          const bt_page_payload *p);
 void bt_worker_rejected(bt_worker *w, uint32_t from, uint64_t request, bt_status why);
 void bt_worker_sent(bt_worker *w, const bt_page_message *m);
-void bt_worker_expired(bt_worker *w, uint32_t to, uint32_t n);
 
 #endif

@@ -51,8 +51,9 @@ static uint32_t list_size(const bt_request *r, uint32_t n_tokens)
 
 bt_status bt_request_take_pages(bt_request *r, bt_kv_pool *pool, uint32_t n_tokens)
 {
-    bt_status st = BT_OK;
-    uint32_t  n = bt_kv_pages_for(n_tokens), n_hit = 0, n_fixed = r->map.n_fixed;
+    bt_status     st = BT_OK;
+    uint32_t      n = bt_kv_pages_for(n_tokens), n_hit = 0, n_fixed = r->map.n_fixed;
+    bt_prefix_key last_key = r->last_key;
 
     BT_ASSERT(r->pages == NULL && n_tokens >= r->n_prompt);
     r->pages = bt_calloc(list_size(r, n_tokens), sizeof(*r->pages));
@@ -64,6 +65,7 @@ bt_status bt_request_take_pages(bt_request *r, bt_kv_pool *pool, uint32_t n_toke
         bt_request_release_pages(r, pool);
         r->n_kept      = 0;
         r->before      = (bt_prefix_key){0, 0};
+        r->last_key    = last_key;
         r->map.n_fixed = n_fixed;
         goto out;
     }

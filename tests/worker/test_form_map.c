@@ -123,6 +123,7 @@ static void hit_copies_the_map_and_a_replay_wants_its_own(void)
     mixed = make(3, other); /* the second page exists so, but not behind such a first one */
     EXPECT_EQ(bt_request_take_pages(mixed, pool, PROMPT), BT_ERR_NO_PAGES);
     EXPECT(mixed->n_kept == 0 && mixed->map.n_fixed == 3 * BT_PAGE_TOKENS); /* as it was */
+    EXPECT(mixed->last_key.lo == 0 && mixed->last_key.hi == 0);
     drop(first, pool);
     drop(replay, pool);
     EXPECT_EQ(bt_request_take_pages(mixed, pool, PROMPT), BT_OK);

@@ -158,8 +158,7 @@ uint32_t bt_schedule(bt_scheduler *s, const bt_requests *t, bt_piece *pieces_out
     uint32_t prompt = 0, generated = 0, keep, n;
 
     for (uint32_t i = 0; i < t->n; i++) {
-        if (t->at[i]->state == BT_REQUEST_PREFILL)
-            prompt = bt_min_u32(s->max_rows, prompt + t->at[i]->n_prompt - t->at[i]->n_computed);
+        prompt    = bt_min_u32(s->max_rows, prompt + rest_of(t->at[i]));
         generated = bt_min_u32(s->max_rows, generated + wanted(s, t->at[i]));
     }
     keep = bt_min_u32(prompt, (s->max_rows + 3) / 4);

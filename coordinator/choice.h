@@ -11,7 +11,8 @@
 
 typedef struct {
     uint32_t  index;
-    bt_finish finish; /* NONE: it goes on */
+    bt_finish finish;    /* NONE: it goes on */
+    bool      completed; /* its last message has been sent */
 
     uint32_t  n, n_ready, n_sent;   /* tokens: that came, may be sent, were sent */
     uint32_t  max_tokens, capacity; /* the arrays grow as tokens come */

@@ -108,6 +108,21 @@ static bt_choice *next_ready(bt_stream *s)
     return NULL;
 }
 
+/* The next choice to be completed, by index: of a stream as soon as it has ended and its tokens are
+ * sent, whatever the others do.  The last one goes with the status.  NULL: none yet. */
+static bt_choice *next_complete(bt_stream *s)
+{
+    bool last = s->n_completed + 1 == s->n_choices;
+
+    for (uint32_t i = 0; i < s->n_choices && (s->ended || (s->how.stream && !last)); i++) {
+        bt_choice *c    = &s->choices[i];
+        bool       done = c->finish != BT_FINISH_NONE && (!s->how.stream || c->n_sent == c->n);
+
+        if (done && !c->completed) return c;
+    }
+    return NULL;
+}
+
 /* Sends what can be sent now. */
 static void pump(bt_stream *s)
 {
@@ -124,20 +139,20 @@ static void pump(bt_stream *s)
         send_parts(s, NULL, true);
         return;
     }
-    c = s->how.stream ? next_ready(s) : NULL;
-    if (c == NULL && s->ended) c = &s->choices[s->n_completed];
-    if (c != NULL && c->index == 0 && s->input.n_prompt != 0 && !s->input_sent) {
+    c = next_complete(s);
+    if (c == NULL && s->how.stream) c = next_ready(s);
+    if (c == NULL) return;
+    if (c->index == 0 && s->input.n_prompt != 0 && !s->input_sent) {
         facts.input   = &s->input;
         s->input_sent = true;
     }
-    if (c != NULL && c->n_sent != c->n_ready && s->how.stream) {
+    if (c->n_sent != c->n_ready && s->how.stream) {
         message = s->dialect->chunk(c, &facts);
-    } else if (s->ended) {
-        facts.logprobs = facts.logprobs && !s->how.stream; /* a stream's are in its chunks */
-        message        = s->dialect->complete(&s->choices[s->n_completed++], &facts);
-        status         = s->n_completed == s->n_choices;
     } else {
-        return;
+        facts.logprobs = facts.logprobs && !s->how.stream; /* a stream's are in its chunks */
+        c->completed   = true;
+        message        = s->dialect->complete(c, &facts);
+        status         = ++s->n_completed == s->n_choices;
     }
     if (message != NULL)
         send_parts(s, message, status);

@@ -52,10 +52,16 @@ class Sampling(Served):
         self.cell.on_prefill = run
 
     def choices(self, messages):
-        """[(ids of the chunks, complete)] by index; completes come last and in order."""
-        kinds = [m.WhichOneof("response") for m in messages]
-        completes = [m.complete for m in messages if m.HasField("complete")]
-        self.assertEqual(kinds[len(kinds) - len(completes):], ["complete"] * len(completes))
+        """[(ids of the chunks, complete)] by index; no chunk comes behind its choice's complete, and without chunks they come in order."""
+        completes, chunked = [], False
+        for m in messages:
+            if m.HasField("complete"):
+                completes.append(m.complete)
+            else:
+                chunked = True
+                self.assertNotIn(m.chunk.index, [c.index for c in completes])
+        if chunked:
+            completes.sort(key=lambda c: c.index)
         self.assertEqual([c.index for c in completes], list(range(len(completes))))
         ids = [[i for m in messages if m.HasField("chunk") and m.chunk.index == k for i in m.chunk.token_ids]
                for k in range(len(completes))]
@@ -153,7 +159,7 @@ class Sampling(Served):
         (_, done), = self.choices(list(self.generate(stop=["bc"], max_tokens=3)))
         self.assertEqual((done.finish_reason, done.matched_stop_str), ("stop", "bc"))
 
-    def test_choices_come_with_their_index_and_completes_in_order(self):
+    def test_choices_come_with_their_index(self):
         texts = ["one", "fourteen", "b"]
         for stream in (False, True):
             self.script(texts)
@@ -194,6 +200,21 @@ class Sampling(Served):
         got = self.choices(list(self.generate(n=2, stop=["STOP"])))
         self.assertEqual([(list(d.output_ids), d.finish_reason, d.matched_stop_str) for _, d in got],
                          [(ids_of("xy STOP"), "stop", "STOP"), (ids_of("plain text"), "length", "")])
+        self.all_released()
+
+    def test_choice_of_a_stream_is_complete_when_it_ends(self):
+        self.script(["plain text", "xy STOP", "b"], until=8)
+        call = self.generate(n=3, stop=["STOP"])
+        got = []
+        while len([m for m in got if m.HasField("complete")]) < 2:  # choice 0 has not gone on by then
+            got.append(next(call))
+        self.assertFalse(self.go.is_set())
+        self.assertEqual({m.complete.index for m in got if m.HasField("complete")}, {1, 2})
+        self.go.set()
+        got = self.choices(got + list(call))
+        self.assertEqual([(ids, list(d.output_ids), d.finish_reason, d.matched_stop_str) for ids, d in got],
+                         [(ids_of("plain text"), ids_of("plain text"), "length", ""), (ids_of("xy STOP"), ids_of("xy STOP"), "stop", "STOP"),
+                          (ids_of("b"), ids_of("b"), "length", "")])
         self.all_released()
 
     def test_failure_of_a_choice_ends_all_without_complete(self):

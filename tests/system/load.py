@@ -143,24 +143,24 @@ class Client:
     def run(self, name, ids, max_tokens, sampling, stream=True):
         """([(ids, logprobs, alternatives, finish) of each choice], cached tokens, seconds to the first message)"""
         start, first = time.monotonic(), None
-        parts, done, cached = {}, [], None
+        parts, done, cached = {}, {}, None
         for m in self.call(name, ids, max_tokens, sampling, stream):
             first = first or time.monotonic() - start
             part = m.chunk if m.HasField("chunk") else m.complete
             if m.HasField("chunk") or not stream:
-                assert len(done) <= part.index, f"{name}: a chunk after complete"
+                assert part.index not in done, f"{name}: a chunk after complete"
                 got = parts.setdefault(part.index, ([], [], []))
                 got[0].extend(part.token_ids if m.HasField("chunk") else part.output_ids)
                 got[1].extend(part.output_logprobs.token_logprobs)
                 got[2].extend((tuple(t.token_ids), tuple(t.values)) for t in part.output_logprobs.top_logprobs)
             if m.HasField("complete"):
-                assert part.index == len(done), f"{name}: complete {part.index} after {len(done)} others"
+                assert part.index not in done and (stream or part.index == len(done)), f"{name}: complete {part.index} after {list(done)}"
                 assert part.prompt_tokens == len(ids) and part.completion_tokens == len(parts[part.index][0]), f"{name}: usage does not add up"
                 cached = part.cached_tokens
                 assert cached % PAGE_TOKENS == 0 and cached < len(ids), f"{name}: {cached} of {len(ids)} cached"
-                done.append((*parts[part.index], part.finish_reason))
+                done[part.index] = (*parts[part.index], part.finish_reason)
         assert len(done) == sampling.get("n", 1), f"{name}: {len(done)} completes"
-        return done, cached, first
+        return [done[i] for i in sorted(done)], cached, first
 
     def held(self):
         loads = self.stub.GetLoads(self.pb.GetLoadsRequest(), timeout=LIMIT_S).loads

@@ -67,7 +67,7 @@ class Client:
                 got[2].extend((tuple(t.token_ids), tuple(t.values)) for t in lp.top_logprobs)
             if m.HasField("complete"):
                 which = c.WhichOneof("matched_stop")
-                assert c.index == len(out) and c.completion_tokens == len(parts[c.index][0])
+                assert (stream or c.index == len(out)) and c.completion_tokens == len(parts[c.index][0])
                 out[c.index] = (*parts[c.index], c.finish_reason, getattr(c, which) if which else None)
         assert len(out) == max(1, sampling.get("n", 1)), f"{len(out)} completes"
         return out

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Fails when a page names a file of the tree, or links to a file or heading, that is not there.
+"""Fails when a page names a file of the tree, or links to a file or heading, that is not there, or shows a command that may not be run.
 
     check_docs.py SOURCE_ROOT
 
 Every `folder/name.ending` between backticks in a Markdown page must exist, and so must what [text](file#heading) says, from the
-page's folder."""
+page's folder.  A script of the tree that begins a line or text between backticks, with arguments behind it, must be executable."""
 import glob
 import os
 import re
@@ -12,6 +12,7 @@ import sys
 
 NAMED = re.compile(r"`((?:[\w.-]+/)+[\w.-]+\.(?:c|h|py|proto|md|cmake|sh|safetensors|json))`")
 LINK = re.compile(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)")
+RUN = re.compile(r"(?:^ *|`)((?:[\w.-]+/)+[\w.-]+) \S", re.M)
 ELSEWHERE = ("build/",)
 
 
@@ -28,6 +29,16 @@ def dead_links(page, text):
             yield file + (f"#{heading}" if heading else "")
 
 
+def not_executable(root, text):
+    for name in sorted(set(RUN.findall(text))):
+        path = os.path.join(root, name)
+        if not os.path.isfile(path) or os.access(path, os.X_OK):
+            continue
+        with open(path, "rb") as f:
+            if f.read(2) == b"#!":
+                yield name
+
+
 def main(root):
     pages = [page for pattern in ("*.md", "docs/**/*.md", "tests/*/README.md") for page in glob.glob(os.path.join(root, pattern), recursive=True)]
     named, missing = 0, []
@@ -35,6 +46,7 @@ def main(root):
         with open(page, encoding="utf-8") as f:
             text = f.read()
         missing += [f"{os.path.relpath(page, root)}: the link to {link} leads nowhere" for link in dead_links(page, text)]
+        missing += [f"{os.path.relpath(page, root)}: {name} is shown as a command, and is not executable" for name in not_executable(root, text)]
         for name in NAMED.findall(text):
             named += 1
             if not name.startswith(ELSEWHERE) and not os.path.exists(os.path.join(root, name)):

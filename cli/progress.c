@@ -43,13 +43,12 @@ bool bt_progress_take(bt_progress *p, const char *text, uint64_t now_ns)
 
 double bt_progress_part(const bt_progress *p)
 {
-    double done = 0, total = 0;
+    double parts = 0;
 
-    for (uint32_t i = 0; i < p->n_ranks; i++) {
-        done += (double)p->ranks[i].done_bytes;
-        total += (double)p->ranks[i].total_bytes;
-    }
-    return total == 0 ? 0 : done / total;
+    for (uint32_t i = 0; i < p->n_ranks; i++)
+        if (p->ranks[i].total_bytes != 0)
+            parts += (double)p->ranks[i].done_bytes / (double)p->ranks[i].total_bytes;
+    return parts / p->n_ranks;
 }
 
 /* Negative: it has not moved yet. */
@@ -85,6 +84,10 @@ void bt_progress_last_rank(const bt_progress *p, uint64_t now_ns, char *buf, siz
     int                     digits = large ? 2 : 0;
     char                    when[32];
 
+    if (r->total_bytes == 0) {
+        snprintf(buf, capacity, "rank %u: not begun", i);
+        return;
+    }
     if (left < 0)
         snprintf(when, sizeof(when), "no rate yet");
     else

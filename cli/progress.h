@@ -24,10 +24,10 @@ void      bt_progress_fini(bt_progress *p); /* accepts zeroes */
 void      bt_progress_reset(bt_progress *p);
 /* "RANK DONE TOTAL" of a coordinator's line; false when it is none, or of no rank of ours. */
 bool bt_progress_take(bt_progress *p, const char *text, uint64_t now_ns);
-/* 0 to 1, of all ranks together. */
+/* 0 to 1: the mean of all ranks' parts, so that it never falls when one more begins. */
 double bt_progress_part(const bt_progress *p);
 /* "rank 1: 2.1 of 4.2 GiB, 12 s left" of the rank that will be last at its own rate so far, or
- * "no rate yet" where nobody can tell. */
+ * "no rate yet" where nobody can tell, or "rank 1: not begun". */
 void bt_progress_last_rank(const bt_progress *p, uint64_t now_ns, char *buf, size_t capacity);
 
 #endif

@@ -61,10 +61,28 @@ static void progress_names_the_rank_that_will_be_last(void)
     bt_progress_fini(&p);
 }
 
+static void progress_never_falls_when_a_rank_begins(void)
+{
+    bt_progress p;
+    char        text[128];
+
+    EXPECT_EQ(bt_progress_init(&p, 2), BT_OK);
+    EXPECT(bt_progress_take(&p, "1 100 100", S));
+    EXPECT(bt_progress_part(&p) == 0.5); /* not all of what is known to be read */
+    bt_progress_last_rank(&p, S, text, sizeof(text));
+    EXPECT(strcmp(text, "rank 0: not begun") == 0);
+    EXPECT(bt_progress_take(&p, "0 0 300", 2 * S));
+    EXPECT(bt_progress_part(&p) == 0.5);
+    EXPECT(bt_progress_take(&p, "0 300 300", 3 * S));
+    EXPECT(bt_progress_part(&p) == 1);
+    bt_progress_fini(&p);
+}
+
 static const bt_test TESTS[] = {
     BT_TEST(restart_wait_doubles_and_gives_up),
     BT_TEST(restart_wait_begins_anew_after_a_good_minute),
     BT_TEST(progress_names_the_rank_that_will_be_last),
+    BT_TEST(progress_never_falls_when_a_rank_begins),
 };
 
 int main(int argc, char **argv) { return BT_RUN_TESTS(TESTS, argc > 1 ? argv[1] : NULL); }

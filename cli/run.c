@@ -411,7 +411,7 @@ static bt_status check_chat(const char *model)
 out:
     if (st != BT_OK)
         BT_WARN("--chat needs the model's tokenizer and chat template: leave it out to serve "
-                "without, and send text with `baton generate`, or token ids");
+                "without; `baton generate` needs the tokenizer only, token ids neither");
     bt_free(text);
     bt_tokenizer_close(tok);
     return st;

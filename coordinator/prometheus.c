@@ -104,7 +104,8 @@ static void requests(page *p, const bt_snapshot *s)
           "From arrival to the end, for requests that end well.", &m->e2e);
     times(p, "vllm:request_queue_time_seconds",
           "From arrival until a prefill rank has the prompt, or the request gives up.", &m->queue);
-    times(p, "vllm:request_prefill_time_seconds", "From then until the first token.", &m->prefill);
+    times(p, "vllm:request_prefill_time_seconds",
+          "From the first order to a prefill rank until the first token.", &m->prefill);
     times(p, "vllm:request_decode_time_seconds",
           "From the first token to the end, for requests that end well.", &m->decode);
     times(p, "vllm:request_time_per_output_token_seconds",
@@ -197,7 +198,7 @@ static const rank_metric RANK_METRICS[] = {
     {"baton_rank_draft_tokens_total",        "",                    "counter", v_draft,
      "Tokens of drafts that were computed."                                                                                                          },
     {"baton_rank_draft_right_tokens_total",  "",                    "counter", v_right,
-     "Of them, those that were right."                                                                                                               },
+     "Computed tokens of drafts that were right."                                                                                                    },
 };
 
 static void rank_histogram(page *p, const bt_snapshot *s, uint32_t i, const char *name,

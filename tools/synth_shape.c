@@ -95,9 +95,9 @@ const bt_synth_size bt_synth_sizes[] = {
     SIZE("topk-groups",   topk_groups,    1, 1024,    "Groups that a token may use"),
     SIZE("vocab",         vocab_size,     2, 1 << 24, "Size of the vocabulary"),
     SIZE("context",       context,        1, 1 << 20, "Length of the context"),
-    SIZE("index-topk",    index_topk,     1, 1 << 17, "Positions that a token attends to; of v3.2 and glm-5"),
-    SIZE("index-heads",   index_heads,    1, 1 << 10, "Heads of the indexer that chooses them"),
-    SIZE("index-dim",     index_dim,      1, 4096,    "Width of such a head"),
+    SIZE("index-topk",    index_topk,     1, 1 << 17, "Positions that the indexer chooses for a token; of v3.2 and glm-5"),
+    SIZE("index-heads",   index_heads,    1, 1 << 10, "Heads of the indexer; of v3.2 and glm-5"),
+    SIZE("index-dim",     index_dim,      1, 4096,    "Width of a head of the indexer"),
     SIZE("mtp",           n_mtp,          0, 1,       "Layers for multi-token prediction, after the model's own (default 0)"),
 };
 /* clang-format on */

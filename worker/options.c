@@ -231,9 +231,9 @@ static const struct argp_option OPTIONS[] = {
                       "has said or was told suggests them; those that prove right count, so tokens "
                       "do not change"),
     BT_OPTION_DEFAULT("mtp", KEY_MTP, "N", "0",
-                      "The same with up to N tokens that the checkpoint's layer for multi-token "
-                      "prediction drafts: DeepSeek-V3 and GLM-5 have one; it has weights and pages "
-                      "like the other layers"),
+                      "Compute up to N more tokens of a request in a step, drafted by the "
+                      "checkpoint's layer for multi-token prediction: DeepSeek-V3 and GLM-5 have "
+                      "one; it has weights and pages like the other layers; tokens do not change"),
     BT_OPTION("share-generated", KEY_SHARE, NULL,
               "Cache full pages of generated tokens too, so that a later prompt that contains a "
               "reply finds them; its tokens then depend on what was cached"),

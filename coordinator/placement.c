@@ -65,6 +65,17 @@ void bt_relay_wake(bt_relay *relay, uint32_t rank)
     }
 }
 
+/* For a request that the rank holds by now.  Its group takes steps while it holds others; where it
+ * does not, the first rank with a row asks.  So a burst costs no message to every rank for each. */
+static void wake_for(bt_relay *r, uint32_t rank)
+{
+    uint32_t group = r->ranks[rank].group, n_held = 0;
+
+    for (uint32_t i = 0; i < r->cfg.n_ranks; i++)
+        if (r->ranks[i].group == group) n_held += r->ranks[i].n_held;
+    if (n_held <= 1) bt_relay_wake(r, rank);
+}
+
 static uint32_t free_pages(const bt_rank_state *k)
 {
     return k->taken_pages < k->limits.n_pages ? k->limits.n_pages - k->taken_pages : 0;
@@ -303,7 +314,7 @@ static void reserve(bt_relay *r, bt_relay_request *q, uint32_t decode, uint32_t 
     d->prefill_rank = prefill;
     d->arrival      = q->arrival;
     d->prefix_seed  = r->cfg.share_generated ? r->prefix_seed : 0;
-    bt_relay_wake(r, decode);
+    wake_for(r, decode);
     r->events.send(r->events.ctx, decode, &m);
 }
 
@@ -457,7 +468,7 @@ static void prefill(bt_relay *r, bt_relay_request *q, bt_up *ticket, uint64_t no
         q->prefill_holds = true;
         hold(&r->ranks[q->prefill_rank], now_ns);
     }
-    bt_relay_wake(r, q->prefill_rank);
+    wake_for(r, q->prefill_rank);
     r->events.send(r->events.ctx, q->prefill_rank, &m);
     if (r->events.placed != NULL) r->events.placed(r->events.ctx, q->client);
 }

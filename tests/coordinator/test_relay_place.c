@@ -10,13 +10,38 @@ static void relay_placement_takes_the_least_loaded_ranks(void)
     EXPECT_EQ(sim_submit(&s, &c[0], "0", 40, 8, 100), BT_OK); /* decode 2, prefill 0 */
     EXPECT_EQ(sim_submit(&s, &c[1], "1", 44, 8, 100), BT_OK); /* decode 3, prefill 1 */
     EXPECT_EQ(sim_submit(&s, &c[2], "2", 8, 8, 100), BT_OK);  /* decode 2, prefill 0 */
-    EXPECT_EQ(s.ranks[2].n_down, 5);                          /* three wakes, two reserves */
-    EXPECT_EQ(s.ranks[3].n_down, 4);
+    EXPECT_EQ(s.ranks[2].n_down, 3);                          /* a wake, two reserves */
+    EXPECT_EQ(s.ranks[3].n_down, 2);
     EXPECT_EQ(s.ranks[2].down[1].u.reserve.prefill_rank, 0);
-    EXPECT_EQ(s.ranks[3].down[2].u.reserve.prefill_rank, 1);
-    EXPECT_EQ(s.ranks[2].down[4].u.reserve.prefill_rank, 0);
+    EXPECT_EQ(s.ranks[3].down[1].u.reserve.prefill_rank, 1);
+    EXPECT_EQ(s.ranks[2].down[2].u.reserve.prefill_rank, 0);
     EXPECT_EQ(s.ranks[0].n_down, 0); /* prefill ranks are woken with their work */
     bt_relay_stop(s.relay, GRPC_STATUS_UNAVAILABLE, "end");
+    sim_fini(&s);
+}
+
+/* A wake goes to every rank of a group: of many requests only the first that finds it idle has one.
+ */
+static void relay_wakes_a_group_that_has_nothing_to_do(void)
+{
+    sim        s;
+    sim_client c[24];
+    char       name[8];
+
+    sim_init(&s, 2, 4, 6, 1024);
+    for (uint32_t wave = 1; wave <= 2; wave++) {
+        for (int i = 0; i < 24; i++) {
+            snprintf(name, sizeof(name), "%d", i);
+            EXPECT_EQ(sim_submit(&s, &c[i], name, 4, 8, 100), BT_OK);
+        }
+        EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 24 * wave);
+        EXPECT(s.n_down[BT_DOWN_WAKE] >= 4 * wave);
+        sim_settle(&s);
+        for (int i = 0; i < 24; i++)
+            sim_expect_done(&c[i]);
+        sim_expect_idle(&s);
+        EXPECT(s.n_down[BT_DOWN_WAKE] < 24 * wave); /* not six for each */
+    }
     sim_fini(&s);
 }
 
@@ -562,6 +587,7 @@ static void relay_room_for_a_request_of_another_cell(void)
 
 static const bt_test TESTS[] = {
     BT_TEST(relay_placement_takes_the_least_loaded_ranks),
+    BT_TEST(relay_wakes_a_group_that_has_nothing_to_do),
     BT_TEST(relay_queue_is_first_come_first_served),
     BT_TEST(relay_prefill_window_holds_work_back),
     BT_TEST(relay_full_window_is_not_called_a_lack_of_room),

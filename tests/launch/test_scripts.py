@@ -14,7 +14,8 @@ STUBS = {
     # Lives until somebody writes how it ends.
     "baton": '''
 echo "$* secret=$BATON_SECRET$(cat "$BATON_SECRET_FILE" 2>/dev/null)" >>"$BATON_DIR/calls.$SLURM_JOB_ID"
-[ "$1" = coordinator ] || exit 0
+[ "$1" = coordinator ] || exit "${BATON_CODE:-0}"
+trap 'exit 0' USR1
 echo "control 10.0.0.5:$SLURM_JOB_ID" >&3
 until rm "$BATON_DIR/die.$SLURM_JOB_ID" 2>/dev/null; do [ ! -e "$BATON_DIR/end.$SLURM_JOB_ID" ] || exit 0; sleep 0.02; done
 exit 1''',
@@ -24,12 +25,13 @@ exit 1''',
 class Job:
     all = []
 
-    def __init__(self, folder, script, number, *args):
+    def __init__(self, folder, script, number, *args, more=None):
         self.folder, self.number = folder, number
         env = {**os.environ, "PATH": f"{folder}/stubs:{os.environ['PATH']}", "BATON_DIR": folder, "SLURM_JOB_ID": str(number),
                "SLURMD_NODENAME": "n1", "BATON_REQUEUE": "0"}
-        for name in ("BATON_BIN", "BATON_SECRET", "BATON_SECRET_FILE"):
+        for name in ("BATON_BIN", "BATON_SECRET", "BATON_SECRET_FILE", "BATON_CELL", "BATON_CONTROL", "BATON_COORDINATOR"):
             env.pop(name, None)
+        env.update(more or {})
         self.process = subprocess.Popen(["bash", os.path.join(SOURCE, "launch/slurm", script), *args], env=env, stderr=subprocess.PIPE, text=True,
                                         start_new_session=True)
         Job.all.append(self)
@@ -86,6 +88,13 @@ def cell_s_place_depends_on_whole_words_alone(folder):
         assert job.result() == (0, ""), job.result()
         want = " ".join(["run --slurm --on-death restart", *filter(None, [where]), *args, f"secret={secret}"])
         assert job.calls(1) == [want], f"{args}: {job.calls(1)}, not {want}"
+    write(f"{folder}/baton.address", "10.0.0.9:7\n")
+    for more, where in (({"BATON_CELL": "b"}, f" {known}"), ({"BATON_CELL": "b", "BATON_COORDINATOR": "10.0.0.8:5"}, ""),
+                        ({"BATON_CONTROL": "10.0.0.6:1"}, "")):
+        i += 1
+        job = Job(folder, "baton-cell.sbatch", i, more=more)
+        assert job.result() == (0, ""), job.result()
+        assert job.calls(1)[0].startswith(f"run --slurm --on-death restart{where} secret="), f"{more}: {job.calls(1)}"
 
 
 def folder_belongs_to_one_coordinator(folder):
@@ -117,8 +126,23 @@ def folder_belongs_to_one_coordinator(folder):
     assert not any(map(read, files.values())), os.listdir(folder)
 
 
+def exit_code_is_baton_s_however_late_it_is_asked(folder):
+    write(f"{folder}/late", 'kill() { sleep 0.5; builtin kill "$@"; }')  # baton has ended before the script looks
+    late = {"BASH_ENV": f"{folder}/late"}
+    for code in (0, 64, 3):
+        got = Job(folder, "baton-cell.sbatch", 40 + code, more={**late, "BATON_CODE": str(code)}).result()
+        assert got[0] == code and "unbound" not in got[1], got
+    write(f"{folder}/jobs", "30\n")
+    front = Job(folder, "baton-coordinator.sbatch", 30, more=late)
+    wait_for(f"{folder}/baton.address", "10.0.0.5:30\n")
+    front.process.send_signal(signal.SIGUSR1)
+    got = front.result()
+    assert got[0] == 0, got
+
+
 def main():
-    for case in (cell_s_place_depends_on_whole_words_alone, folder_belongs_to_one_coordinator):
+    for case in (cell_s_place_depends_on_whole_words_alone, folder_belongs_to_one_coordinator,
+                 exit_code_is_baton_s_however_late_it_is_asked):
         with tempfile.TemporaryDirectory(prefix="bt") as folder:
             os.mkdir(f"{folder}/stubs")
             for name, text in STUBS.items():

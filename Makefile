@@ -28,10 +28,10 @@ build: $(BUILD)/build.ninja
 	@cmake --build $(BUILD)
 
 install: build
-	@cmake --install $(BUILD) --prefix "$(PREFIX)"
+	@umask 022 && cmake --install $(BUILD) --prefix "$(PREFIX)"
 
 package: build
-	@cd $(BUILD) && cpack
+	@umask 022 && cd $(BUILD) && cpack
 
 clean:
 	@rm -rf build
@@ -41,5 +41,8 @@ build/.setup-done: scripts/setup
 	@mkdir -p build && touch $@
 
 $(BUILD)/build.ninja: build/.setup-done
-	@cmake --preset release $(CONFIGURE)
+	@cmake --preset release -B $(BUILD) $(CONFIGURE)
 	@touch $@
+ifneq ($(strip $(CONFIGURE)),)
+.PHONY: $(BUILD)/build.ninja # what is asked of CMake holds in a tree that is configured already too
+endif

@@ -37,7 +37,6 @@ set(flags -std=c++17 -O3 -D_GNU_SOURCE -I${CMAKE_SOURCE_DIR} -fmad=false -ftz=tr
 foreach(arch ${BT_CUDA_ARCHS})
   list(APPEND flags -gencode arch=compute_${arch},code=sm_${arch})
 endforeach()
-list(JOIN flags " " flags)
 
 # One object and one report of ptxas for each file; at low priority, since ptxas takes its time.
 set(objects)
@@ -45,10 +44,12 @@ set(BT_CUDA_REPORTS)
 foreach(source ${BT_CUDA_KERNELS})
   string(REPLACE "/" "_" name ${source})
   set(out ${CMAKE_BINARY_DIR}/cuda/${name})
+  string(REPLACE " " "\\ " target ${out}.o)
   add_custom_command(
     OUTPUT ${out}.o ${out}.ptxas
     COMMAND ${CMAKE_COMMAND} -E make_directory ${CMAKE_BINARY_DIR}/cuda
-    COMMAND sh -c "nice -n 19 ${BT_NVCC} ${flags} -MD -MF ${out}.d -MT ${out}.o -c ${CMAKE_SOURCE_DIR}/${source} -o ${out}.o >${out}.ptxas 2>&1 || { cat ${out}.ptxas; exit 1; }"
+    COMMAND sh -c "report=$1; shift; nice -n 19 \"$@\" >\"$report\" 2>&1 || { cat \"$report\"; exit 1; }" sh ${out}.ptxas
+            ${BT_NVCC} ${flags} -MD -MF ${out}.d -MT ${target} -c ${CMAKE_SOURCE_DIR}/${source} -o ${out}.o
     DEPENDS ${source} DEPFILE ${out}.d
     COMMENT "nvcc ${source}" VERBATIM)
   list(APPEND objects ${out}.o)

@@ -8,6 +8,8 @@ option(BT_FUZZ "Build the libFuzzer targets (needs clang)" OFF)
 # A char is signed on aarch64 too, as on x86-64.
 add_compile_options(-Wall -Wextra -Wpedantic -Wshadow $<$<BOOL:${BT_WERROR}>:-Werror> -fsigned-char -ffp-contract=off -fno-math-errno -fvisibility=hidden
                     "$<$<COMPILE_LANGUAGE:C>:-Wstrict-prototypes;-Wmissing-prototypes>")
+# Assertions and the log name files as the tree does, so that two builds in different folders are equal.
+add_compile_options($<$<COMPILE_LANGUAGE:C>:-fmacro-prefix-map=${CMAKE_SOURCE_DIR}/=>)
 add_compile_definitions(_GNU_SOURCE)
 include_directories(${CMAKE_SOURCE_DIR} ${CMAKE_BINARY_DIR})
 if(BT_SANITIZE_ADDRESS OR BT_SANITIZE_THREAD OR BT_FUZZ)

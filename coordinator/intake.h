@@ -13,11 +13,21 @@
 #include "coordinator/stop_strings.h"
 #include "model/grammar/grammar.h"
 
+/* The constraints that were taken lately, by hash: clients send the same one with each request, and
+ * one that has been read need not be read again. */
+enum { BT_INTAKE_KNOWN = 64 };
 typedef struct {
-    uint32_t vocab_size, max_context, page_tokens;
-    uint64_t max_tokens; /* of a request that one rank's pool can hold */
-    uint64_t max_prompt; /* likewise, of its prompt */
-    bool     tokenizer;  /* the model has one: stop strings can be found, replies constrained */
+    uint64_t seed; /* nobody's to guess */
+    uint64_t hashes[BT_INTAKE_KNOWN][2];
+    uint32_t n; /* that were put in; the newest overwrite the oldest */
+} bt_intake_known;
+
+typedef struct {
+    bt_intake_known *known; /* borrowed; NULL: each constraint is read */
+    uint32_t         vocab_size, max_context, page_tokens;
+    uint64_t         max_tokens; /* of a request that one rank's pool can hold */
+    uint64_t         max_prompt; /* likewise, of its prompt */
+    bool     tokenizer; /* the model has one: stop strings can be found, replies constrained */
     uint32_t think_begin, think_end; /* 1 + its tokens around thoughts; 0: none */
 } bt_intake_limits;
 

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include <jansson.h>
+#include <xxhash.h>
 
 #include "coordinator/intake.h"
 #include "core/alloc.h"
@@ -60,14 +61,43 @@ static uint32_t begins_after(const bt_ask *ask, const bt_intake_limits *limits)
     return open ? limits->think_end : 0;
 }
 
+static bool is_known(const bt_intake_known *known, XXH128_hash_t hash)
+{
+    for (uint32_t i = 0; i < BT_INTAKE_KNOWN && i < known->n; i++)
+        if (known->hashes[i][0] == hash.low64 && known->hashes[i][1] == hash.high64) return true;
+    return false;
+}
+
+static void put_known(bt_intake_known *known, XXH128_hash_t hash)
+{
+    uint64_t *at = known->hashes[known->n++ % BT_INTAKE_KNOWN];
+
+    at[0] = hash.low64;
+    at[1] = hash.high64;
+}
+
+/* As the ranks will: kind and text alone decide whether it can be done. */
+static bt_status read_text(const bt_sampling *s, char why[BT_GRAMMAR_WHY_BYTES])
+{
+    bt_grammar *grammar = NULL;
+    bt_matcher *matcher = NULL;
+    bt_status   st      = bt_grammar_create((bt_constraint_kind)s->constraint_kind, s->constraint,
+                                            s->n_constraint_bytes, &grammar, why);
+
+    if (st == BT_OK) st = bt_matcher_create(grammar, NULL, &matcher);
+    if (matcher == NULL) bt_grammar_destroy(grammar);
+    bt_matcher_destroy(matcher);
+    return st;
+}
+
 bt_status bt_intake_constraint(const bt_ask *ask, const bt_intake_limits *limits, bt_sampling *s,
                                char *refusal)
 {
-    bt_status   st;
-    size_t      n                         = 0;
-    bt_grammar *grammar                   = NULL;
-    bt_matcher *matcher                   = NULL;
-    char        why[BT_GRAMMAR_WHY_BYTES] = "";
+    bt_status        st;
+    bt_intake_known *known                     = limits->known;
+    size_t           n                         = 0;
+    XXH128_hash_t    hash                      = {0, 0};
+    char             why[BT_GRAMMAR_WHY_BYTES] = "";
 
     if (ask->constraint == BT_CONSTRAINT_NONE) return BT_OK;
     BT_INTAKE_REFUSE_UNLESS(limits->tokenizer,
@@ -83,10 +113,11 @@ bt_status bt_intake_constraint(const bt_ask *ask, const bt_intake_limits *limits
     s->constraint_kind    = (uint32_t)ask->constraint;
     s->n_constraint_bytes = (uint32_t)n;
     s->constraint_after   = begins_after(ask, limits);
-    st                    = bt_grammar_create(ask->constraint, s->constraint, n, &grammar, why);
-    if (st == BT_OK) st = bt_matcher_create(grammar, NULL, &matcher);
-    if (matcher == NULL) bt_grammar_destroy(grammar);
-    bt_matcher_destroy(matcher);
+    if (known != NULL)
+        hash = XXH3_128bits_withSeed(s->constraint, n, known->seed + ask->constraint);
+    if (known != NULL && is_known(known, hash)) return BT_OK;
+    st = read_text(s, why);
+    if (known != NULL && st == BT_OK) put_known(known, hash);
     BT_INTAKE_REFUSE_UNLESS(st != BT_ERR_UNSUPPORTED, "%s: it can be read in too many ways",
                             ask->constraint_name);
     BT_INTAKE_REFUSE_UNLESS(st != BT_ERR_INVALID_ARG, "%s: %s", ask->constraint_name, why);

@@ -391,6 +391,8 @@ static bt_status init(bt_public *pub, const bt_public_config *config)
     pub->started_ns                  = bt_now_ns();
     pub->facts                       = config->facts;
     pub->metrics                     = config->metrics;
+    pub->known.seed                  = bt_prefix_seed();
+    pub->limits.known                = &pub->known;
     pub->limits.vocab_size           = config->facts->vocab_size;
     pub->limits.max_context          = config->facts->max_context;
     pub->limits.page_tokens          = pub->facts->page_tokens;

@@ -84,6 +84,7 @@ struct bt_public {
     bool               is_down, stopping, draining;
     bt_corks           corks;
     bt_intake_limits   limits;
+    bt_intake_known    known; /* the limits' */
     const bt_up_hello *facts;
     bt_metrics        *metrics;               /* borrowed */
     bt_tokenizer      *tokenizer;             /* owned; NULL: the model has none that can be read */

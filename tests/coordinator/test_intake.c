@@ -327,6 +327,43 @@ static void intake_reads_constraints_or_refuses_them_with_words(void)
     }
 }
 
+static void intake_reads_a_constraint_once(void)
+{
+    bt_intake_known  known  = {.seed = 7};
+    bt_intake_limits limits = LIMITS;
+    char             text[BT_INTAKE_TEXT], regex[16];
+    sample           s;
+    bt_sampling      taken;
+    long             n_once;
+
+    limits.tokenizer = true;
+    limits.known     = &known;
+    sample_init(&s, 5);
+    s.params.constraint_case = CONSTRAINT(REGEX);
+    s.params.regex           = regex;
+    for (int i = 0; i < 2 * BT_INTAKE_KNOWN; i++) {
+        snprintf(regex, sizeof(regex), "a{%d}", i / 2);
+        taken = try_constraint(&s, &limits, text);
+        EXPECT(taken.constraint != NULL && strcmp(taken.constraint, regex) == 0);
+        bt_sampling_free(&taken);
+        EXPECT_EQ(known.n, i / 2 + 1);
+    }
+    s.params.constraint_case = CONSTRAINT(GRAMMAR); /* the same text is none */
+    EXPECT_EQ(try_constraint(&s, &limits, text).constraint_kind, 0);
+    EXPECT_EQ(try_constraint(&s, &limits, text).constraint_kind, 0);
+    EXPECT_HAS(text, "grammar: ");
+    n_once                   = known.n;
+    s.params.constraint_case = CONSTRAINT(REGEX);
+    snprintf(regex, sizeof(regex), "b"); /* the oldest one's place */
+    taken = try_constraint(&s, &limits, text);
+    bt_sampling_free(&taken);
+    snprintf(regex, sizeof(regex), "a{0}");
+    taken = try_constraint(&s, &limits, text);
+    EXPECT(taken.constraint != NULL);
+    bt_sampling_free(&taken);
+    EXPECT_EQ(known.n, n_once + 2);
+}
+
 static void intake_makes_one_text_of_choices(void)
 {
     sample                               s;
@@ -412,6 +449,7 @@ static const bt_test tests[] = {
     BT_TEST(intake_shows_values_just_outside_as_they_are),
     BT_TEST(intake_takes_biases_and_stop_strings_whole_or_not_at_all),
     BT_TEST(intake_reads_constraints_or_refuses_them_with_words),
+    BT_TEST(intake_reads_a_constraint_once),
     BT_TEST(intake_makes_one_text_of_choices),
     BT_TEST(intake_lets_thoughts_end_before_a_constraint),
 };

@@ -164,17 +164,30 @@ BT_PRINTF(3, 4) static void start_again(supervisor *s, uint64_t *at_ns, const ch
     s->heard_ns = *at_ns = now + wait_ns; /* nothing is to be heard before */
 }
 
+/* Why: how the launcher itself ends says little of ranks that others have ended. */
+static void tell_ranks_end(const supervisor *s, char *buf, size_t capacity)
+{
+    char text[128];
+
+    if (s->rank_failed)
+        snprintf(buf, capacity, "one has failed while the cell loaded");
+    else if (s->died_ns != 0 && ended_well(&s->launch))
+        snprintf(buf, capacity, "the cell was lost, and those that were left were told to leave");
+    else
+        snprintf(buf, capacity, "baton-launch %s", bt_child_ending(&s->launch, text, sizeof(text)));
+}
+
 static void on_ranks_end(supervisor *s)
 {
     bool told = s->opt->join != NULL && ended_well(&s->launch); /* as its coordinator wanted it */
-    char text[128];
+    char text[192];
 
-    bt_child_ending(&s->launch, text, sizeof(text));
+    tell_ranks_end(s, text, sizeof(text));
     if (told) {
         s->asked = true;
         begin_stop(s);
     } else if (!bt_supervisor_may_restart(s)) {
-        bt_supervisor_fail(s, "the ranks have ended: baton-launch %s", text);
+        bt_supervisor_fail(s, "the ranks have ended: %s", text);
     } else {
         forget(&s->launch);
         bt_progress_reset(&s->progress);
@@ -183,7 +196,7 @@ static void on_ranks_end(supervisor *s)
         s->fresh_at_ns    = 0; /* it comes anew as a whole */
         if (s->opt->join == NULL && !bt_child_running(&s->coordinator)) return; /* it comes first */
         s->phase = LOADING;
-        start_again(s, &s->launch_at_ns, "the ranks have ended: baton-launch %s", text);
+        start_again(s, &s->launch_at_ns, "the ranks have ended: %s", text);
     }
 }
 

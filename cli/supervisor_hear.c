@@ -160,8 +160,10 @@ void bt_supervisor_on_rank_line(void *ctx, const char *line)
     bt_echo_line(&s->echo, line);
     /* A rank that dies while MPI starts leaves the others waiting, if they survive deaths. */
     if (s->opt->cell.replace && s->phase == LOADING && !s->launch_has_served &&
-        s->launch_term_ns == 0 && tells_of_failure(line))
+        s->launch_term_ns == 0 && tells_of_failure(line)) {
+        s->rank_failed    = true;
         s->launch_term_ns = bt_now_ns();
+    }
     if (s->opt->join != NULL && s->phase == LOADING && strstr(line, " ready: rank ") != NULL &&
         ++s->n_ready == bt_cell_n_ranks(&s->cell))
         on_joined(s);

@@ -57,28 +57,29 @@ typedef struct supervisor {
     bool            fresh_serves, fresh_worn;        /* fresh_worn: it lacks ranks by now */
     char            fresh_name[64], launch_name[64]; /* of the cells; launch_name: "" without one */
     bool            launch_has_served;
-    uint64_t        died_ns;             /* since when it does not serve any more; 0: it does */
-    uint32_t        n_restarts, n_ready; /* n_ready: of the ranks of a cell that joins */
-    bool            has_served;
-    bt_progress     progress;
-    uint64_t        told_ns;    /* when progress was last logged */
-    bt_account     *accounts;   /* [n_ranks] */
-    uint64_t        heard_ns;   /* when anything came */
-    uint64_t        looked_ns;  /* the last time; 0: not yet */
-    uint64_t        spoke_ns;   /* when the coordinator last said anything */
-    uint64_t        quiet_ns;   /* then it may be silent for so long */
-    uint32_t        hung_s;     /* it was ended, silent for so long; 0: it was not */
-    bool            has_spoken; /* since it was started */
-    uint64_t        start_ns, stop_ns;
-    uint64_t        serving_ns;                          /* since when; 0: not */
-    uint64_t        coordinator_term_ns, launch_term_ns; /* while stopping */
-    bool            asked;                               /* the end was asked for */
-    bool            draining;     /* and the coordinator ends when nothing runs any more */
-    uint64_t        drain_end_ns; /* it should have by then; 0: it has no limit */
-    char            http[128];    /* where its HTTP port is; "" */
-    bool            hurried;      /* asked again: the ranks were ended by a signal at our word */
-    bool            served;       /* the cell was ready when it stopped */
-    char            failure[700]; /* the first one; "" so far */
+    bool        rank_failed; /* of launch's, while it loaded: the others were ended at our word */
+    uint64_t    died_ns;     /* since when it does not serve any more; 0: it does */
+    uint32_t    n_restarts, n_ready; /* n_ready: of the ranks of a cell that joins */
+    bool        has_served;
+    bt_progress progress;
+    uint64_t    told_ns;    /* when progress was last logged */
+    bt_account *accounts;   /* [n_ranks] */
+    uint64_t    heard_ns;   /* when anything came */
+    uint64_t    looked_ns;  /* the last time; 0: not yet */
+    uint64_t    spoke_ns;   /* when the coordinator last said anything */
+    uint64_t    quiet_ns;   /* then it may be silent for so long */
+    uint32_t    hung_s;     /* it was ended, silent for so long; 0: it was not */
+    bool        has_spoken; /* since it was started */
+    uint64_t    start_ns, stop_ns;
+    uint64_t    serving_ns;                          /* since when; 0: not */
+    uint64_t    coordinator_term_ns, launch_term_ns; /* while stopping */
+    bool        asked;                               /* the end was asked for */
+    bool        draining;     /* and the coordinator ends when nothing runs any more */
+    uint64_t    drain_end_ns; /* it should have by then; 0: it has no limit */
+    char        http[128];    /* where its HTTP port is; "" */
+    bool        hurried;      /* asked again: the ranks were ended by a signal at our word */
+    bool        served;       /* the cell was ready when it stopped */
+    char        failure[700]; /* the first one; "" so far */
 } supervisor;
 
 /* supervisor.c */

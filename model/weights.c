@@ -334,7 +334,8 @@ static bt_status refuse_unused(const bt_loader *l)
         unsigned         layer;
         int              at = 0;
 
-        if (l->used[i] || sscanf(t->name, "model.layers.%u.%n", &layer, &at) != 1 || at == 0)
+        if (l->used[i] || t->bytes == 0 || /* as of 0 shared experts, which Hugging Face saves */
+            sscanf(t->name, "model.layers.%u.%n", &layer, &at) != 1 || at == 0)
             continue;
         BT_REQUIRE(
             layer >= bt_model_n_served_layers(l->cfg) || may_be_unused(l->cfg, layer, t->name + at),

@@ -1,5 +1,10 @@
 #include "coordinator/metrics.h"
 
+#include "core/clock.h"
+
+/* Tokens that come closer than this are of one message, or of several that were read at once. */
+#define TOGETHER_NS (100 * BT_NS_PER_US)
+
 /* The buckets of vLLM's time to first token, with more of them below 10 ms. */
 const double bt_time_limits_s[BT_TIME_BUCKETS - 1] = {
     0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5,
@@ -81,11 +86,17 @@ void bt_metrics_token(bt_metrics *m, bt_request_clock *clock, uint32_t choice, u
     }
     if (choice != 0) return;
     if (clock->last_ns != 0) {
-        add_time(&m->itl, now_ns - clock->last_ns);
-        add_window(&m->itl_window, now_ns - clock->last_ns);
-        clock->gaps_ns += now_ns - clock->last_ns;
+        uint64_t gap_ns = now_ns - clock->last_ns;
+
+        add_time(&m->itl, gap_ns);
+        clock->gaps_ns += gap_ns;
         clock->n_gaps++;
+        if (gap_ns >= TOGETHER_NS) {
+            add_window(&m->itl_window, gap_ns / clock->n_together);
+            clock->n_together = 0;
+        }
     }
+    clock->n_together++;
     clock->last_ns = now_ns;
 }
 

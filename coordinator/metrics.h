@@ -37,7 +37,7 @@ typedef struct {
 typedef struct {
     bt_time_histogram ttft, itl, e2e, queue, prefill, decode, tpot;
     bt_size_histogram prompt, generated;
-    bt_time_window    ttft_window, itl_window;
+    bt_time_window    ttft_window, itl_window; /* tokens that come together share their gap */
     uint64_t          n_requests, prompt_tokens, generated_tokens;
     uint64_t          n_status[BT_N_STATUS]; /* by google.rpc.Code */
     uint64_t          n_stop, n_length;      /* of those that ended well */
@@ -48,6 +48,7 @@ typedef struct {
     uint64_t arrived_ns, placed_ns, first_ns;
     uint64_t last_ns, gaps_ns; /* of choice 0: its last token, and all gaps between its tokens, */
     uint32_t n_gaps;           /* so many */
+    uint32_t n_together;       /* tokens of choice 0 since it last had to wait for one */
     uint32_t n_prompt, n_generated;
 } bt_request_clock;
 

@@ -106,8 +106,23 @@ static void metrics_percentiles_are_near(void)
 
         EXPECT(got > 0.88 * want && got < 1.13 * want);
     }
-    bt_metrics_token(&m, &clock, 0, now); /* of one message, which takes no time */
-    EXPECT(bt_window_percentile(&m.itl_window, 0.001) < 1e-8);
+}
+
+/* Of drafts that prove right, or of messages that were read at once. */
+static void metrics_tokens_that_come_together_share_their_gap(void)
+{
+    static bt_metrics m;
+    bt_request_clock  clock;
+    uint64_t          now = 1;
+
+    bt_metrics_arrived(&m, &clock, 1, now);
+    for (uint32_t k = 0; k < 30; k++) {
+        if (k % 3 == 0) now += 30 * MS;
+        bt_metrics_token(&m, &clock, 0, now++);
+    }
+    EXPECT(m.itl.n == 29 && m.itl_window.n == 9);
+    EXPECT(bt_window_percentile(&m.itl_window, 0.01) > 0.0088);
+    EXPECT(bt_window_percentile(&m.itl_window, 0.99) < 0.0113);
 }
 
 static bt_snapshot *snapshot(bt_rank_view *rank)
@@ -219,6 +234,7 @@ static const bt_test TESTS[] = {
     BT_TEST(metrics_gap_is_between_tokens_of_one_choice),
     BT_TEST(metrics_buckets_take_their_limit),
     BT_TEST(metrics_percentiles_are_near),
+    BT_TEST(metrics_tokens_that_come_together_share_their_gap),
     BT_TEST(metrics_text_counts_all_and_escapes_names),
     BT_TEST(metrics_json_has_the_oldest_second_first),
 };

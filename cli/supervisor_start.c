@@ -37,6 +37,7 @@ bt_status bt_supervisor_start_coordinator(supervisor *s)
         ADD(opt->coordinator_args[i]);
     if (opt->busy_poll) ADD("--busy-poll");
     if (opt->sglang) ADD("--sglang");
+    if (opt->cell.verbose) ADD("--verbose");
     ADD("--announce-fd");
     ADD("@report");
     ADD(NULL);

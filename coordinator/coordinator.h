@@ -27,6 +27,7 @@ typedef struct {
     double      drain_s;   /* SIGTERM lets running requests go on so long; 0: not at all */
     bool        busy_poll; /* no sleep while ranks have requests */
     bool        sglang;    /* the public port speaks that protocol too */
+    bool        verbose;   /* main's: log with level debug */
     const char *tls_cert, *tls_key, *tls_client_ca; /* files; NULL: plain text */
 } bt_coordinator_options;
 

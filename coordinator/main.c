@@ -80,7 +80,8 @@ enum {
     OPT_SECRET_FILE,
     OPT_CELL_WAIT_S,
     OPT_BUSY_POLL,
-    OPT_SGLANG
+    OPT_SGLANG,
+    OPT_VERBOSE
 };
 
 static const struct argp_option options[] = {
@@ -99,6 +100,7 @@ static const struct argp_option options[] = {
               "environment wins)"),
     BT_OPTION("announce-fd", OPT_ANNOUNCE, "FD",
               "Write what happens, as lines, to this file descriptor"),
+    BT_OPTION("verbose", OPT_VERBOSE, NULL, "Log requests that go back to the queue too"),
     BT_OPTION_GROUP("The server:", 2),
     BT_OPTION("port", OPT_PORT, "N", "Public port, which has no default; 0: any free one"),
     BT_OPTION_DEFAULT("host", OPT_HOST, "HOST", BT_DEFAULT_HOST,
@@ -227,6 +229,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case OPT_UNREAD_S: o->unread_s = bt_option_real(state, "--unread-s", arg, 0.5, 1e8); break;
     case OPT_BUSY_POLL: o->busy_poll = true; break;
     case OPT_SGLANG: o->sglang = true; break;
+    case OPT_VERBOSE: o->verbose = true; break;
     case OPT_TLS_CERT: o->tls_cert = bt_option_name(state, "--tls-cert", "a file", arg); break;
     case OPT_SECRET_FILE:
         bt_option_name(state, "--secret-file", "a file", arg);
@@ -300,6 +303,7 @@ int main(int argc, char **argv)
     bt_log_bound();
     if (bt_settings_gather(&spec, argc, argv, &settings) != BT_OK) return EX_USAGE;
     argp_parse(&argp, bt_settings_argc(settings), bt_settings_argv(settings), 0, NULL, &o);
+    if (o.verbose) bt_log_init("coordinator", BT_LOG_DEBUG);
     bt_settings_log(settings);
     if (bt_limits_check() != BT_OK) return 1;
     bt_accept_bound();

@@ -30,8 +30,8 @@ extern "C" {
 
 typedef enum { BT_LOG_ERROR, BT_LOG_WARN, BT_LOG_INFO, BT_LOG_DEBUG } bt_log_level;
 
-/* Who writes: "rank=3", "coordinator", "run".  Copied, cut at 31 bytes.  Call it once, before
- * other threads log. */
+/* Who writes: "rank=3", "coordinator", "run".  Copied, cut at 31 bytes.  Before other threads
+ * log. */
 void bt_log_init(const char *who, bt_log_level max_level);
 
 /* The same for a verb that a person runs and reads: a line is "baton <who>: text", as those about

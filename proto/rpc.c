@@ -268,7 +268,9 @@ bt_status bt_rpc_try_bind(const char *address)
             cause = errno;
     BT_REQUIRE(any && cause != EADDRINUSE, BT_ERR_IO, "cannot listen on %s: %s%s", address,
                strerror(cause),
-               cause == EADDRINUSE ? " by another program; 0 takes any free port" : "");
+               cause == EADDRINUSE ? " by another program; 0 takes any free port"
+               : cause == EACCES   ? ": ports below 1024 are for root, 0 takes any free one"
+                                   : "");
 out:
     if (info != NULL) freeaddrinfo(info);
     return st;

@@ -100,8 +100,9 @@ struct bt_public {
     const bt_dialect *dialects[2]; /* [n_dialects]: the protocols that are spoken */
     size_t            n_dialects;
     char             *public_path, *served_name, *version, *default_sampling; /* owned */
-    uint64_t          n_calls;   /* not yet freed, waiting ones too */
-    uint32_t          n_streams; /* Generate calls not yet freed */
+    uint64_t          n_calls;      /* not yet freed, waiting ones too */
+    uint32_t          n_streams;    /* Generate calls not yet freed */
+    uint32_t          most_streams; /* since there was none */
     uint64_t          started_ns;
     double            last_receive;               /* Unix time of the last Generate */
     uint64_t          rate_ns[2], rate_tokens[2]; /* two samples of tokens sent */

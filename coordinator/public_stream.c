@@ -5,6 +5,7 @@
  * next one, so a slow client costs no memory but its tokens and never holds up another; one that
  * takes nothing for unread_ns is cut off.  Headers go with the first message: until then an error
  * is the call's own status. */
+#include <malloc.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -12,6 +13,8 @@
 #include "core/alloc.h"
 #include "core/clock.h"
 #include "proto/text.h"
+
+enum { FLOOD = 1024 /* streams at once */ };
 
 struct bt_stream {
     bt_call          *call; /* whose part this is */
@@ -173,6 +176,15 @@ static void send_soon(bt_stream *s)
     pub->fresh_last                                                    = s;
 }
 
+/* What a flood of calls took goes back to the system when none is left: the heap would keep it. */
+static void give_back(bt_public *pub)
+{
+    if (pub->n_streams > pub->most_streams) pub->most_streams = pub->n_streams;
+    if (pub->n_streams != 0) return;
+    if (pub->most_streams >= FLOOD) malloc_trim(0);
+    pub->most_streams = 0;
+}
+
 void bt_public_poll(bt_public *pub)
 {
     if (pub->served != bt_fleet_serves(pub->fleet)) {
@@ -190,6 +202,7 @@ void bt_public_poll(bt_public *pub)
     bt_cork_release(&pub->corks);
     bt_public_cut_off_silent(pub);
     bt_public_listen_again(pub);
+    give_back(pub);
 }
 
 /* ---- the end */

@@ -157,6 +157,31 @@ class Asking(Hostile):
         self.serves()
 
 
+class Flood(Hostile):
+    """What many calls at once take goes back when the last one has ended."""
+    CALLS, PROMPT = 2000, [7] * 1500
+    CELL, ARGS = dict(pages=256), ("--queue-s", "600", "--queue-tokens", str(1 << 24))
+
+    def test_memory_of_a_flood_goes_back(self):
+        self.serves()
+        before = self.rss("RssAnon")
+        self.cell.gate.clear()
+        calls = [self.generate(prompt=self.PROMPT, max_tokens=1) for _ in range(self.CALLS)]
+        wait_for(lambda: self.stub.GetServerInfo(vllm.GetServerInfoRequest()).active_requests == self.CALLS, "the flood")
+        took = self.rss("RssAnon") - before
+        for call in calls:
+            call.cancel()
+        self.all_released()
+        time.sleep(1)
+        left = self.rss("RssAnon") - before
+        print(f"{took / MIB:.1f} MiB taken, {left / MIB:.1f} MiB left", flush=True)
+        if not any(name in os.environ for name in ("ASAN_OPTIONS", "TSAN_OPTIONS")):  # they keep what is freed
+            self.assertGreater(took, 20 * MIB)
+            self.assertLess(left, took // 4)
+        self.cell.gate.set()
+        self.serves()
+
+
 class Compressed(Hostile):
     PLAIN = 50 * MIB
 

@@ -233,8 +233,7 @@ static void relay_absurd_tokens_end_their_request(void)
     } cases[] = {
         {0, 5,  1,         BT_FINISH_NONE, true }, /* of the prompt */
         {0, 16, 1,         BT_FINISH_NONE, true }, /* past max_tokens */
-        {0, 15, 1,         BT_FINISH_NONE, true }, /* the last one without an end */
-        {0, 6,  SIM_VOCAB, BT_FINISH_NONE, true }, /* no such id */
+        {1, 7,  SIM_VOCAB, BT_FINISH_NONE, true }, /* no such id */
         {0, 6,  1,         BT_FINISH_NONE, true }, /* another first token than before */
         {1, 6,  FIRST,     BT_FINISH_NONE, false},
     };
@@ -249,6 +248,24 @@ static void relay_absurd_tokens_end_their_request(void)
         EXPECT_EQ(c.ends, cases[i].ends);
         if (cases[i].ends) EXPECT_EQ(c.end.code, GRPC_STATUS_INTERNAL);
         EXPECT_EQ(c.n, 1);
+        sim_fini(&s);
+    }
+}
+
+static void relay_last_token_without_an_end_ends_its_request(void)
+{
+    for (int ends = 0; ends < 2; ends++) {
+        sim        s;
+        sim_client c;
+
+        sim_bring(&s, &c, AT_DECODE);
+        for (uint32_t i = 1; i < 9; i++)
+            sim_tell(&s, 1, sim_tokens(c.number, 6 + i, sim_token(6, i), BT_FINISH_NONE));
+        EXPECT(c.ends == 0 && c.n == 9);
+        sim_tell(&s, 1, sim_tokens(c.number, 15, 1, ends ? BT_FINISH_LENGTH : BT_FINISH_NONE));
+        EXPECT_EQ(c.ends, 1);
+        EXPECT_EQ(c.end.code, ends ? GRPC_STATUS_OK : GRPC_STATUS_INTERNAL);
+        EXPECT_EQ(c.n, 9 + ends);
         sim_fini(&s);
     }
 }
@@ -285,6 +302,7 @@ static void relay_missing_prompt_logprobs_end_their_request(void)
         {{1, 1}, {5, 5}, 0,         false}, /* again, after a loss */
         {{1, 4}, {2, 2}, 0,         true }, /* a gap */
         {{1, 3}, {2, 2}, 0,         true }, /* without the last one */
+        {{1, 4}, {3, 3}, 0,         true }, /* one that the prompt has not */
         {{1, 4}, {3, 2}, SIM_VOCAB, true },
     };
 
@@ -428,6 +446,37 @@ static void relay_other_epochs_are_not_heard(void)
     sim_fini(&s);
 }
 
+/* Whatever rank 2 says of a request that is not placed there, and what its ranks say that is not
+ * theirs to say. */
+static void relay_ranks_are_heard_of_what_they_have(void)
+{
+    sim        s;
+    sim_client c;
+
+    sim_init(&s, 1, 2, 3, 8);
+    s.prompt_logprobs = 2;
+    EXPECT_EQ(sim_submit(&s, &c, "a", 6, 10, 100), BT_OK); /* prefill 0, decode 1 */
+    sim_tell(&s, 2, sim_ticket(c.number, 4));
+    EXPECT_EQ(s.n_down[BT_DOWN_PREFILL], 0);
+    sim_tell(&s, 1, sim_ticket(c.number, 4));
+    EXPECT_EQ(s.n_down[BT_DOWN_PREFILL], 1);
+    sim_tell(&s, 2, sim_prompt_logprobs(c.number, 1, 5, 1));
+    sim_tell(&s, 1, sim_prompt_logprobs(c.number, 1, 5, 1));
+    sim_tell(&s, 0, sim_in(sim_prompt_logprobs(c.number, 1, 5, 1), EPOCH - 1));
+    EXPECT_EQ(c.n_logprobs, 0);
+    sim_tell(&s, 0, sim_prompt_logprobs(c.number, 1, 5, 1));
+    EXPECT_EQ(c.n_logprobs, 5);
+    sim_tell(&s, 2, sim_tokens(c.number, 6, sim_token(6, 0), BT_FINISH_NONE));
+    sim_tell(&s, 2, sim_failed(c.number, 13));
+    sim_tell(&s, 2, sim_retracted(c.number, EPOCH));
+    sim_tell(&s, 0, sim_retracted(c.number, EPOCH));
+    sim_tell(&s, 2, sim_released(c.number));
+    EXPECT(c.n == 0 && c.ends == 0);
+    sim_tell(&s, 0, sim_tokens(c.number, 6, sim_token(6, 0), BT_FINISH_NONE));
+    EXPECT(c.n == 1 && c.ends == 0);
+    sim_fini(&s);
+}
+
 /* Arrivals, aborts, refusals, failures and every order of messages that streams allow. */
 static void storm(uint32_t n_prefill, uint32_t n_decode, uint32_t n_ranks, uint64_t seed)
 {
@@ -539,6 +588,7 @@ static const bt_test tests[] = {
     BT_TEST(relay_tokens_are_ordered_and_single),
     BT_TEST(relay_request_counts_the_pages_that_it_grows_into),
     BT_TEST(relay_absurd_tokens_end_their_request),
+    BT_TEST(relay_last_token_without_an_end_ends_its_request),
     BT_TEST(relay_absurd_facts_of_a_token_end_its_request),
     BT_TEST(relay_missing_prompt_logprobs_end_their_request),
     BT_TEST(relay_late_first_token_is_a_pause),
@@ -546,6 +596,7 @@ static const bt_test tests[] = {
     BT_TEST(relay_bad_tickets_fail_the_request),
     BT_TEST(relay_rank_that_drops_a_live_request_fails_it),
     BT_TEST(relay_other_epochs_are_not_heard),
+    BT_TEST(relay_ranks_are_heard_of_what_they_have),
     BT_TEST(relay_storm_leaves_nothing_behind),
     BT_TEST(relay_short_memory_leaks_nothing),
 };

@@ -536,6 +536,46 @@ static void relay_placement_prefers_cached_prefixes(void)
 }
 
 /* It waits since before anyone had its prompt, and goes where that is by now. */
+/* All prompts are alike.  Of the second one the first page is thought to be there, never the one
+ * with its last token; what the ticket says counts. */
+static void relay_pages_are_counted_as_the_ticket_says(void)
+{
+    sim        s;
+    sim_client a, b;
+
+    sim_init(&s, 1, 1, 2, 64);
+    EXPECT_EQ(sim_submit(&s, &a, "a", 2 * SIM_PAGE, 8, 100), BT_OK);
+    sim_tell(&s, 1, sim_ticket(a.number, 2));
+    EXPECT_EQ(sim_loads(&s).used_tokens, 3 * SIM_PAGE); /* one for the next token */
+    EXPECT_EQ(sim_submit(&s, &b, "b", 2 * SIM_PAGE, 8, 100), BT_OK);
+    EXPECT_EQ(sim_loads(&s).used_tokens, 5 * SIM_PAGE);
+    sim_tell(&s, 1, sim_ticket(b.number, 2)); /* it was not there */
+    EXPECT_EQ(sim_loads(&s).used_tokens, 6 * SIM_PAGE);
+    bt_relay_stop(s.relay, GRPC_STATUS_UNAVAILABLE, "end");
+    sim_fini(&s);
+}
+
+/* A rank takes 16 rows a step. */
+static void relay_choices_wait_for_rows(void)
+{
+    sim        s;
+    sim_client c[5];
+    char       name[8];
+
+    sim_init(&s, 1, 1, 2, 200);
+    for (int i = 0; i < 5; i++) {
+        snprintf(name, sizeof(name), "%d", i);
+        EXPECT_EQ(sim_submit_choices(&s, &c[i], name, SIM_PAGE, 8, 100, 4), BT_OK);
+    }
+    EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 4);
+    bt_relay_abort_client(s.relay, &c[0], "0", "gone");
+    EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 4); /* until the rank has let it go */
+    sim_tell(&s, 1, sim_released(c[0].number));
+    EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 5);
+    bt_relay_stop(s.relay, GRPC_STATUS_UNAVAILABLE, "end");
+    sim_fini(&s);
+}
+
 static void relay_waiting_request_hears_of_cached_prefixes(void)
 {
     sim        s;
@@ -609,6 +649,8 @@ static const bt_test TESTS[] = {
     BT_TEST(relay_long_prefill_is_no_stall),
     BT_TEST(relay_prompts_of_others_do_not_hide_a_stall),
     BT_TEST(relay_placement_prefers_cached_prefixes),
+    BT_TEST(relay_pages_are_counted_as_the_ticket_says),
+    BT_TEST(relay_choices_wait_for_rows),
     BT_TEST(relay_waiting_request_hears_of_cached_prefixes),
     BT_TEST(relay_room_for_a_request_of_another_cell),
 };

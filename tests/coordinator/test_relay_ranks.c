@@ -266,6 +266,38 @@ static void relay_expired_waits_remove_whom_most_wait_for(void)
     }
 }
 
+/* Rank 5 was waited for as well, but in a group that is no more. */
+static void relay_blame_is_forgotten_with_its_epoch(void)
+{
+    sim s;
+
+    sim_init_as(&s, 2, 4, 6, 32, true);
+    sim_tell(&s, 2, expired(EPOCH - 1, 2, 4, 5));
+    sim_tell(&s, 3, expired(EPOCH - 1, 1, 4, 0));
+    s.now += 101 * BT_NS_PER_MS;
+    bt_relay_tick(s.relay, s.now);
+    EXPECT(s.n_stuck == 1 && s.last_stuck == 4);
+    sim_tell(&s, 2, expired(EPOCH + 1, 1, 3, 0));
+    s.now += 101 * BT_NS_PER_MS;
+    bt_relay_tick(s.relay, s.now);
+    EXPECT(s.n_stuck == 2 && s.last_stuck == 3);
+    sim_fini(&s);
+}
+
+/* A decode rank does not wait for rank 1, which prefills: it has said nothing of use. */
+static void relay_ranks_blame_none_of_another_group(void)
+{
+    sim s;
+
+    sim_init_as(&s, 2, 4, 6, 32, true);
+    sim_tell(&s, 2, expired(EPOCH - 1, 1, 1, 0));
+    sim_tell(&s, 0, expired(EPOCH - 1, 0, 0, 0));
+    s.now += 101 * BT_NS_PER_MS;
+    bt_relay_tick(s.relay, s.now);
+    EXPECT_EQ(s.n_stuck, 0);
+    sim_fini(&s);
+}
+
 /* The rank reads experts of a lost one. */
 static void tell_reads(sim *s, uint32_t rank)
 {
@@ -391,6 +423,8 @@ static const bt_test tests[] = {
     BT_TEST(relay_lost_rank_is_no_fault_of_those_that_waited),
     BT_TEST(relay_waits_for_ranks_until_the_deadline),
     BT_TEST(relay_expired_waits_remove_whom_most_wait_for),
+    BT_TEST(relay_blame_is_forgotten_with_its_epoch),
+    BT_TEST(relay_ranks_blame_none_of_another_group),
     BT_TEST(relay_waits_for_a_rank_that_reads),
     BT_TEST(relay_a_rank_that_has_read_is_one_like_others),
     BT_TEST(relay_a_tick_of_before_finds_nobody_silent),

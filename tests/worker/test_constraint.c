@@ -75,6 +75,26 @@ static void constraints_of_equal_texts_are_one(void)
     bt_sampling_free(&c);
 }
 
+/* One that begins like another one is not that. */
+static void constraints_of_other_lengths_are_others(void)
+{
+    static const char *const TEXTS[] = {"ab", "abc", "a", "b"};
+    bt_constraints          *all     = open_demo();
+    bt_constraint           *held[4] = {NULL};
+
+    for (int i = 0; i < 4; i++) {
+        bt_sampling s = sampling_of(TEXTS[i]);
+
+        EXPECT_EQ(bt_constraint_acquire(all, &s, &held[i]), BT_OK);
+        for (int k = 0; k < i; k++)
+            EXPECT(held[k] != held[i]);
+        bt_sampling_free(&s);
+    }
+    for (int i = 0; i < 4; i++)
+        bt_constraint_release(held[i]);
+    bt_constraints_close(all);
+}
+
 static void constraint_masks_follow_the_tokens(void)
 {
     bt_constraints  *all = open_demo();
@@ -168,6 +188,31 @@ static void constraint_trimmed_under_its_choices(void)
     bt_sampling_free(&s);
 }
 
+/* Nobody stands at the beginning: who comes next begins there all the same. */
+static void constraint_begins_where_it_did_after_a_trim(void)
+{
+    bt_constraints  *all = open_demo();
+    bt_sampling      s   = sampling_of("abc");
+    bt_constraint   *c   = NULL;
+    bt_constraint_at at, begun, *live[1] = {&at};
+    uint32_t         before[N_WORDS], bits[N_WORDS];
+    bool             ends;
+
+    EXPECT_EQ(bt_constraint_acquire(all, &s, &c), BT_OK);
+    at = bt_constraint_begin(c, &s);
+    EXPECT_EQ(bt_constraint_mask(c, &at, UINT64_MAX, before, &ends), BT_OK);
+    EXPECT_EQ(bt_constraint_next(c, &at, id_of("a"), &at), BT_OK);
+    EXPECT_EQ(bt_constraint_trim(c, 1, live), BT_OK);
+    begun = bt_constraint_begin(c, &s);
+    EXPECT_EQ(bt_constraint_mask(c, &begun, UINT64_MAX, bits, &ends), BT_OK);
+    EXPECT(memcmp(bits, before, sizeof(bits)) == 0);
+    EXPECT_EQ(bt_constraint_mask(c, &at, UINT64_MAX, bits, &ends), BT_OK);
+    EXPECT(bits[id_of("b") / 32] >> id_of("b") % 32 & 1);
+    bt_constraint_release(c);
+    bt_constraints_close(all);
+    bt_sampling_free(&s);
+}
+
 /* More than there may be in all is given back, however little it is. */
 static void constraints_in_a_crowd_give_back_what_they_have_learnt(void)
 {
@@ -246,9 +291,11 @@ int main(int argc, char **argv)
 {
     static const bt_test TESTS[] = {
         BT_TEST(constraints_of_equal_texts_are_one),
+        BT_TEST(constraints_of_other_lengths_are_others),
         BT_TEST(constraint_masks_follow_the_tokens),
         BT_TEST(constraint_waits_for_its_token),
         BT_TEST(constraint_trimmed_under_its_choices),
+        BT_TEST(constraint_begins_where_it_did_after_a_trim),
         BT_TEST(constraints_in_a_crowd_give_back_what_they_have_learnt),
         BT_TEST(constraints_without_a_tokenizer_are_refused),
         BT_TEST(constraints_unwind_at_every_allocation),

@@ -320,6 +320,37 @@ static void handoff_refuses_rows_that_come_twice(void)
     tear_down(&e);
 }
 
+/* All rows are there, but not the tokens that follow them; or those come once more. */
+static void handoff_is_complete_with_one_last_message(void)
+{
+    ends             e;
+    bt_page_message *m;
+
+    set_up(&e, 1 << 20);
+    run_prompt(&e, PROMPT, 1000);
+    EXPECT_EQ(e.n, 1);
+    m       = &e.messages[0];
+    m->last = false;
+    m->payload_bytes -= m->tail_bytes;
+    m->tail_bytes = 0;
+    EXPECT_EQ(accept(&e, 0), BT_OK);
+    EXPECT(!bt_handoff_in_complete(&e.in));
+    tear_down(&e);
+
+    set_up(&e, 1 << 20);
+    run_prompt(&e, PROMPT, 1000);
+    m         = &e.messages[0];
+    m->layer1 = 1;
+    memmove(e.payloads[0] + PROMPT * ROW_BYTES, e.payloads[0] + m->payload_bytes - TAIL, TAIL);
+    m->payload_bytes = PROMPT * ROW_BYTES + TAIL;
+    EXPECT_EQ(accept(&e, 0), BT_OK);
+    m->layer0++;
+    m->layer1++;
+    EXPECT_EQ(accept(&e, 0), BT_ERR_CHECKSUM);
+    EXPECT_HAS(bt_error_text(), "the last message (once: 0)");
+    tear_down(&e);
+}
+
 /* Pages that were given back and taken again have another generation. */
 static void handoff_refuses_rows_for_an_earlier_owner(void)
 {
@@ -389,6 +420,7 @@ int main(int argc, char **argv)
         BT_TEST(handoff_without_its_first_token_holds_the_last_message),
         BT_TEST(handoff_refuses_what_does_not_fit_and_writes_nothing),
         BT_TEST(handoff_refuses_rows_that_come_twice),
+        BT_TEST(handoff_is_complete_with_one_last_message),
         BT_TEST(handoff_refuses_rows_for_an_earlier_owner),
         BT_TEST(handoff_ends_unwind_at_every_allocation),
     };

@@ -3,6 +3,7 @@
 #include "core/clock.h"
 #include "tests/support/test.h"
 #include "tests/worker/bench.h"
+#include "worker/state.h"
 
 static uint32_t *one_id(uint32_t id)
 {
@@ -168,6 +169,15 @@ static void forced_experts_are_checked(void)
     bench_tear_down(&b);
 }
 
+static void abort_one(bench *b, uint64_t id, uint32_t epoch)
+{
+    bt_down m = {
+        .kind = BT_DOWN_ABORT, .u.abort = {.request = id, .epoch = epoch}
+    };
+
+    bench_order(b, &m);
+}
+
 static void rank_with_both_roles_needs_its_own_ticket(void)
 {
     bench   b;
@@ -176,6 +186,13 @@ static void rank_with_both_roles_needs_its_own_ticket(void)
     bench_set_up(&b, 0, 0, 0);
     m = bench_prefill(1, 10, 1, 0), bench_order(&b, &m);
     bench_expect_failed(&b, 3, "without a reservation");
+
+    m = bench_reserve(1, 10, 5), m.u.reserve.epoch = 2, bench_order(&b, &m);
+    bench_forget(&b);
+    m = bench_prefill(1, 10, 1, 0), bench_order(&b, &m);
+    bench_expect_failed(&b, 3, "without a reservation"); /* in that placement */
+    abort_one(&b, 1, 2);
+    bench_forget(&b);
 
     m = bench_reserve(1, 10, 5), bench_order(&b, &m);
     EXPECT_EQ(b.n_up, 1);
@@ -227,15 +244,6 @@ static void evaluation_leaves_its_neighbours_every_page(void)
     bench_tear_down(&b);
 }
 
-static void abort_one(bench *b, uint64_t id)
-{
-    bt_down m = {
-        .kind = BT_DOWN_ABORT, .u.abort = {.request = id, .epoch = 3}
-    };
-
-    bench_order(b, &m);
-}
-
 /* Or those that need much would never come to their turn. */
 static void prompts_that_wait_for_pages_are_not_overtaken(void)
 {
@@ -251,11 +259,11 @@ static void prompts_that_wait_for_pages_are_not_overtaken(void)
     m = bench_prefill(3, 10, 1, 1), bench_order(&b, &m);
     EXPECT_EQ(bt_worker_begin(b.worker, &plan, &next), BT_OK);
     EXPECT_EQ(bt_kv_pool_n_free(b.pool), BENCH_PAGES - 2);
-    abort_one(&b, 1);
+    abort_one(&b, 1, 3);
     EXPECT_EQ(bt_worker_begin(b.worker, &plan, &next), BT_OK);
     EXPECT_EQ(bt_kv_pool_n_free(b.pool), 0); /* 3 + 1 */
-    abort_one(&b, 2);
-    abort_one(&b, 3);
+    abort_one(&b, 2, 3);
+    abort_one(&b, 3, 3);
     bench_tear_down(&b);
 }
 
@@ -341,6 +349,57 @@ static void newer_placement_takes_the_place_of_an_older_one(void)
     bench_tear_down(&b);
 }
 
+/* What is offered to other requests is full, its last row included. */
+static void pages_are_offered_with_their_last_rows(void)
+{
+    static const uint32_t N[] = {0, 63, 64, 127, 128};
+
+    for (size_t i = 0; i < sizeof(N) / sizeof(N[0]); i++) {
+        bench         b;
+        bt_page_id    all[BENCH_PAGES];
+        bt_prefix_key keys[2] = {
+            {1, 2},
+            {3, 4}
+        };
+        bt_request r = {.n_prompt = 140, .sampling = {.max_tokens = 5}, .n_keys = 2, .keys = keys};
+
+        bench_set_up(&b, 0, 1, 1);
+        EXPECT_EQ(bt_request_take_pages(&r, b.pool, r.n_prompt), BT_OK);
+        bt_request_keep_pages(&r, b.pool, N[i]);
+        bt_request_release_pages(&r, b.pool);
+        EXPECT_EQ(bt_kv_pool_n_cached(b.pool), N[i] / BT_PAGE_TOKENS);
+        EXPECT_EQ(bt_kv_pool_acquire(b.pool, BENCH_PAGES, all), BT_OK); /* nothing is cached then */
+        for (uint32_t k = 0; k < BENCH_PAGES; k++)
+            bt_kv_pool_release(b.pool, all[k]);
+        bench_tear_down(&b);
+    }
+}
+
+/* Of a request with two choices, choice 0. */
+static void abort_of_a_choice_is_for_its_placement(void)
+{
+    bench   b;
+    bt_down m = bench_reserve(1, 10, 5);
+
+    bench_set_up(&b, 1, 1, 1);
+    m.u.reserve.n_choices  = 2;
+    m.u.reserve.choices    = bt_calloc(2, sizeof(uint32_t));
+    m.u.reserve.choices[1] = 1;
+    bench_order(&b, &m);
+    EXPECT(b.n_up == 1 && b.up[0].kind == BT_UP_TICKET);
+    for (uint32_t epoch = 2; epoch <= 3; epoch++) {
+        m = (bt_down){
+            .kind = BT_DOWN_ABORT, .u.abort = {.request = 1, .epoch = epoch, .only_choice = 1}
+        };
+        bench_order(&b, &m);
+        EXPECT_EQ(b.worker->requests.n, 2); /* its pages are the other one's, too */
+        EXPECT_EQ(b.worker->requests.at[0]->dropped, epoch == 3);
+        EXPECT(!b.worker->requests.at[1]->dropped);
+    }
+    abort_one(&b, 1, 3);
+    bench_tear_down(&b);
+}
+
 static void worker_create_unwinds_at_every_allocation(void)
 {
     bench            b;
@@ -406,6 +465,8 @@ int main(int argc, char **argv)
         BT_TEST(abort_of_an_unknown_request_is_answered),
         BT_TEST(abort_frees_pages_at_once_and_quarantines_the_slot),
         BT_TEST(newer_placement_takes_the_place_of_an_older_one),
+        BT_TEST(pages_are_offered_with_their_last_rows),
+        BT_TEST(abort_of_a_choice_is_for_its_placement),
         BT_TEST(worker_create_unwinds_at_every_allocation),
         BT_TEST(orders_unwind_at_every_allocation),
     };

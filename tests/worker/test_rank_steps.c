@@ -2,6 +2,7 @@
 #include "core/clock.h"
 #include "tests/support/test.h"
 #include "tests/worker/bench.h"
+#include "worker/state.h"
 
 static void rank_that_is_not_woken_in_time_says_who_failed(void)
 {
@@ -111,6 +112,32 @@ static void plans_of_all_ranks_decide(void)
         step_after(plans, BT_ERR_PROTOCOL, &leave);
         EXPECT_HAS(bt_error_text(), "drafts of 1 tokens; expected at most 0");
     }
+}
+
+/* A wake number that comes between a plan and what follows from it is not the one that the group
+ * parks with: the rank must not sleep through it. */
+static void wake_that_comes_while_the_group_agrees_is_not_lost(void)
+{
+    bench   b;
+    bt_down m = {.kind = BT_DOWN_WAKE, .u.wake = {2}};
+    bt_plan plans[2];
+    bt_next next;
+    bool    leave = true;
+
+    set_up_in_group(&b, 2);
+    EXPECT_EQ(bt_worker_begin(b.worker, &plans[1], &next), BT_OK);
+    EXPECT_EQ(next, BT_NEXT_GATHER);
+    plans[0] = plans[1];
+    bench_order(&b, &m);
+    EXPECT_EQ(bt_worker_finish(b.worker, plans, &leave), BT_OK);
+    EXPECT_EQ(bt_worker_begin(b.worker, &plans[1], &next), BT_OK);
+    EXPECT_EQ(next, BT_NEXT_GATHER);
+    EXPECT_EQ(plans[1].wake, 2);
+    m = (bt_down){.kind = BT_DOWN_WAKE, .u.wake = {1}}; /* an older one changes nothing */
+    bench_order(&b, &m);
+    EXPECT_EQ(bt_worker_begin(b.worker, &plans[1], &next), BT_OK);
+    EXPECT_EQ(plans[1].wake, 2);
+    bench_tear_down(&b);
 }
 
 /* A rank without rows; the other one of its group has three. */
@@ -371,7 +398,7 @@ static void run_choices(bench *b, bt_cpu_pool *threads)
 
 /* The likeliest first token when those before the n-th may not be `end`, which is the model's end
  * or a stop token. */
-static uint32_t first_but(uint32_t end, bool is_eos, uint32_t min_tokens)
+static uint32_t first_but(uint32_t end, bool is_eos, bool ignore_eos, uint32_t min_tokens)
 {
     bench    b;
     bt_down  m;
@@ -381,6 +408,7 @@ static uint32_t first_but(uint32_t end, bool is_eos, uint32_t min_tokens)
     b.uneven                        = true;
     m                               = bench_prefill(1, 10, 1, 1);
     m.u.prefill.sampling.min_tokens = min_tokens;
+    m.u.prefill.sampling.ignore_eos = ignore_eos;
     if (is_eos) {
         b.model.n_eos         = 1;
         b.model.eos_tokens[0] = end;
@@ -399,15 +427,16 @@ static uint32_t first_but(uint32_t end, bool is_eos, uint32_t min_tokens)
 
 static void nothing_ends_a_request_before_its_least_tokens(void)
 {
-    uint32_t likeliest = first_but(0, false, 0);
+    uint32_t likeliest = first_but(0, false, false, 0);
 
     EXPECT(likeliest != 0 && likeliest < BENCH_VOCAB);
     for (int is_eos = 0; is_eos < 2; is_eos++) {
-        uint32_t other = first_but(likeliest, is_eos, 1);
+        uint32_t other = first_but(likeliest, is_eos, false, 1);
 
-        EXPECT_EQ(first_but(likeliest, is_eos, 0), likeliest);
+        EXPECT_EQ(first_but(likeliest, is_eos, false, 0), likeliest);
         EXPECT(other != likeliest && other < BENCH_VOCAB);
     }
+    EXPECT_EQ(first_but(likeliest, true, true, 1), likeliest); /* it is no end then */
 }
 
 static void every_end_is_one(void)
@@ -655,6 +684,7 @@ static void first_token_is_repeated_without_logprobs_alone(void)
                                    .kv_dim        = BENCH_DIM,
                                    .last          = true,
                                    .tail_bytes    = sizeof(first),
+                                   .cached        = 4,
                                    .payload_bytes = sizeof(rows) + sizeof(first)};
 
         bench_set_up(&b, 1, 1, 1);
@@ -670,8 +700,96 @@ static void first_token_is_repeated_without_logprobs_alone(void)
         EXPECT_EQ(bench_run_step(&b), BT_OK);
         EXPECT(b.n_up == 2 && b.up[0].kind == BT_UP_TOKENS && b.up[1].kind == BT_UP_RELEASED);
         if (b.n_up > 0) EXPECT_EQ(b.up[0].u.tokens.n, kind == 0 ? 2 : 1);
+        if (b.n_up > 0) EXPECT_EQ(b.up[0].u.tokens.tokens[0].cached, kind == 0 ? 4 : 0);
         bench_tear_down(&b);
     }
+}
+
+/* A first token that ends its choice has no second one to be repeated with. */
+static void first_token_that_ends_its_choice_is_repeated_alone(void)
+{
+    static bt_bf16 rows[BENCH_LAYERS * 10 * BENCH_DIM];
+    bt_first_token firsts[2] = {
+        {.id = 3, .finish = BT_FINISH_EOS},
+        {.id = 4      }
+    };
+    bt_page_payload payload = {.rows = rows, .tail = firsts};
+    bt_down         m       = bench_reserve(1, 10, 5);
+    bt_page_message message = {.request       = 1,
+                               .epoch         = 3,
+                               .token1        = 10,
+                               .layer1        = BENCH_LAYERS,
+                               .kv_dim        = BENCH_DIM,
+                               .last          = true,
+                               .tail_bytes    = sizeof(firsts),
+                               .payload_bytes = sizeof(rows) + sizeof(firsts)};
+    bench           b;
+
+    bench_set_up(&b, 1, 1, 1);
+    m.u.reserve.n_choices  = 2;
+    m.u.reserve.choices    = bt_calloc(2, sizeof(uint32_t));
+    m.u.reserve.choices[1] = 1;
+    bench_order(&b, &m);
+    message.pages_tag =
+        bt_pages_tag(1, &b.up[0].u.ticket.pages[0].id, &b.up[0].u.ticket.pages[0].generation);
+    bench_forget(&b);
+    bt_worker_delivered(b.worker, 0, &message, &payload);
+    b.has_come = true;
+    bt_worker_background(b.worker);
+    EXPECT(b.n_up == 1 && b.up[0].kind == BT_UP_TOKENS && b.up[0].u.tokens.n == 1);
+    if (b.n_up == 1) {
+        const bt_token *t = &b.up[0].u.tokens.tokens[0];
+
+        EXPECT(t->choice == 0 && t->id == 3 && t->position == 10 && t->finish == BT_FINISH_EOS);
+    }
+    EXPECT_EQ(b.worker->requests.n, 1);
+    bench_tear_down(&b);
+}
+
+/* What came for one prompt need not come again for the next one. */
+static void decode_rank_keeps_the_prompts_that_it_was_handed(void)
+{
+    static bt_bf16  rows[BENCH_LAYERS * 70 * BENCH_DIM];
+    bt_first_token  first   = {.id = 3, .finish = BT_FINISH_LENGTH};
+    bt_page_payload payload = {.rows = rows, .tail = &first};
+    bench           b;
+
+    bench_set_up(&b, 1, 1, 1);
+    for (uint64_t id = 1; id <= 2; id++) {
+        bt_down         m       = bench_reserve(id, 70, 5);
+        bt_page_message message = {.request       = id,
+                                   .epoch         = 3,
+                                   .token1        = 70,
+                                   .layer1        = BENCH_LAYERS,
+                                   .kv_dim        = BENCH_DIM,
+                                   .last          = true,
+                                   .tail_bytes    = sizeof(first),
+                                   .payload_bytes = sizeof(rows) + sizeof(first)};
+        uint32_t        ids[2], generations[2];
+
+        m.u.reserve.n_prefix_key_bytes = 16;
+        m.u.reserve.prefix_keys        = bt_calloc(2, 8);
+        memset(m.u.reserve.prefix_keys, 7, 16);
+        bench_order(&b, &m);
+        EXPECT(b.n_up == 1 && b.up[0].kind == BT_UP_TICKET && b.up[0].u.ticket.n_pages == 2);
+        EXPECT_EQ(b.up[0].u.ticket.held, id == 1 ? 0 : BT_PAGE_TOKENS);
+        for (int i = 0; i < 2; i++) {
+            ids[i]         = b.up[0].u.ticket.pages[i].id;
+            generations[i] = b.up[0].u.ticket.pages[i].generation;
+        }
+        message.pages_tag = bt_pages_tag(2, ids, generations);
+        bench_forget(&b);
+        if (id == 2) break;
+        bt_worker_delivered(b.worker, 0, &message, &payload);
+        b.has_come = true;
+        bt_worker_background(b.worker);
+        EXPECT_EQ(b.worker->requests.n, 0);
+        bench_forget(&b);
+    }
+    bt_worker_destroy(b.worker);
+    EXPECT_EQ(bt_kv_pool_check_idle(b.pool), BT_OK);
+    bt_kv_pool_destroy(b.pool);
+    bt_device_destroy(b.dev);
 }
 
 /* A message that fails its checks fails the request that it names, if that waits for its sender;
@@ -724,12 +842,37 @@ static void hand_off_that_nobody_takes_ends_on_the_prefill_rank(void)
     bench_tear_down(&b);
 }
 
+/* A slow link is none that stands still. */
+static void lease_begins_anew_with_each_message_that_has_left(void)
+{
+    bench           b;
+    bt_down         m;
+    bt_plan         plan;
+    bt_next         next;
+    bt_page_message left = {.request = 1, .epoch = 3};
+
+    bench_set_up(&b, 0, 1, 1);
+    m = bench_prefill(1, 10, 1, 1), bench_order(&b, &m);
+    EXPECT_EQ(bench_run_step(&b), BT_OK);
+    bench_forget(&b);
+    b.worker->requests.at[0]->out.n_in_flight = 3;
+    for (int i = 0; i < 2; i++) {
+        b.now += LEASE_NS;
+        bt_worker_sent(b.worker, &left);
+        EXPECT_EQ(bt_worker_begin(b.worker, &plan, &next), BT_OK);
+        EXPECT_EQ(b.n_up, 0);
+    }
+    expect_lease_ended(&b, "rank 1 takes no pages: 1 messages wait");
+    bench_tear_down(&b);
+}
+
 int main(int argc, char **argv)
 {
     static const bt_test TESTS[] = {
         BT_TEST(rank_that_is_not_woken_in_time_says_who_failed),
         BT_TEST(plans_that_do_not_agree_stop_the_rank),
         BT_TEST(plans_of_all_ranks_decide),
+        BT_TEST(wake_that_comes_while_the_group_agrees_is_not_lost),
         BT_TEST(ranks_agree_on_the_graph_of_a_step),
         BT_TEST(logits_that_are_no_numbers_fail_the_request_alone),
         BT_TEST(request_that_fails_keeps_its_pages_until_its_step_has_drafted),
@@ -747,8 +890,11 @@ int main(int argc, char **argv)
         BT_TEST(request_beside_an_evaluation_has_nobody_to_give_way),
         BT_TEST(hand_off_that_stands_still_ends_on_the_decode_rank),
         BT_TEST(first_token_is_repeated_without_logprobs_alone),
+        BT_TEST(first_token_that_ends_its_choice_is_repeated_alone),
+        BT_TEST(decode_rank_keeps_the_prompts_that_it_was_handed),
         BT_TEST(rejected_messages_are_somebodys_loss),
         BT_TEST(hand_off_that_nobody_takes_ends_on_the_prefill_rank),
+        BT_TEST(lease_begins_anew_with_each_message_that_has_left),
     };
 
     bt_log_init("rank", BT_LOG_ERROR);

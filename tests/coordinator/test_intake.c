@@ -116,6 +116,62 @@ static void intake_checks_every_id(void)
     EXPECT_EQ(try_intake(&s, &LIMITS, text), 0);
 }
 
+static void intake_checks_stop_ids_names_and_biases(void)
+{
+    Vllm__Grpc__Engine__SamplingParams__LogitBiasEntry entries[4], *table[4];
+    sample                                             s;
+    char                                               text[BT_INTAKE_TEXT];
+
+    sample_init(&s, 5);
+    s.params.n_stop_token_ids = 2;
+    s.params.stop_token_ids   = s.stop;
+    s.stop[1]                 = 99;
+    EXPECT(try_intake(&s, &LIMITS, text) != 0);
+    s.stop[1] = 100;
+    EXPECT_EQ(try_intake(&s, &LIMITS, text), 0);
+    EXPECT_HAS(text, "stop_token_ids holds 100");
+
+    sample_init(&s, 5);
+    s.name[2] = 0x7f; /* a terminal that shows the log would delete a character */
+    EXPECT_EQ(try_intake(&s, &LIMITS, text), 0);
+    EXPECT_HAS(text, "control characters");
+
+    for (int first = 0; first < 3; first++) {
+        sample_init(&s, 5);
+        for (int i = 0; i < 4; i++) {
+            vllm__grpc__engine__sampling_params__logit_bias_entry__init(&entries[i]);
+            entries[i].key = i < 3 ? 10 + i : 10 + first;
+            table[i]       = &entries[i];
+        }
+        s.params.n_logit_bias = 4;
+        s.params.logit_bias   = table;
+        EXPECT_EQ(try_intake(&s, &LIMITS, text), 0);
+        EXPECT_HAS(text, "twice");
+    }
+}
+
+/* As in vLLM. */
+static void intake_takes_a_tiny_temperature_for_none(void)
+{
+    static const float T[] = {1e-6f, 9e-6f, 1e-5f, 1};
+
+    for (size_t i = 0; i < sizeof(T) / sizeof(T[0]); i++) {
+        bt_relay_submission r      = {0};
+        bt_intake_answer    answer = {0};
+        char                text[BT_INTAKE_TEXT];
+        sample              s;
+
+        sample_init(&s, 5);
+        s.params._temperature_case = VLLM__GRPC__ENGINE__SAMPLING_PARAMS___TEMPERATURE_TEMPERATURE;
+        s.params.temperature       = T[i];
+        EXPECT_EQ(bt_dialect_vllm.intake(&s.request.base, &LIMITS, &r, &answer, text), BT_OK);
+        EXPECT(r.sampling.temperature == (i < 2 ? 0 : T[i]));
+        bt_free(r.prompt);
+        bt_sampling_free(&r.sampling);
+        bt_intake_answer_free(&answer);
+    }
+}
+
 static void intake_short_memory_is_refused_without_leak(void)
 {
     sample s;
@@ -443,6 +499,8 @@ static void intake_lets_thoughts_end_before_a_constraint(void)
 static const bt_test tests[] = {
     BT_TEST(intake_takes_all_that_fits_and_no_token_more),
     BT_TEST(intake_checks_every_id),
+    BT_TEST(intake_checks_stop_ids_names_and_biases),
+    BT_TEST(intake_takes_a_tiny_temperature_for_none),
     BT_TEST(intake_short_memory_is_refused_without_leak),
     BT_TEST(intake_sampling_fields_have_ranges),
     BT_TEST(intake_tiny_top_p_stays_on),

@@ -258,6 +258,42 @@ static void refused_down(bt_down m, const char *words)
     bt_free(bytes);
 }
 
+/* Of as many alternatives the ids and the logprobs: what is missing would be read all the same. */
+static void control_msg_alternatives_without_their_logprobs_are_refused(void)
+{
+    uint32_t           ids[2]      = {3, 4};
+    float              logprobs[2] = {-1, -2};
+    PB(FromWorker)     m           = BATON__CONTROL__V1__FROM_WORKER__INIT;
+    PB(Tokens)         tokens      = BATON__CONTROL__V1__TOKENS__INIT;
+    PB(Token)          token = BATON__CONTROL__V1__TOKEN__INIT, *list[1] = {&token};
+    PB(PromptLogprobs) prompt = BATON__CONTROL__V1__PROMPT_LOGPROBS__INIT;
+    bt_up              back   = {0};
+    uint8_t           *bytes  = NULL;
+    size_t             n      = 0;
+
+    token.top_ids = prompt.top_ids = ids;
+    token.top_logprobs = prompt.top_logprobs = prompt.logprobs = logprobs;
+    tokens.n_tokens                                            = 1;
+    tokens.tokens                                              = list;
+    prompt.position                                            = 1;
+    prompt.n_logprobs                                          = 2;
+    for (int i = 0; i < 6; i++) { /* 2 and 1, 1 and 2, 2 and 2 */
+        token.n_top_ids = prompt.n_top_ids = i / 2 == 1 ? 1 : 2;
+        token.n_top_logprobs = prompt.n_top_logprobs = i / 2 == 0 ? 1 : 2;
+        if (i % 2 == 0) {
+            m.body_case = BATON__CONTROL__V1__FROM_WORKER__BODY_TOKENS;
+            m.tokens    = &tokens;
+        } else {
+            m.body_case       = BATON__CONTROL__V1__FROM_WORKER__BODY_PROMPT_LOGPROBS;
+            m.prompt_logprobs = &prompt;
+        }
+        EXPECT_EQ(bt_pb_pack(&m.base, &bytes, &n), BT_OK);
+        EXPECT_EQ(bt_up_unpack(bytes, n, &back), i / 2 == 2 ? BT_OK : BT_ERR_PROTOCOL);
+        bt_up_free(&back);
+        bt_free(bytes);
+    }
+}
+
 static void control_msg_out_of_range_is_refused(void)
 {
     bt_up   up;
@@ -329,6 +365,12 @@ static void control_msg_out_of_range_is_refused(void)
     down                = sample_down(BT_DOWN_RESERVE);
     down.u.reserve.eval = false;
     refused_down(down, "not an evaluation");
+    down                      = sample_down(BT_DOWN_PREFILL);
+    down.u.prefill.choices[1] = down.u.prefill.choices[0];
+    refused_down(down, "expected them ascending");
+    down                             = sample_down(BT_DOWN_RESERVE);
+    down.u.reserve.replay_lengths[0] = 0;
+    refused_down(down, "the choices' lengths say ");
     down                               = sample_down(BT_DOWN_PREFILL);
     down.u.prefill.n_eval_expert_bytes = 7;
     refused_down(down, "multiple of 4");
@@ -381,6 +423,7 @@ static const bt_test tests[] = {
     BT_TEST(control_msg_regroup_keeps_its_seats),
     BT_TEST(control_msg_garbage_is_refused_or_understood),
     BT_TEST(control_msg_damaged_is_refused_or_understood),
+    BT_TEST(control_msg_alternatives_without_their_logprobs_are_refused),
     BT_TEST(control_msg_out_of_range_is_refused),
     BT_TEST(control_msg_without_body_is_refused),
     BT_TEST(control_msg_short_memory_is_an_error_and_no_leak),

@@ -2,6 +2,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include "parallel/group_parts.h"
 #include "tests/parallel/mpi_test.h"
 
 static void all_gather_of_many_sizes_brings_everyones_bytes(void)
@@ -359,6 +360,25 @@ static void own_standstill_makes_nobody_late(void)
 /* The last rank sends more, or less, than the others await.  Of few bytes all are under way before
  * anybody stops; of many, the first rank that sees a wrong one may stop before it has sent all,
  * and who awaits the rest cannot tell why it does not come. */
+/* Others may be in the present group's first exchange by then. */
+static void drain_takes_nothing_of_the_present_group(void)
+{
+    bt_group *group = group_of_all();
+    bt_wait   wait  = wait_s(10);
+    uint64_t  mine = mix3(1, g_rank, 0), all[MAX_RANKS], end_ns = bt_now_ns() + 10 * BT_NS_PER_S;
+
+    if (g_rank == 0 && g_ranks > 1) {
+        while (!bt_group_is_called(group) && bt_now_ns() < end_ns)
+            bt_sleep_ns(BT_NS_PER_MS);
+        EXPECT(bt_group_is_called(group));
+        bt_group_drain(group);
+    }
+    EXPECT_EQ(bt_group_all_gather(group, &mine, sizeof(mine), all, &wait), BT_OK);
+    for (uint32_t i = 0; i < g_ranks; i++)
+        EXPECT(all[i] == mix3(1, i, 0));
+    bt_group_destroy(group);
+}
+
 static void differing_counts_are_a_protocol_error(void)
 {
     static const size_t BYTES[][2] = {
@@ -444,6 +464,7 @@ static const bt_test TESTS[] = {
     BT_TEST(late_writer_meets_no_live_memory),
     BT_TEST(stopped_process_is_named_and_comes_back),
     BT_TEST(own_standstill_makes_nobody_late),
+    BT_TEST(drain_takes_nothing_of_the_present_group),
     BT_TEST(differing_counts_are_a_protocol_error),
     BT_TEST(lists_that_make_no_group_are_refused),
 };

@@ -174,7 +174,7 @@ static void payloads_out_of_the_blue_are_refused(void)
 
     site_init(&g_site, 2, 4000, 20);
     fill_rows(m.request, rows, row_bytes(10));
-    for (int i = 0; i < 6; i++) {
+    for (int i = 0; i < 7; i++) {
         size_t    bytes = n;
         bt_status want  = BT_ERR_PROTOCOL;
         uint64_t  names = 0;
@@ -189,6 +189,7 @@ static void payloads_out_of_the_blue_are_refused(void)
             raw[BT_PAGE_MESSAGE_BYTES + 3] ^= 1, want = BT_ERR_CHECKSUM, names = m.request;
             break;
         case 4: bytes = n - 2, names = m.request; break;
+        case 5: bytes = n + 8, names = m.request; break; /* its tail would lie there */
         default: bytes = huge; break;
         }
         if (g_rank == 0) send_raw(BT_TAG_PAYLOAD, raw, bytes);
@@ -226,6 +227,17 @@ static void corrupted_payload_is_rejected_by_its_checksum(void)
         EXPECT_EQ(g_site.rejected_why, BT_ERR_CHECKSUM);
         EXPECT_EQ(g_site.n_rejected, 1);
     }
+    site_fini(&g_site);
+}
+
+/* Open MPI hangs by TCP with messages above its eager limit whose receiver dies. */
+static void payload_leaves_room_for_its_header(void)
+{
+    site_init(&g_site, 2, 1 << 20, 20);
+    if (bt_world_all_shared(g_world))
+        EXPECT_EQ(bt_handoff_payload_max(g_site.h), 1 << 20);
+    else
+        EXPECT(bt_handoff_payload_max(g_site.h) + BT_PAGE_MESSAGE_BYTES <= g_world->fragment_bytes);
     site_fini(&g_site);
 }
 
@@ -395,6 +407,7 @@ static const bt_test TESTS[] = {
     BT_TEST(requests_are_granted_in_their_order),
     BT_TEST(payloads_out_of_the_blue_are_refused),
     BT_TEST(corrupted_payload_is_rejected_by_its_checksum),
+    BT_TEST(payload_leaves_room_for_its_header),
     BT_TEST(payload_larger_than_the_receivers_room_is_refused),
     BT_TEST(request_of_a_lost_peer_is_not_granted),
     BT_TEST(nothing_stays_open_for_a_lost_peer),

@@ -97,16 +97,18 @@ static void signals_without_a_cause_do_no_harm(void)
     a_good_message_still_arrives();
 }
 
-/* Rank 1 grants nothing, however long what comes next takes. */
-static void be_busy(void)
+/* The rank grants nothing, however long what comes next takes. */
+static void be_busy_as(uint32_t rank)
 {
-    if (g_rank == 1) {
-        g_site.h->grant_to       = 1;
+    if (g_rank == rank) {
+        g_site.h->grant_to       = rank;
         g_site.h->grant_since_ns = bt_now_ns();
         g_site.h->grant_ns       = 120 * BT_NS_PER_S;
     }
     meet();
 }
+
+static void be_busy(void) { be_busy_as(1); }
 
 static void send_signal(bt_signal_kind kind, uint64_t serial)
 {
@@ -115,6 +117,41 @@ static void send_signal(bt_signal_kind kind, uint64_t serial)
 
     bt_signal_encode(&s, wire);
     send_raw(BT_TAG_SIGNAL, wire, sizeof(wire));
+}
+
+/* Rank 1 asks rank 2, and rank 0 answers: nothing leaves before rank 2 has room. */
+static void grant_of_another_rank_is_none(void)
+{
+    bt_group *group = group_of_all();
+    bt_wait   wait  = wait_s(30);
+    uint64_t  asked = 0, all[MAX_RANKS];
+
+    if (g_ranks < 3) goto out;
+    site_init(&g_site, 2, 4000, 20);
+    be_busy_as(2);
+    if (g_rank == 1) {
+        EXPECT(site_send(&g_site, 2, 1, 5) != NULL);
+        bt_handoff_poll(g_site.h);
+        asked = g_site.h->ask_serial;
+        EXPECT(asked != 0);
+    }
+    EXPECT_EQ(bt_group_all_gather(group, &asked, sizeof(asked), all, &wait), BT_OK);
+    if (g_rank == 0) send_signal(BT_SIGNAL_GRANT, all[1]);
+    meet();
+    if (g_rank == 1) {
+        poll_for(&g_site, 0.05);
+        EXPECT(g_site.h->ask_serial == asked && g_site.n_sent == 0);
+    }
+    meet();
+    if (g_rank == 2) {
+        g_site.h->grant_to = BT_NO_PEER;
+        EXPECT(poll_until(&g_site, &g_site.n_delivered, 1));
+        EXPECT_EQ(g_site.n_rejected, 0);
+    }
+    if (g_rank == 1) EXPECT(poll_until(&g_site, &g_site.n_sent, 1));
+    site_fini(&g_site);
+out:
+    bt_group_destroy(group);
 }
 
 static void second_request_before_an_answer_is_refused(void)
@@ -403,6 +440,7 @@ static const bt_test TESTS[] = {
     BT_TEST(signals_of_a_wrong_size_are_refused),
     BT_TEST(broken_signals_are_refused),
     BT_TEST(signals_without_a_cause_do_no_harm),
+    BT_TEST(grant_of_another_rank_is_none),
     BT_TEST(second_request_before_an_answer_is_refused),
     BT_TEST(requests_are_granted_in_their_order),
     BT_TEST(payloads_out_of_the_blue_are_refused),

@@ -207,6 +207,35 @@ static void cell_has_more_penalties_than_the_device_has_histories(void)
     expect_clean_end(c, opt.n_pages);
 }
 
+/* Steps with rows of a prompt that wants logprobs are the host's: what they choose the device has
+ * not counted. */
+static void cell_counts_the_tokens_that_the_host_has_chosen(void)
+{
+    for (uint32_t seed = 0; seed < SEEDS; seed++) {
+        sim_options  opt = cell_of(5, seed);
+        sim_cell    *c   = sim_create(&opt);
+        sim_request *q   = sim_add(c, 5, 150), *late[4];
+
+        q->repetition  = 0.45f;
+        q->ignore_eos  = true;
+        q->decode_rank = q->prefill_rank = 0;
+        sim_start(c, q);
+        for (uint32_t k = 0; k < 4; k++) {
+            for (uint32_t turn = 0; turn < 200; turn++)
+                sim_act(c);
+            late[k]                  = sim_add(c, 40, 3);
+            late[k]->prompt_logprobs = 1;
+            late[k]->decode_rank = late[k]->prefill_rank = 0;
+            sim_start(c, late[k]);
+        }
+        EXPECT(sim_run(c));
+        expect_right(q);
+        for (uint32_t k = 0; k < 4; k++)
+            expect_right(late[k]);
+        expect_clean_end(c, opt.n_pages);
+    }
+}
+
 /* What ends while its next row is under way keeps its pages until that is over: others that wait
  * for pages do not get them before, and their rows are theirs. */
 static void cell_ends_requests_whose_rows_are_under_way(void)
@@ -616,6 +645,7 @@ int main(int argc, char **argv)
         BT_TEST(cell_keeps_what_is_right_of_the_layer_s_drafts),
         BT_TEST(cell_holds_replies_to_their_grammars),
         BT_TEST(cell_has_more_penalties_than_the_device_has_histories),
+        BT_TEST(cell_counts_the_tokens_that_the_host_has_chosen),
         BT_TEST(cell_ends_requests_whose_rows_are_under_way),
         BT_TEST(cell_wakes_for_every_wave),
         BT_TEST(cell_shares_prefixes),

@@ -34,9 +34,12 @@ static bt_cell_host *find_host(const bt_cell_hosts *h, const char *name)
     return NULL;
 }
 
+/* One that has come into the file since the start has not been asked: it is used. */
 static bool is_silent(const void *hosts, const char *name)
 {
-    return !find_host(hosts, name)->answers;
+    const bt_cell_host *host = find_host(hosts, name);
+
+    return host != NULL && !host->answers;
 }
 
 bt_status bt_supervisor_find_hosts(supervisor *s)

@@ -77,10 +77,13 @@ static void on_progress(supervisor *s, const char *text)
     enum { BAR = 24 }; /* the line fits into 80 columns */
     uint64_t now = bt_now_ns();
     double   part;
-    int      n;
+    int      n = 0;
     char     last[96];
 
-    if (!bt_progress_take(&s->progress, text, now) || s->phase != LOADING) return;
+    sscanf(text, "%*s %*s %*s %n", &n); /* to the cell's name, or the end */
+    if (!bt_supervisor_is_launch(s, text + n) || !bt_progress_take(&s->progress, text, now) ||
+        s->phase != LOADING)
+        return;
     part = bt_progress_part(&s->progress);
     n    = (int)(part * BAR);
     bt_progress_last_rank(&s->progress, now, last, sizeof(last));
@@ -122,11 +125,12 @@ void bt_supervisor_on_announcement(void *ctx, const char *line)
         on_ready(s, line + 6);
     } else if (strncmp(line, "serving ", 8) == 0 && bt_supervisor_is_fresh(s, line + 8)) {
         bt_supervisor_fresh_serves(s);
-    } else if (strncmp(line, "serving", 7) == 0 && s->phase == LOADING && s->has_served) {
+    } else if (strncmp(line, "serving ", 8) == 0 && bt_supervisor_is_launch(s, line + 8) &&
+               s->phase == LOADING && s->has_served) {
         on_serving(s);
     } else if (strncmp(line, "worn ", 5) == 0 && bt_supervisor_is_fresh(s, line + 5)) {
         s->fresh_worn = true;
-    } else if (strncmp(line, "worn ", 5) == 0) {
+    } else if (strncmp(line, "worn ", 5) == 0 && bt_supervisor_is_launch(s, line + 5)) {
         bt_supervisor_renew(s);
     } else if (strncmp(line, "lost ", 5) == 0 && bt_supervisor_is_fresh(s, line + 5)) {
         if (s->fresh_term_ns == 0) s->fresh_term_ns = now + BT_SUPERVISOR_LEAVE_NS;

@@ -10,7 +10,7 @@
 #include "core/settings.h"
 #include "core/status.h"
 
-enum { BT_CELL_WORKER_ARGS = 32 };
+enum { BT_CELL_WORKER_ARGS = 40 }; /* all that there are need 33 */
 
 typedef struct {
     const char *model;               /* a directory; strings are borrowed from argv */

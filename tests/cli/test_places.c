@@ -138,12 +138,48 @@ static void places_unwind_at_every_allocation(void)
     EXPECT(k > 8 && k < 100);
 }
 
+/* With every option that a cell has. */
+static void places_can_be_said_beside_all_options(void)
+{
+    static char    *argv[] = {"baton-run",
+                              "--model=" BT_SOURCE_DIR "/models/demo",
+                              "--both=1",
+                              "--hosts=n1,n2",
+                              "--cell=a",
+                              "--kv-bytes=1M",
+                              "--chunk=64",
+                              "--weights-cache=/tmp",
+                              "--form=role",
+                              "--max-rows=64",
+                              "--mtp=1",
+                              "--speculate=1",
+                              "--threads=1",
+                              "--share-generated",
+                              "--device=cpu",
+                              "--kernels=auto",
+                              "--timeout-s=9",
+                              "--transport=mpi",
+                              "--orphan-s=9",
+                              "--coordinator-timeout-s=9",
+                              NULL};
+    bt_cell_options opt    = {0};
+    bt_rank_map     map    = {.n_both = 1};
+
+    EXPECT_EQ(argp_parse(&bt_cell_argp, 20, argv, 0, NULL, &opt), 0);
+    bt_cell_place(&opt, &map, "map", "n2");
+    bt_cell_rename(&opt, "b");
+    EXPECT(strcmp(bt_cell_value(&opt, "--left-out"), "n2") == 0);
+    EXPECT(strcmp(bt_cell_value(&opt, "--cell"), "b") == 0);
+    EXPECT(strcmp(bt_cell_value(&opt, "--orphan-s"), "9") == 0);
+}
+
 int main(int argc, char **argv)
 {
     static const bt_test TESTS[] = {
         BT_TEST(places_follow_slots_in_order),      BT_TEST(places_of_a_host_file_are_its_lines),
         BT_TEST(places_on_one_machine_are_none),    BT_TEST(places_left_out_are_filled_by_spares),
         BT_TEST(places_unwind_at_every_allocation),
+        BT_TEST(places_can_be_said_beside_all_options),
     };
 
     bt_log_init("test", BT_LOG_ERROR);

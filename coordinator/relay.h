@@ -150,7 +150,8 @@ bt_status bt_relay_adopt(bt_relay *relay, bt_relay_request *q, uint64_t now_ns);
 bool      bt_relay_has_name(const bt_relay *relay, const char *name);
 /* The request that has waited longest; NULL: none.  bt_relay_request_next() is the next one. */
 bt_relay_request *bt_relay_first_queued(const bt_relay *relay);
-/* How full the cell is: 0 with nothing to do; from 1 on a request would probably wait. */
+/* How full the cell's ranks are, lost ones and spares aside: 0 with nothing to do; from 1 on a
+ * request would probably wait. */
 double bt_relay_pressure(const bt_relay *relay);
 /* Ranks could hold the request, one of any relay, when they are idle.  Not always so of its own
  * relay when ranks have pools of different sizes: the largest may have been lost. */

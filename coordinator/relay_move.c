@@ -96,29 +96,28 @@ bool bt_relay_has_name(const bt_relay *relay, const char *name)
 
 bt_relay_request *bt_relay_first_queued(const bt_relay *relay) { return relay->queue.first; }
 
-/* Prompt tokens and pages as parts of what the cell can take. */
+/* Prompt tokens and pages as parts of what the ranks of either role take that are left; where there
+ * is none, more than they took. */
 static double part(const bt_relay *relay, double tokens, double pages)
 {
-    uint32_t first   = bt_relay_both(relay) ? 0 : relay->cfg.n_prefill;
-    uint32_t n_first = bt_relay_both(relay) ? relay->cfg.n_ranks : relay->cfg.n_prefill;
-    double   all     = 0;
+    double window = 0, all = 0;
 
-    for (uint32_t i = first; i < relay->cfg.n_ranks; i++)
-        all += relay->ranks[i].limits.n_pages;
-    return pages / all + tokens / ((double)n_first * relay->cfg.prefill_window);
+    for (uint32_t i = 0; i < relay->cfg.n_ranks; i++) {
+        if (bt_relay_prefills(relay, i)) window += relay->cfg.prefill_window;
+        if (bt_relay_decodes(relay, i)) all += relay->ranks[i].limits.n_pages;
+    }
+    return pages / (all > 0 ? all : 1) + tokens / (window > 0 ? window : 1);
 }
 
-/* Pages of the fullest side and prompt tokens to do. */
+/* Pages of the decode side and prompt tokens to do. */
 double bt_relay_pressure(const bt_relay *relay)
 {
-    uint32_t first   = bt_relay_both(relay) ? 0 : relay->cfg.n_prefill;
-    uint32_t n_first = bt_relay_both(relay) ? relay->cfg.n_ranks : relay->cfg.n_prefill;
-    double   taken = 0, tokens = (double)relay->queued_tokens;
+    double taken = 0, tokens = (double)relay->queued_tokens;
 
-    for (uint32_t i = first; i < relay->cfg.n_ranks; i++)
-        taken += relay->ranks[i].taken_pages;
-    for (uint32_t i = 0; i < n_first; i++)
+    for (uint32_t i = 0; i < relay->cfg.n_ranks; i++) {
+        if (bt_relay_decodes(relay, i)) taken += relay->ranks[i].taken_pages;
         tokens += (double)relay->ranks[i].prefill_tokens;
+    }
     return part(relay, tokens, taken);
 }
 

@@ -459,6 +459,28 @@ static void fleet_prefers_cells_with_a_rank_for_every_role(void)
     tear_down(&s);
 }
 
+/* Of two idle cells the one whose ranks have more room, without those that it has lost. */
+static void fleet_counts_the_room_of_ranks_that_are_left(void)
+{
+    site            s;
+    bt_control_peer a[2], b;
+
+    set_up(&s, 2);
+    s.fleet->cfg.relay.replace = true;
+    for (uint32_t i = 0; i < 2; i++)
+        attach(&s, &a[i], "a", i, 2, 64);
+    be_ready(&s, &a[0]);
+    be_ready(&s, &a[1]);
+    come(&s, &b, "b", 100);
+    submit(&s, 0);
+    EXPECT_EQ(a[0].n_reserved + a[1].n_reserved, 1); /* 128 pages */
+    abort_one(&s, 0);
+    bt_fleet_lost(s.fleet, &a[0]);
+    submit(&s, 1);
+    EXPECT_EQ(b.n_reserved, 1);
+    tear_down(&s);
+}
+
 /* What a counter has counted it has counted: it never falls. */
 static void fleet_counts_tokens_of_cells_that_have_gone(void)
 {
@@ -545,6 +567,7 @@ int main(int argc, char **argv)
         BT_TEST(fleet_that_drains_waits_for_a_cell_that_loads),
         BT_TEST(fleet_name_belongs_to_one_request),
         BT_TEST(fleet_prefers_cells_with_a_rank_for_every_role),
+        BT_TEST(fleet_counts_the_room_of_ranks_that_are_left),
         BT_TEST(fleet_counts_tokens_of_cells_that_have_gone),
         BT_TEST(fleet_wait_for_a_large_cell_has_an_end),
         BT_TEST(fleet_retracted_request_ends_in_the_cell_that_drains),

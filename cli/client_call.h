@@ -6,6 +6,7 @@
 #include <stdatomic.h>
 
 #include "cli/client.h"
+#include "core/parse.h"
 #include "proto/vllm_engine.pb-c.h"
 
 #define VLLM(name)      Vllm__Grpc__Engine__##name
@@ -18,7 +19,7 @@ struct bt_client {
     uint64_t          limit_ns;
     uint32_t          n_requests;
     bool              tls, connected; /* connected: the channel was ready once */
-    char              address[128];
+    char              address[BT_ADDRESS_BYTES];
 };
 
 /* Borrows the message; an error cancels the call. */

@@ -10,6 +10,7 @@
 #include "cli/restart_wait.h"
 #include "cli/supervisor.h"
 #include "core/clock.h"
+#include "core/parse.h"
 #include "core/rank_map.h"
 
 /* For what ends by itself when its peer has gone. */
@@ -47,9 +48,9 @@ typedef struct supervisor {
     bt_child        coordinator, launch, client;
     bt_child        fresh; /* ranks of a cell that is to take the place of launch's */
     int             signal_fd;
-    char            address[128];
-    char            control[300]; /* where ranks attach, once known */
-    uint16_t        port;         /* of the public port: what came of 0 the first time */
+    char            address[BT_ADDRESS_BYTES];
+    char            control[BT_ADDRESS_BYTES]; /* where ranks attach, once known */
+    uint16_t        port; /* of the public port: what came of 0 the first time */
     bt_restart_wait restart_wait;
     uint64_t        coordinator_at_ns, launch_at_ns; /* when to start it; 0: not to be started */
     uint64_t        fresh_at_ns, fresh_term_ns;
@@ -74,9 +75,9 @@ typedef struct supervisor {
     uint64_t    serving_ns;                          /* since when; 0: not */
     uint64_t    coordinator_term_ns, launch_term_ns; /* while stopping */
     bool        asked;                               /* the end was asked for */
-    bool        draining;     /* and the coordinator ends when nothing runs any more */
-    uint64_t    drain_end_ns; /* it should have by then; 0: it has no limit */
-    char        http[128];    /* where its HTTP port is; "" */
+    bool        draining;               /* and the coordinator ends when nothing runs any more */
+    uint64_t    drain_end_ns;           /* it should have by then; 0: it has no limit */
+    char        http[BT_ADDRESS_BYTES]; /* where its HTTP port is; "" */
     bool        hurried;      /* asked again: the ranks were ended by a signal at our word */
     bool        served;       /* the cell was ready when it stopped */
     char        failure[700]; /* the first one; "" so far */

@@ -9,6 +9,7 @@
 #include "coordinator/metrics.h"
 #include "coordinator/pairs.h"
 #include "coordinator/relay_view.h"
+#include "core/parse.h"
 
 enum { BT_HISTORY_S = 600, BT_VIEW_REQUESTS = 64, BT_HOST_TEXT = 64, BT_VIEW_CELLS = 64 };
 
@@ -64,7 +65,7 @@ typedef struct {
     uint64_t       at_ns, started_ns;
     double         unix_s, started_unix_s;
     const char    *model, *served_name, *version; /* of the process's life */
-    char           public_address[128];
+    char           public_address[BT_ADDRESS_BYTES];
     uint32_t       n_ranks, n_prefill, n_decode, page_tokens;
     bt_relay_loads loads;
     uint64_t       queued_tokens;

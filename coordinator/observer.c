@@ -17,7 +17,7 @@ struct bt_observer {
     bt_observer_config config;
     bt_metrics         metrics;
     bt_board          *board; /* owned */
-    char               address[128];
+    char               address[BT_ADDRESS_BYTES];
     bt_second          history[BT_HISTORY_S];
     uint32_t           n_history, history_at;
     uint64_t           started_ns, second_ns, published_ns;

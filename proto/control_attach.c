@@ -5,10 +5,11 @@
 #include <stdio.h>
 
 #include "core/alloc.h"
+#include "core/parse.h"
 #include "core/thread.h"
 
 struct bt_control_attach {
-    char               address[256];
+    char               address[BT_ADDRESS_BYTES];
     uint64_t           connect_ns, quiet_ns;
     bt_up              hello; /* owned, until it is sent */
     pthread_t          thread;

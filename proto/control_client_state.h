@@ -6,6 +6,7 @@
 #include <grpc/grpc.h>
 #include <pthread.h>
 
+#include "core/parse.h"
 #include "proto/control_client.h"
 #include "proto/secret.h"
 
@@ -13,7 +14,7 @@ enum { BT_CONTROL_TEXT = 512 };
 typedef enum { TAG_HEADERS = 1, TAG_STATUS, TAG_RECV, TAG_SEND, TAG_CLOSE } bt_control_tag;
 
 struct bt_control_client {
-    char                   address[256], secret[BT_SECRET_MAX + 1];
+    char                   address[BT_ADDRESS_BYTES], secret[BT_SECRET_MAX + 1];
     grpc_channel          *channel; /* owned, as all of gRPC's here */
     grpc_completion_queue *cq;
     grpc_call             *call;

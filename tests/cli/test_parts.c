@@ -19,6 +19,7 @@
 #include "cli/outlet.h"
 #include "core/alloc.h"
 #include "core/clock.h"
+#include "core/parse.h"
 #include "model/safetensors.h"
 #include "tests/support/own_stderr.h"
 #include "tests/support/test.h"
@@ -577,6 +578,19 @@ static void client_to_nobody_is_refused(void)
     bt_client_close(client);
 }
 
+/* The options take hosts of that length. */
+static void client_address_may_be_as_long_as_any(void)
+{
+    bt_client *client = NULL;
+    char       host[BT_HOST_MAX + 1], address[BT_ADDRESS_BYTES];
+
+    memset(host, 'x', sizeof(host) - 1);
+    host[sizeof(host) - 1] = '\0';
+    bt_join_address(host, 65535, address);
+    EXPECT_EQ(bt_client_open(address, &PLAIN, 5 * BT_NS_PER_S, NULL, &client), BT_OK);
+    bt_client_close(client);
+}
+
 /* ---- the end of all children */
 
 /* A launcher that must be killed, and its guard, which takes a while to remove the folder and says
@@ -706,6 +720,7 @@ static const bt_test TESTS[] = {
     BT_TEST(eval_cell_create_unwinds_at_every_allocation),
     BT_TEST(client_open_unwinds_at_every_allocation),
     BT_TEST(client_to_nobody_is_refused),
+    BT_TEST(client_address_may_be_as_long_as_any),
 };
 
 int main(int argc, char **argv) { return BT_RUN_TESTS(TESTS, argc > 1 ? argv[1] : NULL); }

@@ -67,6 +67,21 @@ out:
     return st;
 }
 
+/* Of the words behind a host's name, as mpirun reads them: blanks may stand around the '=', and
+ * max_slots is another word. */
+static uint32_t slots_of(const char *words)
+{
+    static const char WORD[] = "slots", BLANKS[] = " \t";
+
+    for (const char *at = words; (at = strstr(at, WORD)) != NULL; at++) {
+        const char *value = at + strlen(WORD);
+
+        value += strspn(value, BLANKS);
+        if (strchr(BLANKS, at[-1]) != NULL && *value == '=') return slots(value + 1);
+    }
+    return 1;
+}
+
 /* Lines like "n1 slots=8"; '#' begins a comment. */
 static bt_status read_file(const char *path, host_list *list)
 {
@@ -78,14 +93,13 @@ static bt_status read_file(const char *path, host_list *list)
 
     BT_REQUIRE(f != NULL, BT_ERR_IO, "host file %s: %s", path, why);
     while (getline(&line, &capacity, f) >= 0) {
-        const char *name, *count;
+        const char *name;
         size_t      n;
 
         line[strcspn(line, "#\n")] = '\0';
         name                       = line + strspn(line, " \t");
         n                          = strcspn(name, " \t");
-        count                      = strstr(name, " slots=");
-        if (n > 0) BT_TRY(add_host(list, name, n, count != NULL ? slots(count + 7) : 1));
+        if (n > 0) BT_TRY(add_host(list, name, n, slots_of(name + n)));
     }
 out:
     free(line);

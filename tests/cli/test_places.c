@@ -78,6 +78,27 @@ static void places_of_a_host_file_are_its_lines(void)
     EXPECT_HAS(bt_error_text(), "/nowhere/hosts");
 }
 
+/* As mpirun takes it. */
+static void places_of_a_host_file_have_slots_however_they_are_written(void)
+{
+    static const char *const LINES[] = {"n1 slots=2\nn2\n", "n1\tslots=2\nn2\n",
+                                        "n1 slots = 2\nn2\n", "n1  max_slots=9\tslots =2\nn2\n"};
+
+    for (size_t i = 0; i < sizeof(LINES) / sizeof(LINES[0]); i++) {
+        char            path[64];
+        int             fd  = memfd_create("hosts", MFD_CLOEXEC);
+        bt_cell_options opt = {.n_both = 3, .hostfile = path};
+        bt_rank_map     map = {0};
+
+        snprintf(path, sizeof(path), "/proc/%d/fd/%d", (int)getpid(), fd);
+        EXPECT(write(fd, LINES[i], strlen(LINES[i])) > 0);
+        EXPECT_EQ(bt_places_read(&opt, &map), BT_OK);
+        EXPECT(strcmp(text_of(&map), "P n1 P n1 P n2") == 0);
+        bt_rank_map_fini(&map);
+        close(fd);
+    }
+}
+
 static void places_on_one_machine_are_none(void)
 {
     bt_cell_options opt = {.n_prefill = 1, .n_decode = 1};
@@ -176,8 +197,11 @@ static void places_can_be_said_beside_all_options(void)
 int main(int argc, char **argv)
 {
     static const bt_test TESTS[] = {
-        BT_TEST(places_follow_slots_in_order),      BT_TEST(places_of_a_host_file_are_its_lines),
-        BT_TEST(places_on_one_machine_are_none),    BT_TEST(places_left_out_are_filled_by_spares),
+        BT_TEST(places_follow_slots_in_order),
+        BT_TEST(places_of_a_host_file_are_its_lines),
+        BT_TEST(places_of_a_host_file_have_slots_however_they_are_written),
+        BT_TEST(places_on_one_machine_are_none),
+        BT_TEST(places_left_out_are_filled_by_spares),
         BT_TEST(places_unwind_at_every_allocation),
         BT_TEST(places_can_be_said_beside_all_options),
     };

@@ -23,20 +23,17 @@ bt_status bt_page_keys(uint64_t seed, uint32_t page_tokens, uint32_t n_prompt,
 {
     bt_status    st   = BT_OK;
     uint32_t     n    = n_prompt / page_tokens;
-    bt_page_key *keys = NULL;
+    bt_page_key *keys = n != 0 ? bt_calloc(n, sizeof(*keys)) : NULL;
     uint64_t     key[2];
 
-    *keys_out = NULL;
-    *n_out    = n;
-    if (n == 0) return BT_OK;
-    keys = bt_calloc(n, sizeof(*keys));
-    BT_REQUIRE(keys != NULL, BT_ERR_NO_MEMORY, "keys of %u pages", n);
+    BT_REQUIRE(keys != NULL || n == 0, BT_ERR_NO_MEMORY, "keys of %u pages", n);
     bt_prefix_key_begin(seed, key);
     for (uint32_t i = 0; i < n; i++) {
         bt_prefix_key_next(seed, page_tokens, prompt + (size_t)i * page_tokens, key);
         keys[i] = (bt_page_key){key[0], key[1]};
     }
     *keys_out = keys;
+    *n_out    = n;
 out:
     return st;
 }

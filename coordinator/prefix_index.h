@@ -30,7 +30,7 @@ typedef struct {
 
 /* A new one, drawn at random; never 0. */
 uint64_t bt_prefix_seed(void);
-/* Keys of the prompt's full pages; *n_out may be 0, then *keys_out is NULL.  The caller frees them.
+/* Keys of the prompt's full pages, owned by the caller; *n_out may be 0, then *keys_out is NULL.
  * NO_MEMORY. */
 bt_status bt_page_keys(uint64_t seed, uint32_t page_tokens, uint32_t n_prompt,
                        const uint32_t *prompt, bt_page_key **keys_out, uint32_t *n_out);

@@ -481,6 +481,28 @@ static void fleet_counts_the_room_of_ranks_that_are_left(void)
     tear_down(&s);
 }
 
+/* Where there is no memory for what names its prefix, load alone decides. */
+static void fleet_places_a_prompt_whose_keys_get_no_memory(void)
+{
+    enum { LONG = 300 };
+    site                s;
+    bt_control_peer     a, b;
+    uint64_t            number = 0;
+    grpc_status_code    code   = GRPC_STATUS_OK;
+    bt_relay_submission r      = {.name     = "long",
+                                  .n_prompt = LONG,
+                                  .prompt   = bt_calloc(LONG, sizeof(uint32_t)),
+                                  .sampling = {.max_tokens = 5}};
+
+    set_up(&s, 1);
+    come(&s, &a, "a", 64);
+    come(&s, &b, "b", 64);
+    bt_alloc_fail_at(0);
+    EXPECT_EQ(bt_fleet_submit(s.fleet, &r, &s.clients[0], s.now, &number, &code), BT_OK);
+    EXPECT_EQ(a.n_reserved + b.n_reserved, 1);
+    tear_down(&s);
+}
+
 /* What a counter has counted it has counted: it never falls. */
 static void fleet_counts_tokens_of_cells_that_have_gone(void)
 {
@@ -568,6 +590,7 @@ int main(int argc, char **argv)
         BT_TEST(fleet_name_belongs_to_one_request),
         BT_TEST(fleet_prefers_cells_with_a_rank_for_every_role),
         BT_TEST(fleet_counts_the_room_of_ranks_that_are_left),
+        BT_TEST(fleet_places_a_prompt_whose_keys_get_no_memory),
         BT_TEST(fleet_counts_tokens_of_cells_that_have_gone),
         BT_TEST(fleet_wait_for_a_large_cell_has_an_end),
         BT_TEST(fleet_retracted_request_ends_in_the_cell_that_drains),

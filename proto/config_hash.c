@@ -1,6 +1,8 @@
 #include "proto/config_hash.h"
 
+#include <errno.h>
 #include <limits.h>
+#include <string.h>
 #include <xxhash.h>
 
 #include "core/file.h"
@@ -24,7 +26,11 @@ uint64_t bt_config_hash(const char *dir)
     XXH3_64bits_reset(state);
     while ((n = fread(bytes, 1, sizeof(bytes), f)) > 0)
         XXH3_64bits_update(state, bytes, n);
-    if (!ferror(f)) hash = XXH3_64bits_digest(state);
+    if (ferror(f)) {
+        BT_WARN("%s: %s", path, strerror(errno));
+        goto out;
+    }
+    hash = XXH3_64bits_digest(state);
     if (hash == 0) hash = 1;
 out:
     if (f != NULL) fclose(f);

@@ -2,6 +2,7 @@
 #include <argp.h>
 #include <errno.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <math.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -276,8 +277,8 @@ out:
 static bt_status report(const options *opt, const bt_bench_about *about, const bt_bench_run *run,
                         bt_bench_summary *s)
 {
-    bt_status   st        = BT_OK;
-    char        made[]    = "/tmp/baton-bench-XXXXXX";
+    bt_status   st = BT_OK;
+    char        made[PATH_MAX];
     const char *json      = opt->json;
     bool        temporary = false;
     int         fd        = -1;
@@ -285,6 +286,9 @@ static bt_status report(const options *opt, const bt_bench_about *about, const b
     BT_TRY(bt_bench_summarise(run, s));
     bt_bench_print(stdout, run, s);
     if (json == NULL && opt->plot != NULL) {
+        BT_REQUIRE(snprintf(made, sizeof(made), "%s/baton-bench-XXXXXX", bt_temporary_folder()) <
+                       (int)sizeof(made),
+                   BT_ERR_INVALID_ARG, "TMPDIR is too long");
         fd = mkstemp(made);
         BT_REQUIRE(fd >= 0, BT_ERR_IO, "%s: %s", made, strerror(errno));
         temporary = true;

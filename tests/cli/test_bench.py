@@ -365,6 +365,12 @@ def plots_are_drawn(server, bench):
     has(text, "python3-matplotlib")
     assert not server.requests, "found out only after the run"
     has(bench("-n", "2", "--plot", "x.svg", env={"BATON_PYTHON": "/no/such"}, code=1)[0], "\"/no/such\" is not there")
+    teller = os.path.join(folder, "python-that-tells")
+    with open(teller, "w") as f:
+        f.write("#!/bin/sh\necho \"it is given $2\"\n")
+    os.chmod(teller, 0o755)
+    has(bench("-n", "2", "--plot", "x.svg", env={"BATON_PYTHON": teller, "TMPDIR": folder}, report=False)[0],
+        f"it is given {folder}/baton-bench-")
     python = {"BATON_PYTHON": sys.executable}
     has(bench("-n", "2", "--plot", "x.pdf", env=python, code=1)[0], "expected a file that ends in .svg or .png")
     try:

@@ -233,7 +233,7 @@ void bt_child_close(bt_child *child)
     if (child->go_fd >= 0) close(child->go_fd);
     if (child->err.fd >= 0) close(child->err.fd);
     if (child->report.fd >= 0) close(child->report.fd);
-    child->go_fd = child->err.fd = child->report.fd = -1;
+    bt_child_init(child);
 }
 
 void bt_child_adopt(void)

@@ -45,8 +45,10 @@ typedef struct {
 } bt_child_spec;
 
 /* Not started: what a bt_child is before spawn. */
-void               bt_child_init(bt_child *child);
-bt_status          bt_child_spawn(const bt_child_spec *spec, bt_child *child_out);
+void bt_child_init(bt_child *child);
+/* spec is borrowed, its name for the child's life.  IO: no pipe, or no process. */
+bt_status bt_child_spawn(const bt_child_spec *spec, bt_child *child_out);
+/* Of a held child, once; last_argument has 1 to 511 bytes.  IO: it has ended. */
 bt_status          bt_child_go(bt_child *child, const char *last_argument);
 static inline bool bt_child_running(const bt_child *child)
 {
@@ -57,7 +59,9 @@ void bt_child_kill(const bt_child *child, int sig);
 bool bt_child_collect(bt_child *const *children, size_t n);
 /* "ended with exit code 3", "was ended by signal 9 (Killed)". */
 const char *bt_child_ending(const bt_child *child, char *buf, size_t capacity);
-void        bt_child_close(bt_child *child); /* its pipes */
+/* Closes its pipes, and leaves it as init() does: in the place of one that has ended another one
+ * can be spawned. */
+void bt_child_close(bt_child *child);
 
 /* Before the first spawn: takes over what dying children leave behind (PR_SET_CHILD_SUBREAPER).
  * Where this process has children already, as after `helper & exec baton run`, it does not: theirs

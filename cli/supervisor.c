@@ -135,13 +135,6 @@ static bool ended_as_asked(const supervisor *s, const bt_child *child)
 
 /* ---- starting again */
 
-/* It can be started anew. */
-static void forget(bt_child *child)
-{
-    bt_child_close(child);
-    bt_child_init(child);
-}
-
 BT_PRINTF(3, 4) static void start_again(supervisor *s, uint64_t *at_ns, const char *fmt, ...)
 {
     uint64_t now = bt_now_ns(), wait_ns;
@@ -189,7 +182,7 @@ static void on_ranks_end(supervisor *s)
     } else if (!bt_supervisor_may_restart(s)) {
         bt_supervisor_fail(s, "the ranks have ended: %s", text);
     } else {
-        forget(&s->launch);
+        bt_child_close(&s->launch);
         bt_progress_reset(&s->progress);
         s->n_ready        = 0;
         s->launch_term_ns = 0;
@@ -215,7 +208,7 @@ static void on_coordinator_end(supervisor *s)
         bt_supervisor_fail(s, "the coordinator %s", text);
         return;
     }
-    forget(&s->coordinator);
+    bt_child_close(&s->coordinator);
     s->phase        = STARTING;
     s->launch_at_ns = 0; /* its ranks wait for the next one, at the same address */
     start_again(s, &s->coordinator_at_ns, "the coordinator %s", text);

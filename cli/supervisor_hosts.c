@@ -146,7 +146,6 @@ void bt_supervisor_hosts_asked(supervisor *s)
     bool back = false;
 
     bt_child_close(&s->asker);
-    bt_child_init(&s->asker);
     if (!s->has_served) {
         tell_silent_hosts(&s->hosts);
         return;

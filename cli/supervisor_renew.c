@@ -73,7 +73,6 @@ void bt_supervisor_fresh_ended(supervisor *s)
     BT_WARN("the cell %s has not come: baton-launch %s; the one that lacks ranks goes on",
             s->fresh_name, bt_child_ending(&s->fresh, text, sizeof(text)));
     bt_child_close(&s->fresh);
-    bt_child_init(&s->fresh);
     s->fresh_term_ns = 0;
     s->fresh_serves = s->fresh_worn = false;
 }

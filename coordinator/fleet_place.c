@@ -13,19 +13,19 @@ enum { MOVES_MAX = 64, LEFT_MAX = 8, SHORT = 1000000 }; /* a tick, so that the l
 
 /* What is to be placed. */
 typedef struct {
-    uint32_t        n_prompt, n_keys;
+    uint32_t        n_prompt;
     uint32_t        max_tokens, n_choices; /* that may follow, in each of so many */
     const uint32_t *prompt;                /* NULL: it uses no cached prefix */
-    bt_page_key    *keys;                  /* owned while choosing */
 } wish;
 
 /* The serving cell that could ever hold the request and would have the least to do for it; a
  * prefix that a rank has cached counts as done.  NULL: none. */
-static bt_fleet_cell *choose(const bt_fleet *fleet, wish *w, const bt_fleet_cell *but)
+static bt_fleet_cell *choose(const bt_fleet *fleet, const wish *w, const bt_fleet_cell *but)
 {
     bt_fleet_cell *best  = NULL, *found[BT_FLEET_CELLS];
     double         least = 0;
-    uint32_t       n     = 0;
+    uint32_t       n = 0, n_keys = 0;
+    bt_page_key   *keys = NULL;
 
     for (uint32_t i = 0; i < fleet->n_cells; i++) {
         bt_fleet_cell *c = fleet->cells[i];
@@ -38,10 +38,10 @@ static bt_fleet_cell *choose(const bt_fleet *fleet, wish *w, const bt_fleet_cell
     /* Where memory is short it is placed by load alone. */
     if (w->prompt != NULL)
         bt_page_keys(fleet->prefix_seed, bt_cell_facts(&found[0]->cell)->page_tokens, w->n_prompt,
-                     w->prompt, &w->keys, &w->n_keys);
+                     w->prompt, &keys, &n_keys);
     for (uint32_t i = 0; i < n; i++) {
         double pressure = bt_relay_pressure(found[i]->relay) +
-                          bt_relay_pressure_of(found[i]->relay, w->n_prompt, w->n_keys, w->keys);
+                          bt_relay_pressure_of(found[i]->relay, w->n_prompt, n_keys, keys);
 
         if (found[i]->short_since_ns != 0) pressure += SHORT; /* only when there is no other */
         if (best == NULL || pressure < least) {
@@ -49,8 +49,7 @@ static bt_fleet_cell *choose(const bt_fleet *fleet, wish *w, const bt_fleet_cell
             least = pressure;
         }
     }
-    bt_free(w->keys);
-    w->keys = NULL;
+    bt_free(keys);
     return best;
 }
 
@@ -253,13 +252,14 @@ bt_status bt_fleet_submit(bt_fleet *fleet, bt_relay_submission *request, void *c
                             .max_tokens = request->sampling.max_tokens,
                             .n_choices  = request->n_choices == 0 ? 1 : request->n_choices,
                             .prompt = request->sampling.prompt_logprobs == 0 ? request->prompt : NULL};
-    bt_fleet_cell    *c  = choose(fleet, &w, NULL);
+    bt_fleet_cell    *c;
 
     BT_REFUSE_UNLESS(!fleet->stopped, BT_ERR_PEER, fleet->stop_code, "%s", fleet->stop_reason);
     BT_REFUSE_UNLESS(!has_name(fleet, request->name), BT_ERR_INVALID_ARG,
                      GRPC_STATUS_ALREADY_EXISTS,
                      "request_id \"%.200s\" belongs to a request that still runs", request->name);
     request->arrival = ++fleet->arrivals;
+    c                = choose(fleet, &w, NULL);
     if (c != NULL) return bt_relay_submit(c->relay, request, client, now_ns, number_out, code_out);
     BT_REFUSE_UNLESS(
         fleet->n_lobby == 0 ||

@@ -347,12 +347,10 @@ static grpc_byte_buffer *get_loads(bt_call *call, const ProtobufCMessage *reques
     bt_cell_counts             counts;
 
     /* Whatever sections are asked for, all are sent. */
-    if (pb->_dp_rank_case != PB_CASE(GET_LOADS_REQUEST___DP_RANK__NOT_SET) && pb->dp_rank != 0) {
-        snprintf(call->why, sizeof(call->why),
-                 "dp_rank is %d, expected 0: to its clients this server is one rank", pb->dp_rank);
-        call->code = GRPC_STATUS_INVALID_ARGUMENT;
-        return NULL;
-    }
+    if (pb->_dp_rank_case != PB_CASE(GET_LOADS_REQUEST___DP_RANK__NOT_SET) && pb->dp_rank != 0)
+        return bt_public_fail(call, GRPC_STATUS_INVALID_ARGUMENT,
+                              "dp_rank is %d, expected 0: to its clients this server is one rank",
+                              pb->dp_rank);
     bt_fleet_get_loads(call->pub->fleet, &l);
     bt_fleet_count(call->pub->fleet, &counts);
     bt_public_time(stamp);

@@ -124,7 +124,8 @@ void bt_call_release(bt_call *call);
 extern const bt_method bt_public_methods[];
 extern const size_t    bt_public_n_methods;
 /* For the methods of protocols (public_info.c).  fail() returns NULL. */
-grpc_byte_buffer *bt_public_fail(bt_call *call, grpc_status_code code, const char *why);
+BT_PRINTF(3, 4)
+grpc_byte_buffer *bt_public_fail(bt_call *call, grpc_status_code code, const char *fmt, ...);
 /* Tokens a second of late, n_tokens having been sent ever. */
 double bt_public_throughput(bt_public *pub, uint64_t n_tokens);
 enum { BT_TIME_TEXT = 32 };

@@ -1,7 +1,7 @@
 /* What the methods of all protocols share, and the methods that belong to none: health and
  * reflection. */
+#include <stdarg.h>
 #include <stdio.h>
-#include <string.h>
 #include <time.h>
 
 #include "coordinator/dialect.h"
@@ -10,10 +10,14 @@
 
 enum { RATE_WINDOW_S = 5 };
 
-grpc_byte_buffer *bt_public_fail(bt_call *call, grpc_status_code code, const char *why)
+grpc_byte_buffer *bt_public_fail(bt_call *call, grpc_status_code code, const char *fmt, ...)
 {
+    va_list ap;
+
     call->code = code;
-    snprintf(call->why, sizeof(call->why), "%s", why);
+    va_start(ap, fmt);
+    vsnprintf(call->why, sizeof(call->why), fmt, ap);
+    va_end(ap);
     return NULL;
 }
 

@@ -150,12 +150,10 @@ static grpc_byte_buffer *abort_live(bt_call *call, const ProtobufCMessage *reque
     const PB(AbortRequest) *pb    = (const PB(AbortRequest) *)request;
     PB(AbortResponse)       reply = PB_INIT(ABORT_RESPONSE);
 
-    if (pb->n_request_ids > ABORTS_MAX) {
-        call->code = GRPC_STATUS_INVALID_ARGUMENT;
-        snprintf(call->why, sizeof(call->why), "%zu request_ids, at most %d are allowed",
-                 pb->n_request_ids, ABORTS_MAX);
-        return NULL;
-    }
+    if (pb->n_request_ids > ABORTS_MAX)
+        return bt_public_fail(call, GRPC_STATUS_INVALID_ARGUMENT,
+                              "%zu request_ids, at most %d are allowed", pb->n_request_ids,
+                              ABORTS_MAX);
     for (size_t i = 0; i < pb->n_request_ids; i++) /* unknown and ended ones are fine */
         bt_fleet_abort_name(call->pub->fleet, pb->request_ids[i], "aborted by the client");
     return bt_rpc_pack(&reply.base);

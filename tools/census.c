@@ -62,6 +62,14 @@ static bt_part part_of(const char *name, const bt_model_config *cfg)
 /* RoPE's frequencies, which older checkpoints hold. */
 static bool is_computed(const char *name) { return strstr(name, ".rotary_emb.inv_freq") != NULL; }
 
+/* What its weights are in memory: the embedding's rows and kv_b are read as bf16. */
+static bt_weight_kind loaded_kind(const bt_tensor *t, bt_part part)
+{
+    bool widened = part == BT_PART_EMBEDDING || strstr(t->name, "kv_b_proj") != NULL;
+
+    return widened ? BT_WEIGHT_BF16 : bt_tensor_kind(t);
+}
+
 void bt_census_take(const bt_safetensors *files, const bt_model_config *cfg, bt_census *c)
 {
     *c = (bt_census){.n_tensors = bt_safetensors_count(files)};
@@ -69,13 +77,10 @@ void bt_census_take(const bt_safetensors *files, const bt_model_config *cfg, bt_
         const bt_tensor *t    = bt_safetensors_at(files, i);
         bt_part          part = part_of(t->name, cfg);
 
-        if (!bt_tensor_is_beside_weights(t) && !is_computed(t->name))
-            c->n_params[part] += bt_tensor_n_weights(t);
         c->bytes[part] += t->bytes;
-        if (part != BT_PART_MTP && part != BT_PART_EMBEDDING &&
-            strstr(t->name, "kv_b_proj") == NULL) {
-            if (bt_tensor_kind(t) == BT_WEIGHT_FP8) c->n_fp8 += bt_tensor_n_weights(t);
-            if (bt_tensor_kind(t) == BT_WEIGHT_INT4) c->n_int4 += bt_tensor_n_weights(t);
+        if (!bt_tensor_is_beside_weights(t) && !is_computed(t->name)) {
+            c->n_params[part] += bt_tensor_n_weights(t);
+            c->loaded[part] += bt_weight_bytes(loaded_kind(t, part), bt_tensor_n_weights(t));
         }
         if (part == BT_PART_OTHER && c->first_other[0] == '\0')
             bt_json_printable(t->name, c->first_other, sizeof(c->first_other));
@@ -84,17 +89,11 @@ void bt_census_take(const bt_safetensors *files, const bt_model_config *cfg, bt_
 
 uint64_t bt_census_loaded_bytes(const bt_census *c)
 {
-    uint64_t n = 0;
+    uint64_t bytes = 0;
 
     for (int i = 0; i < BT_PART_MTP; i++)
-        n += c->n_params[i];
-    return bt_weight_bytes(BT_WEIGHT_BF16, n - c->n_fp8 - c->n_int4) +
-           bt_weight_bytes(BT_WEIGHT_FP8, c->n_fp8) + bt_weight_bytes(BT_WEIGHT_INT4, c->n_int4);
-}
-
-uint64_t bt_census_expert_bytes(const bt_census *c, const bt_model_config *cfg)
-{
-    return bt_weight_bytes(bt_model_expert_kind(cfg), c->n_params[BT_PART_EXPERTS]);
+        bytes += c->loaded[i];
+    return bytes;
 }
 
 static uint64_t of_an_indexer(const bt_mla_config *m)

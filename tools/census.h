@@ -31,16 +31,15 @@ const char *bt_part_name(bt_part part);
 typedef struct {
     uint64_t n_params[BT_N_PARTS]; /* scales not counted */
     uint64_t bytes[BT_N_PARTS];    /* in the files, scales counted */
-    uint64_t n_fp8, n_int4;        /* of the parameters, those that stay so in memory; MTP aside */
+    uint64_t loaded[BT_N_PARTS];   /* bytes in memory: bf16, or where the files have them FP8 or
+                                      4 bits with their scales */
     uint64_t n_tensors;
     char     first_other[128]; /* the name of a tensor that no part has, or "" */
 } bt_census;
 
 void bt_census_take(const bt_safetensors *files, const bt_model_config *cfg, bt_census *c);
-/* Bytes of what is served without --mtp once loaded, and of the experts among them: bf16, or FP8 or
- * 4 bits with their scales. */
+/* Bytes in memory of what is served without --mtp. */
 uint64_t bt_census_loaded_bytes(const bt_census *c);
-uint64_t bt_census_expert_bytes(const bt_census *c, const bt_model_config *cfg);
 
 /* By the sizes in config.json; MTP and OTHER are left at 0. */
 void bt_census_expect(const bt_model_config *cfg, uint64_t n_params[BT_N_PARTS]);

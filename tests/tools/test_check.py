@@ -172,6 +172,14 @@ def main():
         done = subprocess.run([CHECK, "--node", "--model", os.path.join(SOURCE, "tests/models/v3-fp8")], capture_output=True, text=True, timeout=300,
                               env={**os.environ, "CUDA_VISIBLE_DEVICES": ""})
         has(done.stdout, "\nneeds 1688096 684288\n")
+        # The tensors say so, whatever config.json does; those of layers that are not served count nowhere.
+        fp8 = json.load(open(os.path.join(SOURCE, "tests/models/v3-fp8/config.json")))
+        for name, change, needs in (("unsaid", {"quantization_config": None}, "1688096 684288"), ("first", {"num_hidden_layers": 1, "num_nextn_predict_layers": 0}, "594848 0")):
+            os.mkdir(os.path.join(folder, name))
+            json.dump(fp8 | change, open(os.path.join(folder, name, "config.json"), "w"))
+            os.symlink(os.path.join(SOURCE, "tests/models/v3-fp8/model.safetensors"), os.path.join(folder, name, "model.safetensors"))
+            done = subprocess.run([CHECK, "--node", "--model", os.path.join(folder, name)], capture_output=True, text=True, timeout=300, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""})
+            has(done.stdout, f"\nneeds {needs}\n")
         # In 4 bits with a scale of two bytes for 32: nine sixteenths of a byte each.
         done = subprocess.run([CHECK, "--node", "--model", os.path.join(SOURCE, "tests/models/k2-int4")], capture_output=True, text=True, timeout=300,
                               env={**os.environ, "CUDA_VISIBLE_DEVICES": ""})

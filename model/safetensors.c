@@ -125,7 +125,8 @@ const char *bt_safetensors_file_of(const bt_safetensors *st, const bt_tensor *t)
     for (size_t i = 0; i < st->n_shards; i++) {
         const shard *s = &st->shards[i];
 
-        if (p >= s->map && p <= s->map + s->bytes) return s->name;
+        /* Data stands behind a header, an empty tensor's maybe where the next mapping begins. */
+        if (p > s->map && p <= s->map + s->bytes) return s->name;
     }
     return "?";
 }

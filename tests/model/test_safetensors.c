@@ -338,6 +338,36 @@ static void safetensors_index_must_agree_with_its_shards(void)
     EXPECT_EQ(open_sharded("{\"weight_map\": {\"a\": \"s1.safetensors\"}}"), BT_OK);
 }
 
+/* Shards of whole pages are mapped right in front of each other: the end of one is the start of
+ * another, of which no tensor is there. */
+static void safetensors_empty_tensor_at_the_end_of_a_shard_is_of_that_shard(void)
+{
+    enum { SHARDS = 4, PAGE = 64 << 10 }; /* a multiple of any kernel's */
+    const char *index =
+        "{\"weight_map\": {\"a1\": \"s1.safetensors\", \"b1\": \"s1.safetensors\", \"a2\": "
+        "\"s2.safetensors\", \"b2\": \"s2.safetensors\", \"a3\": \"s3.safetensors\", \"b3\": "
+        "\"s3.safetensors\", \"a4\": \"s4.safetensors\", \"b4\": \"s4.safetensors\"}}";
+    bt_safetensors *set = NULL;
+
+    scratch_clear();
+    for (int i = 1; i <= SHARDS; i++) {
+        char   json[512], name[32];
+        size_t n = 256, data = PAGE - 8 - n;
+        int    length;
+
+        length = snprintf(
+            json, sizeof(json),
+            "{" T("a%d", "U8", "[%zu]", "[0, %zu]") "," T("b%d", "U8", "[0]", "[%zu, %zu]") "}", i,
+            data, data, i, data, data);
+        memset(json + length, ' ', n - (size_t)length);
+        snprintf(name, sizeof(name), "s%d.safetensors", i);
+        write_raw(name, n, json, n, data);
+    }
+    scratch_write("model.safetensors.index.json", index, strlen(index));
+    EXPECT_EQ(bt_safetensors_open(g_scratch, &set), BT_OK);
+    bt_safetensors_close(set);
+}
+
 static void safetensors_shard_with_an_unlisted_tensor_is_refused(void)
 {
     const char     *ab    = "{" T("a", "U8", "[4]", "[0, 4]") "," T("b", "U8", "[4]", "[4, 8]") "}";
@@ -450,6 +480,7 @@ static const bt_test TESTS[] = {
     BT_TEST(safetensors_corrupted_headers_never_escape_the_file),
     BT_TEST(safetensors_deep_json_is_refused),
     BT_TEST(safetensors_index_must_agree_with_its_shards),
+    BT_TEST(safetensors_empty_tensor_at_the_end_of_a_shard_is_of_that_shard),
     BT_TEST(safetensors_shard_with_an_unlisted_tensor_is_refused),
     BT_TEST(safetensors_missing_files_are_named),
     BT_TEST(safetensors_written_are_read_back),

@@ -203,7 +203,7 @@ static bt_status map_method(bt_jinja *j, bt_jinja_call *call, bt_jinja_value *va
         BT_TRY(want(j, call, 1, 2));
         BT_JINJA_REQUIRE(j, call->at, call->args[0].kind == BT_JINJA_IS_STRING, BT_ERR_UNSUPPORTED,
                          "get: expected a text as key, found %s", bt_jinja_kind(&call->args[0]));
-        e          = bt_jinja_find(map, call->args[0].text);
+        BT_TRY(bt_jinja_look_up(j, call->at, map, call->args[0].text, &e));
         *value_out = e != NULL           ? e->value
                      : call->n_args == 2 ? call->args[1]
                                          : (bt_jinja_value){.kind = BT_JINJA_IS_NONE};

@@ -212,7 +212,10 @@ bt_jinja_value bt_jinja_string(const char *s, size_t n);
 /* Steps that a search in it counts as. */
 size_t          bt_jinja_find_steps(const bt_jinja_map *map);
 bt_jinja_entry *bt_jinja_find(const bt_jinja_map *map, bt_jinja_text key);
-bt_status       bt_jinja_put(bt_jinja *j, bt_jinja_map *map, bt_jinja_text key, bt_jinja_value v);
+/* The same, counted; *entry_out is NULL where there is none. */
+bt_status bt_jinja_look_up(bt_jinja *j, const char *at, const bt_jinja_map *map, bt_jinja_text key,
+                           const bt_jinja_entry **entry_out);
+bt_status bt_jinja_put(bt_jinja *j, bt_jinja_map *map, bt_jinja_text key, bt_jinja_value v);
 
 static inline bool bt_jinja_is_number(const bt_jinja_value *v)
 {

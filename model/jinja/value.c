@@ -46,6 +46,17 @@ bt_jinja_entry *bt_jinja_find(const bt_jinja_map *map, bt_jinja_text key)
     return e != NULL && e->value.kind != BT_JINJA_ABSENT ? e : NULL;
 }
 
+bt_status bt_jinja_look_up(bt_jinja *j, const char *at, const bt_jinja_map *map, bt_jinja_text key,
+                           const bt_jinja_entry **entry_out)
+{
+    bt_status st = BT_OK;
+
+    BT_TRY(bt_jinja_count(j, at, bt_jinja_find_steps(map)));
+    *entry_out = bt_jinja_find(map, key);
+out:
+    return st;
+}
+
 bt_status bt_jinja_put(bt_jinja *j, bt_jinja_map *map, bt_jinja_text key, bt_jinja_value v)
 {
     bt_status       st = BT_OK;
@@ -146,8 +157,9 @@ bt_status bt_jinja_same(bt_jinja *j, const char *at, const bt_jinja_value *a,
         *is_out = a->map->sort == BT_JINJA_DICT && b->map->sort == BT_JINJA_DICT &&
                   a->map->n == b->map->n;
         for (const bt_jinja_entry *e = a->map->first; e != NULL && *is_out; e = e->next) {
-            const bt_jinja_entry *other = bt_jinja_find(b->map, e->key);
+            const bt_jinja_entry *other = NULL;
 
+            BT_TRY(bt_jinja_look_up(j, at, b->map, e->key, &other));
             *is_out = other != NULL;
             if (other != NULL)
                 BT_TRY(bt_jinja_same(j, at, &e->value, &other->value, depth + 1, is_out));
@@ -162,7 +174,8 @@ out:
 bt_status bt_jinja_is_in(bt_jinja *j, const char *at, const bt_jinja_value *a,
                          const bt_jinja_value *b, bool *is_out)
 {
-    bt_status st = BT_OK;
+    bt_status             st = BT_OK;
+    const bt_jinja_entry *e  = NULL;
 
     *is_out = false;
     BT_TRY(bt_jinja_count(j, at, bt_jinja_steps(b)));
@@ -175,8 +188,10 @@ bt_status bt_jinja_is_in(bt_jinja *j, const char *at, const bt_jinja_value *a,
                      "expected a text in a text, or a value in a list: not %s in %s",
                      bt_jinja_kind(a), bt_jinja_kind(b));
     if (b->kind == BT_JINJA_IS_STRING) *is_out = bt_jinja_find_text(b->text, a->text) != NULL;
-    if (b->kind == BT_JINJA_IS_MAP && a->kind == BT_JINJA_IS_STRING)
-        *is_out = bt_jinja_find(b->map, a->text) != NULL;
+    if (b->kind == BT_JINJA_IS_MAP && a->kind == BT_JINJA_IS_STRING) {
+        BT_TRY(bt_jinja_look_up(j, at, b->map, a->text, &e));
+        *is_out = e != NULL;
+    }
     if (b->kind != BT_JINJA_IS_LIST) goto out;
     for (size_t i = 0; i < b->list.n && !*is_out; i++)
         BT_TRY(bt_jinja_same(j, at, a, &b->list.at[i], 0, is_out));
@@ -344,9 +359,9 @@ bt_status bt_jinja_index(bt_jinja *j, const char *at, const bt_jinja_value *of,
                      bt_jinja_shown(name), name.s);
     *value_out = bt_jinja_undefined(name);
     if (of->kind == BT_JINJA_IS_MAP && by->kind == BT_JINJA_IS_STRING) {
-        const bt_jinja_entry *e = bt_jinja_find(of->map, by->text);
+        const bt_jinja_entry *e = NULL;
 
-        BT_TRY(bt_jinja_count(j, at, bt_jinja_find_steps(of->map)));
+        BT_TRY(bt_jinja_look_up(j, at, of->map, by->text, &e));
         if (e != NULL) *value_out = e->value;
     } else if (of->kind == BT_JINJA_IS_STRING && bt_jinja_is_number(by)) {
         BT_TRY(bt_jinja_count(j, at, bt_jinja_steps(of)));

@@ -300,6 +300,36 @@ static void chat_templates_that_cannot_be_rendered_say_where(void)
     }
 }
 
+/* As long as it takes: n keys are searched through each time, which is not one step. */
+static void chat_searches_in_large_maps_count(void)
+{
+    enum { KEYS = 2000, TURNS = 500 };
+    static const char *const SEARCHES[] = {"a == b", "'x' in a or 'y' in a or 'z' in a",
+                                           "a.get('x') or a.get('y') or a.get('z')"};
+    static const int         TIMES[]    = {1, 300, 300};
+
+    for (size_t i = 0; i < sizeof(SEARCHES) / sizeof(SEARCHES[0]); i++) {
+        char *template = malloc(2 * KEYS * 16 + 512), *end = template, *text = NULL;
+
+        if (template == NULL) abort();
+        for (char name = 'a'; name <= 'b'; name++) {
+            end += sprintf(end, "{%% set %c = {", name);
+            for (int k = 0; k < KEYS; k++)
+                end += sprintf(end, "'%d': 1,", k);
+            end += sprintf(end, "} %%}");
+        }
+        sprintf(end,
+                "{%% for i in range(%d) %%}{%% for k in range(%d) %%}{%% if %s %%}{%% endif %%}"
+                "{%% endfor %%}{%% endfor %%}",
+                TURNS, TIMES[i], SEARCHES[i]);
+        write_template(template);
+        EXPECT_EQ(render(g_scratch, 2, TALK, &text), BT_ERR_UNSUPPORTED);
+        EXPECT_HAS(bt_error_text(), "expected an end within");
+        bt_free(text);
+        free(template);
+    }
+}
+
 static void chat_without_a_template_is_refused(void)
 {
     bt_tokenizer *tok  = NULL;
@@ -372,6 +402,7 @@ static const bt_test TESTS[] = {
     BT_TEST(chat_template_may_be_a_list_or_a_file),
     BT_TEST(chat_rendered_text_begins_with_one_bos),
     BT_TEST(chat_templates_that_cannot_be_rendered_say_where),
+    BT_TEST(chat_searches_in_large_maps_count),
     BT_TEST(chat_without_a_template_is_refused),
     BT_TEST(chat_of_unknown_roles_is_refused),
     BT_TEST(chat_unwinds_at_every_allocation),

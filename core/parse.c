@@ -62,10 +62,10 @@ const char *bt_split_address(const char *address, char host_out[BT_ADDRESS_BYTES
 
 void bt_join_address(const char *host, uint16_t port, char address_out[BT_ADDRESS_BYTES])
 {
-    bool bare = strchr(host, ':') != NULL && host[0] != '[';
+    bool bracket = strchr(host, ':') != NULL && host[0] != '[';
 
-    snprintf(address_out, BT_ADDRESS_BYTES, "%s%.*s%s:%u", bare ? "[" : "", BT_HOST_MAX, host,
-             bare ? "]" : "", port);
+    snprintf(address_out, BT_ADDRESS_BYTES, "%s%.*s%s:%u", bracket ? "[" : "",
+             bracket ? BT_HOST_MAX : HOST_MAX, host, bracket ? "]" : "", port);
 }
 
 bool bt_parse_host(const char *name, size_t n)

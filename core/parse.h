@@ -11,7 +11,8 @@
 bool bt_parse_bytes(const char *text, uint64_t *bytes_out);
 
 /* HOST:PORT with a port from 0 to 65535; an IPv6 host stands in brackets, as in [::1]:8000.  With
- * its zero it takes at most BT_ADDRESS_BYTES, and its host, without brackets, BT_HOST_MAX. */
+ * its zero it takes at most BT_ADDRESS_BYTES, and what stands in brackets BT_HOST_MAX; a name may
+ * be two bytes longer, as DNS has it. */
 enum { BT_HOST_MAX = 251, BT_ADDRESS_BYTES = BT_HOST_MAX + sizeof("[]:65535") };
 bool bt_parse_address(const char *text);
 /* Its host, without brackets; returns its port, as it stands there. */

@@ -24,10 +24,13 @@ static void bytes_have_binary_suffixes(void)
 
 static void addresses_have_a_host_and_a_port(void)
 {
-    char longest[BT_ADDRESS_BYTES + 1], host[BT_ADDRESS_BYTES];
+    char longest[BT_ADDRESS_BYTES + 1], host[BT_ADDRESS_BYTES], joined[BT_ADDRESS_BYTES];
 
     snprintf(longest, sizeof(longest), "%0*d:65535", BT_ADDRESS_BYTES - 7, 0);
     EXPECT(bt_parse_address(longest));
+    bt_split_address(longest, host);
+    bt_join_address(host, 65535, joined);
+    EXPECT(strcmp(joined, longest) == 0);
     snprintf(longest, sizeof(longest), "%0*d:65535", BT_ADDRESS_BYTES - 6, 0);
     EXPECT(!bt_parse_address(longest));
     EXPECT(strcmp(bt_split_address("[::1]:65535", host), "65535") == 0 && strcmp(host, "::1") == 0);

@@ -14,8 +14,8 @@ static bt_status upload_embedding(bt_loader *l, const bt_matrix *m)
     bt_row_source          source = {.part = {*m}, .first = 0, .n = cfg->vocab_size};
     bt_status              st     = BT_OK;
 
-    BT_TRY(bt_loader_take(l, (size_t)cfg->vocab_size * cfg->hidden * sizeof(bt_bf16),
-                          &l->w->own_embedding));
+    BT_TRY(bt_device_alloc_array(l->opt->dev, (size_t)cfg->vocab_size * cfg->hidden,
+                                 sizeof(bt_bf16), &l->w->bytes, &l->w->own_embedding));
     l->w->embedding = l->w->own_embedding;
     BT_TRY(bt_device_upload_rows(l->opt->dev, cfg->vocab_size, cfg->hidden, bt_source_row, &source,
                                  l->w->own_embedding));
@@ -134,7 +134,6 @@ static bt_status load_bias(bt_loader *l, uint32_t layer, float **bias_out)
 {
     uint32_t  n    = l->cfg->moe.gate.n_experts;
     float    *bias = NULL;
-    void     *mem  = NULL;
     bt_status st   = BT_OK;
     bt_matrix v;
 
@@ -146,9 +145,8 @@ static bt_status load_bias(bt_loader *l, uint32_t layer, float **bias_out)
         BT_REQUIRE(bias != NULL, BT_ERR_NO_MEMORY, "gate of layer %u", layer);
         for (uint32_t e = 0; e < n; e++)
             bias[e] = bt_matrix_element(&v, e);
-        BT_TRY(bt_device_alloc(l->opt->dev, n * sizeof(*bias), &mem));
-        *bias_out = mem;
-        BT_TRY(bt_device_upload(l->opt->dev, mem, bias, n * sizeof(*bias)));
+        BT_TRY(bt_device_alloc_array(l->opt->dev, n, sizeof(*bias), &l->w->bytes, bias_out));
+        BT_TRY(bt_device_upload(l->opt->dev, *bias_out, bias, n * sizeof(*bias)));
     }
     bt_loader_count(l, &v);
 out:

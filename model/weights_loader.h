@@ -54,8 +54,6 @@ bt_status bt_loader_matrix(bt_loader *l, uint32_t n, uint32_t k, const char *nam
 /* gate_proj over up_proj of the MLP under `prefix`, and its down_proj. */
 bt_status bt_loader_mlp(bt_loader *l, uint32_t dim, const char *prefix, bt_linear **gate_up_out,
                         bt_linear **down_out);
-/* Device memory, taken and counted. */
-bt_status bt_loader_take(bt_loader *l, size_t bytes, bt_bf16 **mem_out);
 /* A norm's weight, rounded to bf16. */
 bt_status bt_loader_vector(bt_loader *l, uint32_t n, const char *name, bt_bf16 **vector_out);
 

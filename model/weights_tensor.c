@@ -220,18 +220,6 @@ out:
     return st;
 }
 
-bt_status bt_loader_take(bt_loader *l, size_t bytes, bt_bf16 **mem_out)
-{
-    void     *mem = NULL;
-    bt_status st  = BT_OK;
-
-    BT_TRY(bt_device_alloc(l->opt->dev, bytes, &mem));
-    *mem_out = mem;
-    l->w->bytes += bytes;
-out:
-    return st;
-}
-
 bt_status bt_loader_vector(bt_loader *l, uint32_t n, const char *name, bt_bf16 **vector_out)
 {
     bt_bf16  *host = NULL;
@@ -244,9 +232,8 @@ bt_status bt_loader_vector(bt_loader *l, uint32_t n, const char *name, bt_bf16 *
         BT_REQUIRE(host != NULL, BT_ERR_NO_MEMORY, "%s", name);
         for (uint32_t i = 0; i < n; i++)
             host[i] = bt_bf16_from_f32(bt_matrix_element(&v, i));
-        BT_TRY(bt_loader_take(l, n * sizeof(*host), vector_out));
+        BT_TRY(bt_device_alloc_array(l->opt->dev, n, sizeof(*host), &l->w->bytes, vector_out));
         BT_TRY(bt_device_upload(l->opt->dev, *vector_out, host, n * sizeof(*host)));
-        BT_TRY(bt_device_sync(l->opt->dev)); /* host memory goes */
     }
     bt_loader_count(l, &v);
 out:

@@ -131,14 +131,11 @@ static bt_status find_bytes(loading *l, uint32_t byte_ids[256])
     bt_status st = BT_OK;
 
     for (uint32_t b = 0; b < 256; b++) {
-        uint32_t c = bt_byte_level_char((uint8_t)b);
-        char     entry[3];
-        json_t  *v;
+        char    entry[5];
+        json_t *v;
 
-        entry[0] = c < 0x80 ? (char)c : (char)(0xc0 | c >> 6);
-        entry[1] = c < 0x80 ? '\0' : (char)(0x80 | (c & 0x3f));
-        entry[2] = '\0';
-        v        = json_object_get(l->vocab, entry);
+        entry[bt_utf8_put(bt_byte_level_char((uint8_t)b), entry)] = '\0';
+        v = json_object_get(l->vocab, entry);
         BT_REQUIRE(v != NULL, BT_ERR_UNSUPPORTED,
                    "%s: field model.vocab: expected a token for each byte, found none for 0x%02x",
                    l->path, b);

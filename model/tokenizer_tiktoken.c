@@ -319,14 +319,6 @@ out:
 
 /* ---- the parts of a long text ---- */
 
-/* Python's str.isspace(). */
-static bool is_space(uint32_t c)
-{
-    return (c >= 0x9 && c <= 0xd) || (c >= 0x1c && c <= 0x20) || c == 0x85 || c == 0xa0 ||
-           c == 0x1680 || (c >= 0x2000 && c <= 0x200a) || c == 0x2028 || c == 0x2029 ||
-           c == 0x202f || c == 0x205f || c == 0x3000;
-}
-
 size_t bt_tiktoken_part(const char *text, size_t n, uint32_t *in_block)
 {
     bool     in_space = false;
@@ -336,7 +328,7 @@ size_t bt_tiktoken_part(const char *text, size_t n, uint32_t *in_block)
     while (at < n) {
         bt_utf8_kind kind;
         size_t       length = bt_utf8_next(text + at, n - at, &kind);
-        bool         space  = is_space(bt_utf8_char(text + at, length));
+        bool         space  = bt_utf8_is_space(bt_utf8_char(text + at, length));
 
         run      = at != 0 && space == in_space ? run + 1 : 1;
         in_space = space;

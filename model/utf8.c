@@ -48,6 +48,24 @@ uint32_t bt_utf8_char(const char *text, size_t length)
     return c;
 }
 
+size_t bt_utf8_put(uint32_t c, char out[4])
+{
+    static const uint8_t LEADS[5] = {0, 0, 0xc0, 0xe0, 0xf0};
+    size_t               n        = c < 0x80 ? 1 : c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
+
+    for (size_t i = n; i-- > 1; c >>= 6)
+        out[i] = (char)(0x80 | (c & 0x3f));
+    out[0] = (char)(LEADS[n] | c);
+    return n;
+}
+
+bool bt_utf8_is_space(uint32_t c)
+{
+    return (c >= 0x9 && c <= 0xd) || (c >= 0x1c && c <= 0x20) || c == 0x85 || c == 0xa0 ||
+           c == 0x1680 || (c >= 0x2000 && c <= 0x200a) || c == 0x2028 || c == 0x2029 ||
+           c == 0x202f || c == 0x205f || c == 0x3000;
+}
+
 /* Writes the repaired text when out is not NULL; returns its length. */
 static size_t repair(const char *text, size_t n, char *out)
 {

@@ -5,6 +5,7 @@
 
 #include "core/alloc.h"
 #include "model/grammar/parts.h"
+#include "model/utf8.h"
 
 enum { SURROGATE_FIRST = 0xD800, SURROGATE_LAST = 0xDFFF, MOST_RANGES = 1 << 16 };
 
@@ -97,30 +98,6 @@ void bt_chars_negate(bt_parts *g, bt_chars *set)
 
 /* ---- as bytes */
 
-static uint32_t utf8_put(uint32_t c, uint8_t *out)
-{
-    if (c < 0x80) {
-        out[0] = (uint8_t)c;
-        return 1;
-    }
-    if (c < 0x800) {
-        out[0] = (uint8_t)(0xC0 | c >> 6);
-        out[1] = (uint8_t)(0x80 | (c & 0x3F));
-        return 2;
-    }
-    if (c < 0x10000) {
-        out[0] = (uint8_t)(0xE0 | c >> 12);
-        out[1] = (uint8_t)(0x80 | (c >> 6 & 0x3F));
-        out[2] = (uint8_t)(0x80 | (c & 0x3F));
-        return 3;
-    }
-    out[0] = (uint8_t)(0xF0 | c >> 18);
-    out[1] = (uint8_t)(0x80 | (c >> 12 & 0x3F));
-    out[2] = (uint8_t)(0x80 | (c >> 6 & 0x3F));
-    out[3] = (uint8_t)(0x80 | (c & 0x3F));
-    return 4;
-}
-
 /* The bytes with which the range before begins, and the nodes behind them: ranges come ascending,
  * and share what they begin with. */
 typedef struct {
@@ -134,9 +111,9 @@ typedef struct {
 static void add_plain_range(bt_parts *g, bt_part part, lead *before, uint32_t lo, uint32_t hi)
 {
     uint8_t  first[4], last[4];
-    uint32_t n = utf8_put(lo, first), at = part.start, next;
+    uint32_t n = (uint32_t)bt_utf8_put(lo, (char *)first), at = part.start, next;
 
-    utf8_put(hi, last);
+    bt_utf8_put(hi, (char *)last);
     for (uint32_t i = 0; i < n; i++, at = next) {
         bool is_last = i + 1 == n, is_one = !is_last && first[i] == last[i];
 

@@ -70,18 +70,13 @@ out:
     return st;
 }
 
-/* Python's str.isspace(), of one character. */
+/* Of one character. */
 static bool is_space(bt_jinja_text c)
 {
     bt_utf8_kind kind;
-    uint32_t     u;
 
     bt_utf8_next(c.s, c.n, &kind);
-    if (kind != BT_UTF8_GOOD) return false;
-    u = bt_utf8_char(c.s, c.n);
-    return (u >= 0x09 && u <= 0x0d) || (u >= 0x1c && u <= 0x20) || u == 0x85 || u == 0xa0 ||
-           u == 0x1680 || (u >= 0x2000 && u <= 0x200a) || u == 0x2028 || u == 0x2029 ||
-           u == 0x202f || u == 0x205f || u == 0x3000;
+    return kind == BT_UTF8_GOOD && bt_utf8_is_space(bt_utf8_char(c.s, c.n));
 }
 
 const char *bt_jinja_find_text(bt_jinja_text in, bt_jinja_text what)

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "model/jinja/parts.h"
+#include "model/utf8.h"
 
 static bool is_letter(char c)
 {
@@ -39,23 +40,6 @@ static int hex_value(char c)
     return -1;
 }
 
-/* The character U+code; returns behind it. */
-static char *put_char(char *to, uint32_t code)
-{
-    if (code < 0x80) {
-        *to++ = (char)code;
-        return to;
-    }
-    if (code < 0x800) {
-        *to++ = (char)(0xc0 | code >> 6);
-    } else {
-        *to++ = (char)(0xe0 | code >> 12);
-        *to++ = (char)(0x80 | (code >> 6 & 0x3f));
-    }
-    *to++ = (char)(0x80 | (code & 0x3f));
-    return to;
-}
-
 /* What a backslash means, as in Python; of an unknown one both characters stay. */
 static bt_status read_escape(bt_jinja_parser *p, const char **c, char **to)
 {
@@ -89,7 +73,7 @@ static bt_status read_escape(bt_jinja_parser *p, const char **c, char **to)
     }
     BT_JINJA_REQUIRE(p->j, *c, code != 0 && (code < 0xd800 || code > 0xdfff), BT_ERR_UNSUPPORTED,
                      "expected a character other than 0 and surrogates, found \\%.5s", *c);
-    *to = put_char(*to, code);
+    *to += bt_utf8_put(code, *to);
     *c += 1 + n_digits;
 out:
     return st;

@@ -45,6 +45,22 @@ static void utf8_next_judges_every_kind_of_start(void)
     EXPECT_EQ(bt_utf8_char("\xf0\x9f\x99\x82", 4), 0x1f642);
 }
 
+static void utf8_put_is_read_back(void)
+{
+    for (uint32_t c = 0; c <= 0x10ffff; c++) {
+        bt_utf8_kind kind = BT_UTF8_BAD;
+        char         text[4];
+        size_t       n = bt_utf8_put(c, text);
+
+        if (c >= 0xd800 && c <= 0xdfff) continue;
+        if (bt_utf8_next(text, n, &kind) == n && kind == BT_UTF8_GOOD && bt_utf8_char(text, n) == c)
+            continue;
+        fprintf(stderr, "U+%04X is not read back\n", c);
+        g_failures++;
+        break;
+    }
+}
+
 static void utf8_repair_replaces_maximal_parts(void)
 {
     char  *text = NULL;
@@ -139,6 +155,7 @@ static void detokenizer_shows_characters_of_four_bytes(void)
 static const bt_test TESTS[] = {
     BT_TEST(detokenizer_shows_characters_of_four_bytes),
     BT_TEST(utf8_next_judges_every_kind_of_start),
+    BT_TEST(utf8_put_is_read_back),
     BT_TEST(utf8_repair_replaces_maximal_parts),
     BT_TEST(byte_level_maps_every_byte_there_and_back),
     BT_TEST(byte_level_special_texts_stand_for_themselves),

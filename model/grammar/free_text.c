@@ -35,24 +35,6 @@ typedef struct {
     uint32_t       n_states, states_capacity, n_steps, steps_capacity;
 } automaton;
 
-/* Room for one more; false and an error: there is none. */
-static bool grow(bt_parts *g, void *array, size_t size, uint32_t n, uint32_t *capacity)
-{
-    uint32_t wanted = *capacity == 0 ? 64 : 2 * *capacity;
-    void    *grown;
-
-    if (g->st != BT_OK) return false;
-    if (n < *capacity) return true;
-    grown = bt_realloc(*(void **)array, wanted, size);
-    if (grown == NULL) {
-        g->st = BT_ERR_NO_MEMORY;
-        return false;
-    }
-    *(void **)array = grown;
-    *capacity       = wanted;
-    return true;
-}
-
 /* 0, or an error. */
 static uint32_t add_state(automaton *a, uint32_t parent, uint32_t c)
 {
@@ -61,7 +43,9 @@ static uint32_t add_state(automaton *a, uint32_t parent, uint32_t c)
     if (a->n_states == MOST_STATES)
         bt_parts_refuse(a->g, "triggers and ends of tags of more than %d characters",
                         (int)MOST_STATES);
-    if (!grow(a->g, &a->states, sizeof(*a->states), a->n_states, &a->states_capacity)) return 0;
+    if (!bt_parts_grow(a->g, &a->states, sizeof(*a->states), a->n_states, &a->states_capacity,
+                       MOST_STATES))
+        return 0;
     state.node = bt_part_node(a->g);
     if (a->n_states > 0) {
         state.next              = a->states[parent].child;
@@ -97,7 +81,8 @@ static void add_stop(automaton *a, uint32_t stop)
 
 static void add_step(automaton *a, uint32_t c, uint32_t to)
 {
-    if (grow(a->g, &a->steps, sizeof(*a->steps), a->n_steps, &a->steps_capacity))
+    if (bt_parts_grow(a->g, &a->steps, sizeof(*a->steps), a->n_steps, &a->steps_capacity,
+                      UINT32_MAX))
         a->steps[a->n_steps++] = (stop_step){c, to};
 }
 

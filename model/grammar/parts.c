@@ -27,9 +27,8 @@ void bt_parts_refuse(bt_parts *g, const char *format, ...)
     va_end(args);
 }
 
-/* Room for one more of an array; false and an error: there is none. */
-static bool grow(bt_parts *g, void *array, size_t size, uint32_t n, uint32_t *capacity,
-                 uint32_t most)
+bool bt_parts_grow(bt_parts *g, void *array, size_t size, uint32_t n, uint32_t *capacity,
+                   uint32_t most)
 {
     uint32_t wanted = *capacity == 0 ? 64 : 2 * *capacity;
     void    *grown;
@@ -52,8 +51,8 @@ static bool grow(bt_parts *g, void *array, size_t size, uint32_t n, uint32_t *ca
 
 uint32_t bt_part_node(bt_parts *g)
 {
-    if (!grow(g, &g->first, sizeof(*g->first), g->n_nodes, &g->nodes_capacity,
-              BT_GRAMMAR_NODES_MAX))
+    if (!bt_parts_grow(g, &g->first, sizeof(*g->first), g->n_nodes, &g->nodes_capacity,
+                       BT_GRAMMAR_NODES_MAX))
         return 0;
     g->first[g->n_nodes] = 0;
     return g->n_nodes++;
@@ -61,8 +60,8 @@ uint32_t bt_part_node(bt_parts *g)
 
 static void add_edge(bt_parts *g, uint32_t from, bt_part_edge edge)
 {
-    if (!grow(g, &g->edges, sizeof(*g->edges), g->n_edges, &g->edges_capacity,
-              2 * BT_GRAMMAR_NODES_MAX))
+    if (!bt_parts_grow(g, &g->edges, sizeof(*g->edges), g->n_edges, &g->edges_capacity,
+                       2 * BT_GRAMMAR_NODES_MAX))
         return;
     edge.next            = g->first[from];
     g->edges[g->n_edges] = edge;
@@ -189,8 +188,8 @@ uint32_t bt_rule_new(bt_parts *g, const char *name)
 {
     bt_part_rule rule = {0};
 
-    if (!grow(g, &g->rules, sizeof(*g->rules), g->n_rules, &g->rules_capacity,
-              BT_GRAMMAR_NODES_MAX))
+    if (!bt_parts_grow(g, &g->rules, sizeof(*g->rules), g->n_rules, &g->rules_capacity,
+                       BT_GRAMMAR_NODES_MAX))
         return 0;
     if (name != NULL && (rule.name = bt_strdup(name)) == NULL) {
         g->st = BT_ERR_NO_MEMORY;

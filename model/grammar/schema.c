@@ -100,18 +100,9 @@ const json_t *bt_schema_resolve(bt_schema *s, const json_t *ref, const bt_schema
 /* Its schema is read later. */
 static void postpone(bt_schema *s, const json_t *schema, const char *name, uint32_t rule)
 {
-    if (s->n_pending == s->pending_capacity) {
-        uint32_t           capacity = s->pending_capacity == 0 ? 8 : 2 * s->pending_capacity;
-        bt_schema_pending *grown    = bt_realloc(s->pending, capacity, sizeof(*grown));
-
-        if (grown == NULL) {
-            s->g->st = BT_ERR_NO_MEMORY;
-            return;
-        }
-        s->pending          = grown;
-        s->pending_capacity = capacity;
-    }
-    s->pending[s->n_pending++] = (bt_schema_pending){schema, name, rule};
+    if (bt_parts_grow(s->g, &s->pending, sizeof(*s->pending), s->n_pending, &s->pending_capacity,
+                      UINT32_MAX))
+        s->pending[s->n_pending++] = (bt_schema_pending){schema, name, rule};
 }
 
 /* A rule for each text of a reference, under its name. */

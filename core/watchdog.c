@@ -52,8 +52,8 @@ static void *watch(void *unused)
 
         if (look_ns > LOOK_MAX_NS) look_ns = LOOK_MAX_NS;
         bt_sleep_ns(look_ns);
+        what = atomic_load(&g_dog.what); /* first: a call that comes between the two is a turn */
         turn = atomic_load(&g_dog.turn);
-        what = atomic_load(&g_dog.what);
         if (what == NULL || turn != seen) {
             seen     = turn;
             quiet_ns = 0;

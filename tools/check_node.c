@@ -12,6 +12,7 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include "core/alloc.h"
 #include "core/clock.h"
 #include "core/file.h"
 #include "core/machine.h"
@@ -110,18 +111,19 @@ static void look_at_mpi(void)
 /* How fast the checkpoint's largest tensor comes from its file, past the page cache. */
 static double read_rate(const bt_safetensors *st)
 {
-    const bt_tensor *most = NULL;
-    char            *block;
+    const bt_tensor *most  = NULL;
+    char            *block = NULL;
     uint64_t         begin, n = 0;
+    double           rate = 0;
     int              fd;
 
     for (size_t i = 0; i < bt_safetensors_count(st); i++)
         if (most == NULL || bt_safetensors_at(st, i)->bytes > most->bytes)
             most = bt_safetensors_at(st, i);
     if (most == NULL) return 0;
-    fd    = open(bt_safetensors_file_of(st, most), O_RDONLY | O_CLOEXEC);
-    block = malloc(BLOCK);
-    if (fd < 0 || block == NULL) goto out;
+    fd = open(bt_safetensors_file_of(st, most), O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return 0;
+    if ((block = bt_calloc(1, BLOCK)) == NULL) goto out;
     posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
     begin = bt_now_ns();
     while (n < READ_BYTES) {
@@ -130,13 +132,11 @@ static double read_rate(const bt_safetensors *st)
         if (got <= 0) break;
         n += (uint64_t)got;
     }
-    free(block);
-    close(fd);
-    return (double)n / ((double)(bt_now_ns() - begin) * 1e-9);
+    rate = (double)n / ((double)(bt_now_ns() - begin) * 1e-9);
 out:
-    free(block);
-    if (fd >= 0) close(fd);
-    return 0;
+    bt_free(block);
+    close(fd);
+    return rate;
 }
 
 /* What all of the model takes in the host's memory. */

@@ -39,9 +39,6 @@ bt_status bt_check_out(const char *option, const char *path);
 
 /* This program's own file.  False: the system does not tell. */
 bool bt_own_path(char path_out[PATH_MAX]);
-/* Whether this process has children that live: before it starts any, those of the shell that has
- * exec'ed it, as `helper & exec baton` does.  Collects those that have ended. */
-bool bt_has_children(void);
 /* `name` in that file's folder, which may begin with "../"; whether it is there nobody has looked.
  * False also when the path is too long. */
 bool bt_path_beside(const char *name, char path_out[PATH_MAX]);
@@ -49,6 +46,10 @@ bool bt_path_beside(const char *name, char path_out[PATH_MAX]);
 /* The Python that draws: BATON_PYTHON, else the system's, where distributions put matplotlib, else
  * the one in PATH.  Borrowed. */
 const char *bt_python(void);
+
+/* Whether this process has children that live: before it starts any, those of the shell that has
+ * exec'ed it, as `helper & exec baton` does.  Collects those that have ended. */
+bool bt_has_children(void);
 
 #ifdef __cplusplus
 }

@@ -50,7 +50,7 @@ out:
     return st;
 }
 
-/* The first (down false) or the second products of all blocks. */
+/* The first or the second products of all blocks. */
 static bt_status multiply(bt_device *dev, bt_role role, uint32_t n_ffns, const bt_ffn *ffns,
                           bool second, bt_bf16 *h, bt_bf16 *act)
 {

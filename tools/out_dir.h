@@ -12,9 +12,10 @@
 extern "C" {
 #endif
 
-/* Makes it, or accepts an empty one; *made_out says which. */
+/* Makes it, or accepts an empty one; *made_out says which.  IO; INVALID_ARG names what is in it. */
 bt_status bt_out_dir_open(const char *dir, bool *made_out);
-/* Has its file system room for so many bytes of weights?  `advice` ends the message. */
+/* Has its file system room for so many bytes of weights, and some more?  IO says how much there is;
+ * `advice` ends that message. */
 bt_status bt_out_dir_check_room(const char *dir, uint64_t bytes, const char *advice);
 
 /* From now on SIGINT, SIGTERM and, unless it is ignored, SIGHUP set what this points to, and a

@@ -26,8 +26,9 @@ typedef struct {
 uint64_t bt_synth_total_bytes(const bt_synth_list *list);
 uint32_t bt_synth_n_files(const bt_synth_job *job);
 
-/* Writes model.safetensors, or numbered files and their index, into the directory.  What is there
- * after a failure is for bt_synth_remove(). */
+/* Writes model.safetensors, or numbered files and their index, into the directory, where none of
+ * them may be yet.  IO, NO_MEMORY, or CANCELLED (not logged); what is there after a failure is for
+ * bt_synth_remove(). */
 bt_status bt_synth_write(const bt_synth_job *job);
 /* Removes config.json and all files that bt_synth_write() makes. */
 void bt_synth_remove(const bt_synth_job *job);

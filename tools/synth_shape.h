@@ -51,6 +51,7 @@ const char *bt_synth_names(void);
 /* Ids that the vocabulary lacks become 0 and 1; dense layers are at most all layers. */
 void bt_synth_settle(bt_synth_shape *shape);
 
+/* Its config.json, into the file.  IO or NO_MEMORY. */
 bt_status bt_synth_write_config(const bt_synth_shape *shape, const char *path);
 
 #ifdef __cplusplus

@@ -7,9 +7,9 @@
 #include "attention/variants/core.h"
 #include "core/alloc.h"
 
-/* y[m, n_heads * n] or [n_heads * m, n]: head h's product goes to y + h * step. */
+/* A matrix of each head. */
 typedef struct {
-    bt_linear **w; /* one per head, owned while the products run */
+    bt_linear **w; /* [n_made], owned while the products run */
     size_t      n_made;
 } factors;
 
@@ -52,7 +52,8 @@ out:
     return st;
 }
 
-/* x: per head [m, k] with row stride ld_x; product [.., ld_y] */
+/* Head h's product [m, n] of x + h step_x [m, k] goes to y + h step_y: side by side, or one below
+ * the other, as step_y and the row stride ld_y say. */
 static bt_status multiply(bt_study *s, const bt_bf16 *x, size_t step_x, size_t ld_x, uint32_t m,
                           const factors *f, bt_bf16 *y, size_t step_y, size_t ld_y)
 {

@@ -30,7 +30,7 @@ static void relay_abort_ends_every_state_and_frees_it(void)
     for (sim_at state = AT_QUEUE; state < AT_LAST; state++)
         for (int by_name = 0; by_name < 2; by_name++) {
             sim        s;
-            sim_client c, other;
+            sim_client c, other = {0};
 
             sim_bring(&s, &c, state);
             bt_relay_abort_client(s.relay, &other, "a", "not yours"); /* another client's */

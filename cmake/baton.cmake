@@ -24,7 +24,7 @@ if(BT_SANITIZE_THREAD)
   add_link_options(-fsanitize=thread)
 endif()
 if(BT_FUZZ)
-  add_compile_options(-fsanitize=fuzzer-no-link,address,undefined)
+  add_compile_options(-fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined)
   add_link_options(-fsanitize=address,undefined)
 endif()
 

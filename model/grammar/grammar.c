@@ -149,11 +149,12 @@ static void look_at(recursion *r, uint32_t node)
     if (r->seen[node]) return;
     r->seen[node] = 1;
     for (uint32_t at = g->first[node]; at != 0; at = g->edges[at - 1].next) {
-        const bt_part_edge *e    = &g->edges[at - 1];
-        const bt_part_rule *rule = &g->rules[e->rule];
+        const bt_part_edge *e = &g->edges[at - 1];
 
         if (e->kind == BT_EDGE_BYTES || !r->lives[e->to]) continue;
         if (e->kind == BT_EDGE_CALL) {
+            const bt_part_rule *rule = &g->rules[e->rule];
+
             if (!rule->given || !r->lives[rule->is.start]) continue;
             r->stack[r->n++] = RULE | e->rule;
             if (!r->is_empty[rule->is.start]) continue;

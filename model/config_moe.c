@@ -3,7 +3,8 @@
 #include "model/config_parts.h"
 
 /* transformers 5 lists each layer's kind; only "dense" layers first, then "sparse" ones, is a
- * model that first_k_dense_replace can say. */
+ * model that first_k_dense_replace can say.  Where both stand, Hugging Face reads only the latter
+ * for V2 and V3, and only the list for the others, beside which it saves its default of 3. */
 static bt_status read_layer_types(const bt_json_at *at, bt_model_family fam, bt_model_config *cfg)
 {
     bt_status     st      = BT_OK;
@@ -26,7 +27,8 @@ static bt_status read_layer_types(const bt_json_at *at, bt_model_family fam, bt_
                    at->file, i);
         n_dense += is_dense;
     }
-    BT_REQUIRE(bt_json_field(at, "first_k_dense_replace") == NULL ||
+    BT_REQUIRE((fam != BT_FAMILY_V2 && fam != BT_FAMILY_V3) ||
+                   bt_json_field(at, "first_k_dense_replace") == NULL ||
                    cfg->first_moe_layer == n_dense,
                BT_ERR_FORMAT,
                "%s: field mlp_layer_types: expected %u dense layers (first_k_dense_replace), found "
@@ -137,7 +139,7 @@ bt_status bt_config_moe(const bt_json_at *at, bt_model_family fam, bt_model_conf
     const bt_config_u32 fields[] = {
         {"moe_intermediate_size", &cfg->moe.expert_dim,  1, BT_CONFIG_MAX_DIM,    true },
         {"n_shared_experts",      &n_shared,             0, 1 << 10,              false},
-        {"first_k_dense_replace", &cfg->first_moe_layer, 0, cfg->n_layers,        false},
+        {"first_k_dense_replace", &cfg->first_moe_layer, 0, BT_CONFIG_MAX_LAYERS, false},
         {"moe_layer_freq",        &cfg->moe_layer_freq,  1, BT_CONFIG_MAX_LAYERS, false},
     };
 
@@ -151,6 +153,8 @@ bt_status bt_config_moe(const bt_json_at *at, bt_model_family fam, bt_model_conf
                BT_ERR_FORMAT,
                "%s: field first_k_dense_replace: expected an integer from 0 to %u, found nothing",
                at->file, cfg->n_layers);
+    if (cfg->first_moe_layer > cfg->n_layers) /* layers were cut off: all that are left are dense */
+        cfg->first_moe_layer = cfg->n_layers;
     BT_TRY(read_layer_types(at, fam, cfg));
     BT_REQUIRE((uint64_t)n_shared * cfg->moe.expert_dim <= BT_CONFIG_MAX_DIM, BT_ERR_FORMAT,
                "%s: field n_shared_experts: expected n_shared_experts * moe_intermediate_size <= "

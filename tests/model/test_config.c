@@ -291,6 +291,23 @@ static void config_layer_list_of_transformers_5_is_read(void)
                            &c),
               BT_OK);
     EXPECT_EQ(c.first_moe_layer, 2);
+    /* beside its default, where the list alone counts */
+    EXPECT_EQ(read_patched("{\"model_type\": \"glm_moe_dsa\", \"architectures\": null, "
+                           "\"index_topk\": 16, \"index_n_heads\": 4, \"index_head_dim\": 64, "
+                           "\"first_k_dense_replace\": 3, \"mlp_layer_types\": [\"dense\", "
+                           "\"sparse\", \"sparse\", \"sparse\"]}",
+                           &c),
+              BT_OK);
+    EXPECT_EQ(c.first_moe_layer, 1);
+}
+
+static void config_of_fewer_layers_than_dense_ones_is_dense(void)
+{
+    bt_model_config c;
+
+    EXPECT_EQ(read_patched("{\"first_k_dense_replace\": 5}", &c), BT_OK);
+    EXPECT_EQ(c.first_moe_layer, 4);
+    EXPECT_EQ(bt_model_n_moe_layers(&c), 0);
 }
 
 static void config_eos_ids_of_both_files_are_joined(void)
@@ -364,7 +381,7 @@ static const bad_case BAD[] = {
     {"{\"rope_theta\": 0}",                  BT_ERR_FORMAT, {"field rope_theta", "expected", "found 0"}},
     {"{\"rope_theta\": 1}",                  BT_ERR_FORMAT, {"field rope_theta", "expected", "found 1"}},
     {"{\"routed_scaling_factor\": 0}",       BT_ERR_FORMAT, {"field routed_scaling_factor", "expected", "found 0"}},
-    {"{\"first_k_dense_replace\": 5}",       BT_ERR_FORMAT, {"field first_k_dense_replace", "expected an integer from 0 to 4", "found 5"}},
+    {"{\"first_k_dense_replace\": -1}",      BT_ERR_FORMAT, {"field first_k_dense_replace", "expected an integer from 0 to", "found -1"}},
     {"{\"moe_layer_freq\": 0}",              BT_ERR_FORMAT, {"field moe_layer_freq", "expected an integer from 1", "found 0"}},
     {"{\"n_routed_experts\": 100000}",       BT_ERR_FORMAT, {"field n_routed_experts", "expected", "found 100000"}},
     {"{\"n_group\": 3}",                     BT_ERR_FORMAT, {"field n_group", "expected a divisor of n_routed_experts (16)", "found 3"}},
@@ -693,6 +710,7 @@ static const bt_test TESTS[] = {
     BT_TEST(config_yarn_is_that_of_transformers),
     BT_TEST(config_dense_model_has_no_experts),
     BT_TEST(config_layer_list_of_transformers_5_is_read),
+    BT_TEST(config_of_fewer_layers_than_dense_ones_is_dense),
     BT_TEST(config_eos_ids_of_both_files_are_joined),
     BT_TEST(config_reads_indexers),
     BT_TEST(config_of_4_bits_may_leave_out_what_is_null),

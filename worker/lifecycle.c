@@ -140,6 +140,9 @@ bt_status bt_worker_pump(bt_worker *w, bt_request *r, bool flush)
     if (r->out.ticket_ids == NULL ||
         (r->state != BT_REQUEST_PREFILL && r->state != BT_REQUEST_SENDING))
         return BT_OK;
+    /* Cached pages go with the first piece: from the first message on a lease runs, and a prompt
+     * may wait for others longer than that. */
+    if (r->step_end == r->n_held) return BT_OK;
     while (bt_handoff_out_next(&r->out, &view, &m)) {
         void *slot = links->stage(links->ctx);
 

@@ -1,5 +1,6 @@
 /* tests/worker/bench.h - one rank and the orders that it gets, without a cell around it: what it
- * says is kept, its hand-off has never room, and a step's logits are all the same, or different. */
+ * says is kept, its hand-off has no room unless it is given a slot, and a step's logits are all the
+ * same, or different. */
 #ifndef BT_TESTS_WORKER_BENCH_H
 #define BT_TESTS_WORKER_BENCH_H
 
@@ -33,6 +34,8 @@ typedef struct {
     bool            granted;       /* a message is under way and cannot be withdrawn */
     bool            tells_layers;  /* a step says that its layers are done */
     bool            has_come;      /* its hand-off has brought something since it was asked last */
+    bt_bf16        *slot;          /* or NULL: where its hand-off packs each message */
+    uint64_t        sent;          /* a bit for each request that it has sent pages of */
     uint32_t        n_quarantined; /* as the last beat says */
     uint64_t        progress;      /* likewise */
     size_t          tail_max;
@@ -62,6 +65,20 @@ static inline size_t bench_tail_max(void *ctx) { return ((bench *)ctx)->tail_max
 static inline bool bench_cancel(void *ctx, uint64_t request)
 {
     return request != 0 && !((bench *)ctx)->granted;
+}
+
+static inline void *bench_stage(void *ctx) { return ((bench *)ctx)->slot; }
+
+static inline bt_page_payload bench_slot(void *ctx, void *slot, const bt_page_message *m)
+{
+    (void)ctx;
+    return (bt_page_payload){.rows = slot, .tail = (char *)slot + m->payload_bytes - m->tail_bytes};
+}
+
+static inline void bench_send(void *ctx, uint32_t to, const bt_page_message *m, void *slot)
+{
+    (void)to, (void)slot;
+    ((bench *)ctx)->sent |= (uint64_t)1 << m->request;
 }
 
 static inline bool bench_poll(void *ctx)
@@ -105,6 +122,9 @@ static inline bt_worker_config bench_config(bench *b, uint32_t rank, uint32_t n_
     links.up           = bench_up;
     links.tail_max     = bench_tail_max;
     links.cancel       = bench_cancel;
+    links.stage        = bench_stage;
+    links.slot         = bench_slot;
+    links.send         = bench_send;
     links.poll         = bench_poll;
     links.launch       = bench_launch;
     links.offer_graphs = bench_offer_graphs;
@@ -154,13 +174,13 @@ static inline void bench_forget(bench *b)
         bt_up_free(&b->up[--b->n_up]);
 }
 
-/* All pages must be free again. */
+/* All pages must be free again, or cached. */
 static inline void bench_tear_down(bench *b)
 {
     bench_forget(b);
     bt_worker_destroy(b->worker);
     EXPECT_EQ(bt_kv_pool_check(b->pool), BT_OK);
-    EXPECT_EQ(bt_kv_pool_n_free(b->pool), BENCH_PAGES);
+    EXPECT_EQ(bt_kv_pool_n_free(b->pool) + bt_kv_pool_n_cached(b->pool), BENCH_PAGES);
     bt_kv_pool_destroy(b->pool);
     bt_device_destroy(b->dev);
 }

@@ -666,6 +666,45 @@ static void hand_off_that_stands_still_ends_on_the_decode_rank(void)
     bench_tear_down(&b);
 }
 
+static bt_down prefill_with_prefix(uint64_t id, uint32_t n_prompt)
+{
+    bt_down m = bench_prefill(id, n_prompt, 2, 1);
+
+    m.u.prefill.n_prefix_key_bytes = 16;
+    m.u.prefill.prefix_keys        = bt_calloc(1, 16);
+    return m;
+}
+
+/* With the first message its lease begins, which a prompt that waits for others may outlast. */
+static void cached_pages_leave_with_the_first_piece(void)
+{
+    static bt_bf16 slot[1 << 15];
+    bench          b;
+    bt_down        m;
+
+    bench_set_up(&b, 0, 1, 1);
+    b.slot = slot;
+    m      = prefill_with_prefix(1, 65), bench_order(&b, &m);
+    for (int i = 0; i < 5; i++) /* 16 rows each: its first page is cached then */
+        EXPECT_EQ(bench_run_step(&b), BT_OK);
+    EXPECT_EQ(b.sent, 1 << 1);
+    m = (bt_down){
+        .kind = BT_DOWN_ABORT, .u.abort = {.request = 1, .epoch = 3}
+    };
+    bench_order(&b, &m);
+    for (uint64_t id = 2; id <= 3; id++) /* these two fill a step */
+        m = bench_prefill(id, 40, 1, 1), bench_order(&b, &m);
+    m = prefill_with_prefix(4, 84), bench_order(&b, &m);
+    EXPECT_EQ(bench_run_step(&b), BT_OK);
+    b.tells_layers = b.has_come = true; /* then all are looked at */
+    EXPECT_EQ(bench_run_step(&b), BT_OK);
+    EXPECT_EQ(b.sent, 1 << 1 | 1 << 2 | 1 << 3);
+    for (int i = 0; i < 2; i++)
+        EXPECT_EQ(bench_run_step(&b), BT_OK);
+    EXPECT_EQ(b.sent, 1 << 1 | 1 << 2 | 1 << 3 | 1 << 4);
+    bench_tear_down(&b);
+}
+
 /* The decode rank says the first token once more with the second one, unless logprobs go before it,
  * of the prompt or of alternatives, which only the prefill rank has. */
 static void first_token_is_repeated_without_logprobs_alone(void)
@@ -888,6 +927,7 @@ int main(int argc, char **argv)
         BT_TEST(step_that_came_to_nothing_is_computed_in_the_same_form),
         BT_TEST(rank_that_has_lost_a_page_does_not_park),
         BT_TEST(request_beside_an_evaluation_has_nobody_to_give_way),
+        BT_TEST(cached_pages_leave_with_the_first_piece),
         BT_TEST(hand_off_that_stands_still_ends_on_the_decode_rank),
         BT_TEST(first_token_is_repeated_without_logprobs_alone),
         BT_TEST(first_token_that_ends_its_choice_is_repeated_alone),

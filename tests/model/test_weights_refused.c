@@ -225,8 +225,9 @@ static void weights_without_a_use_are_refused(void)
     c.tensors[c.n - 1].name = "model.layers.1.\x1b[2J\nbias";
     EXPECT_EQ(load_list(&c, &w), BT_ERR_UNSUPPORTED);
     EXPECT_HAS(bt_error_text(), "tensor model.layers.1.?[2J?bias: expected none");
-    c.tensors[c.n - 1].name  = "model.layers.1.mlp.shared_experts.up_proj.bias";
-    c.tensors[c.n - 1].bytes = 0; /* it changes nothing */
+    c.tensors[c.n - 1].name     = "model.layers.1.mlp.shared_experts.up_proj.bias";
+    c.tensors[c.n - 1].shape[0] = 0; /* it changes nothing */
+    c.tensors[c.n - 1].bytes    = 0;
     EXPECT_EQ(load_list(&c, &w), BT_OK);
     bt_weights_fini(&w);
     c.n--;

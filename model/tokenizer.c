@@ -102,9 +102,11 @@ int64_t bt_tokenizer_added_id(const bt_tokenizer *tok, const char *text)
 bool bt_tokenizer_is_text(const bt_tokenizer *tok, uint32_t id)
 {
     const bt_vocab_token *t = id < tok->n_tokens ? &tok->tokens[id] : NULL;
+    int64_t               added;
 
-    return t != NULL && t->n > 0 && t->mapped && !t->special &&
-           added_id(tok, tok->arena + t->at, t->n) < 0;
+    if (t == NULL || t->n == 0 || t->special) return false;
+    added = added_id(tok, tok->arena + t->at, t->n);
+    return added < 0 ? t->mapped : added == (int64_t)id;
 }
 
 bt_status bt_tokenizer_front(const bt_tokenizer *tok, bool always, uint32_t ids_out[BT_MAX_FRONT],

@@ -44,7 +44,8 @@ bt_status bt_tokenizer_encode(const bt_tokenizer *tok, const char *text, size_t 
  * added token. An id outside the vocabulary gives 0 bytes. */
 const char *bt_tokenizer_bytes(const bt_tokenizer *tok, uint32_t id, size_t *n_out,
                                bool *special_out);
-/* Whether texts are made of it: a token of the vocabulary, and no added one. */
+/* Whether texts are made of it: a token of the vocabulary, or an added one that is not special, as
+ * those around calls of tools are.  Of a text that is an added token's no other one is. */
 bool bt_tokenizer_is_text(const bt_tokenizer *tok, uint32_t id);
 /* -1 when the text is not an added token. */
 int64_t bt_tokenizer_added_id(const bt_tokenizer *tok, const char *text);

@@ -61,9 +61,14 @@ bt_status bt_grammar_pack(const bt_parts *g, bt_part whole, bt_grammar **grammar
 
 /* Inside this folder: the readers, each of the whole of a text.  What they refuse is in g. */
 bt_part bt_read_json_schema(bt_parts *g, const char *text, size_t n);
-bt_part bt_read_ebnf(bt_parts *g, const char *text, size_t n);
-bt_part bt_read_choice(bt_parts *g, const char *text, size_t n);
-bt_part bt_read_structural_tag(bt_parts *g, const char *text, size_t n);
+/* The same of an object whose members are written in a style (schema_style.c). */
+typedef struct bt_schema_style bt_schema_style;
+const bt_schema_style         *bt_schema_style_of(const char *name); /* NULL: there is none */
+bt_part                        bt_read_styled_schema(bt_parts *g, const char *text, size_t n,
+                                                     const bt_schema_style *style);
+bt_part                        bt_read_ebnf(bt_parts *g, const char *text, size_t n);
+bt_part                        bt_read_choice(bt_parts *g, const char *text, size_t n);
+bt_part                        bt_read_structural_tag(bt_parts *g, const char *text, size_t n);
 /* whole: the text must match from its start to its end; else somewhere in it, as far as ^ and $ do
  * not say otherwise.  in_json: the text stands inside a JSON string (bt_part_json_chars()). */
 bt_part bt_read_regex(bt_parts *g, const char *text, size_t n, bool whole, bool in_json);

@@ -113,6 +113,7 @@ static bt_part call_ref(bt_schema *s, const json_t *ref, const bt_schema_at *at)
     uint32_t      rule;
 
     if (target == NULL) return bt_part_never(s->g);
+    if (s->place != BT_SCHEMA_JSON) return bt_schema_read(s, target, at); /* here, not as a rule */
     known = json_object_get(s->memo, name);
     if (known != NULL) return bt_rule_call(s->g, (uint32_t)json_integer_value(known));
     rule = bt_rule_new(s->g, name);
@@ -221,6 +222,20 @@ static bt_part literal(bt_schema *s, const json_t *v, uint32_t types, const bt_s
     return part;
 }
 
+/* As JSON, or in a style. */
+static bt_part written(bt_schema *s, const json_t *v, uint32_t types, const bt_schema_at *at)
+{
+    const char *text = json_string_value(v);
+
+    if (s->place == BT_SCHEMA_JSON) return literal(s, v, types, at);
+    if (s->place == BT_SCHEMA_OUTERMOST)
+        bt_schema_refuse(s, at, "enum or const in the style %s is not supported", s->style->name);
+    if (text == NULL) return bt_style_json(s, literal(s, v, types, at));
+    if (strstr(text, s->style->end) != NULL)
+        bt_schema_refuse(s, at, "a text with the end of the style %s in it", s->style->name);
+    return bt_style_text(s, bt_part_bytes(s->g, text, json_string_length(v)));
+}
+
 /* spoken: types that other keywords speak of. */
 static bt_part read_enum(bt_schema *s, const json_t *schema, uint32_t spoken,
                          const bt_schema_at *at)
@@ -241,7 +256,7 @@ static bt_part read_enum(bt_schema *s, const json_t *schema, uint32_t spoken,
         if (values != NULL && fixed != NULL && !json_equal(v, fixed)) continue;
         if ((type_of(v) & spoken) != 0)
             bt_schema_refuse(s, at, "enum or const beside keywords that describe such a value");
-        bt_part_add(s->g, part, literal(s, v, types, at));
+        bt_part_add(s->g, part, written(s, v, types, at));
     }
     return part;
 }
@@ -262,6 +277,48 @@ static bt_part read_type(bt_schema *s, const json_t *schema, uint32_t type, cons
     }
 }
 
+/* What is no object has no arguments. */
+static bt_part read_outermost(bt_schema *s, const json_t *schema, uint32_t type,
+                              const bt_schema_at *at)
+{
+    return type == BT_TYPE_OBJECT ? read_type(s, schema, type, at) : bt_part_never(s->g);
+}
+
+/* A member's value in a style. */
+static bt_part read_value(bt_schema *s, const json_t *schema, uint32_t type, const bt_schema_at *at)
+{
+    bt_part value;
+
+    if (type == BT_TYPE_STRING) return bt_style_text(s, read_type(s, schema, type, at));
+    s->place = BT_SCHEMA_JSON;
+    value    = bt_style_json(s, read_type(s, schema, type, at));
+    s->place = BT_SCHEMA_VALUE;
+    return value;
+}
+
+static bt_part read_typed(bt_schema *s, const json_t *schema, uint32_t type, const bt_schema_at *at)
+{
+    switch (s->place) {
+    case BT_SCHEMA_OUTERMOST: return read_outermost(s, schema, type, at);
+    case BT_SCHEMA_VALUE: return read_value(s, schema, type, at);
+    default: return read_type(s, schema, type, at);
+    }
+}
+
+/* Of a schema that says nothing. */
+static bt_part read_any(bt_schema *s, const bt_schema_at *at)
+{
+    bt_part any;
+
+    switch (s->place) {
+    case BT_SCHEMA_OUTERMOST: return bt_schema_object(s, bt_schema_made(s, json_object()), at);
+    case BT_SCHEMA_VALUE:
+        any = bt_style_json(s, bt_schema_call(s, BT_COMMON_ANY));
+        return bt_part_either(s->g, bt_style_text(s, bt_style_free_text(s)), any);
+    default: return bt_schema_call(s, BT_COMMON_ANY);
+    }
+}
+
 static bt_part read_types(bt_schema *s, const json_t *schema, uint32_t spoken,
                           const bt_schema_at *at)
 {
@@ -269,10 +326,10 @@ static bt_part read_types(bt_schema *s, const json_t *schema, uint32_t spoken,
     uint32_t types = typed ? bt_schema_types(s, schema, at) : spoken;
     bt_part  part  = bt_part_never(s->g);
 
-    if (types == 0 && !typed) return bt_schema_call(s, BT_COMMON_ANY);
+    if (types == 0 && !typed) return read_any(s, at);
     if ((types & BT_TYPE_NUMBER) != 0) types &= ~(uint32_t)BT_TYPE_INTEGER;
     for (uint32_t type = 1; type <= BT_TYPE_NULL && s->g->st == BT_OK; type <<= 1)
-        if ((types & type) != 0) bt_part_add(s->g, part, read_type(s, schema, type, at));
+        if ((types & type) != 0) bt_part_add(s->g, part, read_typed(s, schema, type, at));
     return part;
 }
 
@@ -300,7 +357,7 @@ bt_part bt_schema_read(bt_schema *s, const json_t *schema, const bt_schema_at *a
     else if (json_is_object(schema))
         part = read_keywords(s, schema, at);
     else if (json_is_true(schema))
-        part = bt_schema_call(s, BT_COMMON_ANY);
+        part = read_any(s, at);
     else if (json_is_false(schema))
         part = bt_part_never(s->g);
     else
@@ -312,8 +369,12 @@ bt_part bt_schema_read(bt_schema *s, const json_t *schema, const bt_schema_at *a
 
 static bt_part read_root(bt_schema *s)
 {
-    bt_schema_at at   = {.key = "#"};
-    bt_part      part = bt_schema_read(s, s->root, &at);
+    bt_schema_at at = {.key = "#"};
+    bt_part      part;
+
+    s->place = s->style != NULL ? BT_SCHEMA_OUTERMOST : BT_SCHEMA_JSON;
+    part     = bt_schema_read(s, s->root, &at);
+    s->place = BT_SCHEMA_JSON;
 
     for (uint32_t i = 0; i < s->n_pending && s->g->st == BT_OK; i++) {
         bt_schema_pending p = s->pending[i]; /* more may come meanwhile */
@@ -326,7 +387,12 @@ static bt_part read_root(bt_schema *s)
 
 bt_part bt_read_json_schema(bt_parts *g, const char *text, size_t n)
 {
-    bt_schema    s    = {.g = g};
+    return bt_read_styled_schema(g, text, n, NULL);
+}
+
+bt_part bt_read_styled_schema(bt_parts *g, const char *text, size_t n, const bt_schema_style *style)
+{
+    bt_schema    s    = {.g = g, .style = style};
     json_error_t err  = {.text = ""};
     bt_part      part = {0};
     char         what[BT_JSON_SHOW_BYTES];

@@ -6,6 +6,7 @@
  *   schema_value.c   JSON without a schema: whitespace, any value, literals
  *   schema_object.c  schema_keys.c  schema_array.c  schema_unique.c
  *   schema_string.c  schema_counted.c  schema_number.c
+ *   schema_style.c   the outermost object as a tool's arguments that are no JSON
  *
  * Each type's file reads the keywords of that type from a schema, an object of jansson's.
  *
@@ -42,15 +43,29 @@ typedef struct {
     uint32_t      rule;
 } bt_schema_pending;
 
+/* How a member of the outermost object is written: begin NAME, text or json, VALUE, end.  VALUE is
+ * a text as it is, up to `end`, or JSON. */
+struct bt_schema_style {
+    const char *name; /* of the style */
+    const char *begin, *text, *json;
+    const char *value; /* behind those and whitespace, before VALUE; NULL: nothing */
+    const char *end;
+};
+
+/* With a style: what is being read. */
+typedef enum { BT_SCHEMA_JSON, BT_SCHEMA_OUTERMOST, BT_SCHEMA_VALUE } bt_schema_place;
+
 typedef struct {
-    bt_parts          *g;
-    json_t            *root;                    /* owned */
-    json_t            *made;                    /* owned: an array of the schemas that are merged */
-    json_t            *memo;                    /* owned: an object, a rule for each text */
-    bt_schema_pending *pending;                 /* owned: references that are to be read */
-    uint32_t           common[BT_COMMON_KINDS]; /* 1 + its rule, or 0 */
-    uint32_t           n_pending, pending_capacity;
-    uint32_t           depth, n_steps;
+    bt_parts              *g;
+    json_t                *root;    /* owned */
+    json_t                *made;    /* owned: an array of the schemas that are merged */
+    json_t                *memo;    /* owned: an object, a rule for each text */
+    bt_schema_pending     *pending; /* owned: references that are to be read */
+    uint32_t               common[BT_COMMON_KINDS]; /* 1 + its rule, or 0 */
+    uint32_t               n_pending, pending_capacity;
+    uint32_t               depth, n_steps;
+    const bt_schema_style *style; /* borrowed; NULL: all is JSON */
+    bt_schema_place        place;
 } bt_schema;
 
 /* Types as bits. */
@@ -129,6 +144,23 @@ bt_part bt_schema_next(bt_schema *s, bt_part item);
 enum { BT_SCHEMA_NUMBER_BYTES = 32 };
 /* %e with the fewest digits, of 15 to 17, that give v again.  Returns their number. */
 int bt_schema_print(double v, char text[BT_SCHEMA_NUMBER_BYTES]);
+
+/* ---- schema_style.c */
+
+/* A member's name, up to its value; a name that is none of these; what stands behind the value; and
+ * whitespace before a member. */
+bt_part bt_style_key(bt_schema *s, const char *name, const bt_schema_at *at);
+bt_part bt_style_other_key(bt_schema *s, const json_t *names);
+bt_part bt_style_end(bt_schema *s, bt_part member);
+bt_part bt_style_next(bt_schema *s, bt_part member);
+/* Before a value of JSON, and before a text as it is. */
+bt_part bt_style_json(bt_schema *s, bt_part value);
+bt_part bt_style_text(bt_schema *s, bt_part value);
+/* Any text that does not hold the end; one of min to max characters that are no '<'. */
+bt_part bt_style_free_text(bt_schema *s);
+bt_part bt_style_characters(bt_schema *s, uint32_t min, uint32_t max);
+/* Texts in which the regular expression matches somewhere, and that do not hold the end. */
+bt_part bt_style_pattern(bt_schema *s, const char *text, size_t n);
 
 /* ---- one file each */
 

@@ -191,6 +191,24 @@ static members read_members(bt_schema *s, const json_t *schema, const bt_schema_
     return m;
 }
 
+/* The schema of a member's value, in the style that the object has. */
+static bt_part read_value(bt_schema *s, const json_t *schema, const bt_schema_at *at)
+{
+    bt_schema_place place = s->place;
+    bt_part         value;
+
+    if (place == BT_SCHEMA_JSON) return bt_schema_read(s, schema, at);
+    s->place = BT_SCHEMA_VALUE;
+    value    = bt_style_end(s, bt_schema_read(s, schema, at));
+    s->place = place;
+    return value;
+}
+
+static bt_part next_member(bt_schema *s, bt_part member)
+{
+    return s->place == BT_SCHEMA_JSON ? bt_schema_next(s, member) : bt_style_next(s, member);
+}
+
 static bt_part colon(bt_schema *s)
 {
     return bt_part_then(s->g, bt_part_text(s->g, ":"), bt_schema_call(s, BT_COMMON_SPACE));
@@ -204,19 +222,30 @@ static uint32_t read_member(bt_schema *s, const members *m, const char *name, co
     bt_schema_at here  = {.up = at, .key = is_property ? "properties" : "additionalProperties"};
     bt_schema_at below = {.up = &here, .key = name};
     uint32_t     rule  = bt_rule_new(s->g, NULL);
-    bt_part      key   = bt_schema_string_literal(s, name, strlen(name));
+    bt_part      key;
 
-    key = bt_part_then(s->g, key, colon(s));
-    key = bt_part_then(s->g, key, bt_schema_read(s, schema, is_property ? &below : &here));
+    if (s->place != BT_SCHEMA_JSON)
+        key = bt_style_key(s, name, &below);
+    else
+        key = bt_part_then(s->g, bt_schema_string_literal(s, name, strlen(name)), colon(s));
+    key = bt_part_then(s->g, key, read_value(s, schema, is_property ? &below : &here));
     bt_rule_is(s->g, rule, key);
     return rule;
 }
 
 static bt_part other_key(bt_schema *s, const members *m, const bt_schema_at *at)
 {
-    if (m->key != NULL) return bt_schema_read(s, m->key, at);
-    return m->n_members == 0 ? bt_schema_call(s, BT_COMMON_STRING)
-                             : bt_schema_other_keys(s, m->members);
+    bt_part key;
+
+    if (m->key != NULL && s->place != BT_SCHEMA_JSON)
+        bt_schema_refuse(s, at, "in the style %s is not supported", s->style->name);
+    if (s->place != BT_SCHEMA_JSON) return bt_style_other_key(s, m->members);
+    if (m->key != NULL)
+        key = bt_schema_read(s, m->key, at);
+    else
+        key = m->n_members == 0 ? bt_schema_call(s, BT_COMMON_STRING)
+                                : bt_schema_other_keys(s, m->members);
+    return bt_part_then(s->g, key, colon(s));
 }
 
 /* The rule of a member without a name of its own. */
@@ -230,8 +259,7 @@ static uint32_t read_other(bt_schema *s, const members *m, const bt_schema_at *a
     uint32_t     rule       = bt_rule_new(s->g, NULL);
     bt_part      key        = other_key(s, m, patterned ? &pattern : &names), value;
 
-    value = bt_schema_read(s, m->additional, patterned ? &pattern : &additional);
-    key   = bt_part_then(s->g, key, colon(s));
+    value = read_value(s, m->additional, patterned ? &pattern : &additional);
     bt_rule_is(s->g, rule, bt_part_then(s->g, key, value));
     return rule;
 }
@@ -251,7 +279,7 @@ static void add_named(bt_schema *s, const members *m, uint32_t *none, uint32_t *
 
         if (g->st != BT_OK) return;
         bt_part_way(g, *none, bt_rule_call(g, rule), next_some);
-        bt_part_way(g, *some, bt_schema_next(s, bt_rule_call(g, rule)), next_some);
+        bt_part_way(g, *some, next_member(s, bt_rule_call(g, rule)), next_some);
         if (json_object_get(m->required, name) == NULL) {
             bt_part_join(g, *none, next_none);
             bt_part_join(g, *some, next_some);
@@ -268,11 +296,11 @@ static void add_others(bt_schema *s, const members *m, uint32_t none, uint32_t s
     bt_parts *g    = s->g;
     uint32_t  rule = read_other(s, m, at), fixed = m->n_members;
     uint32_t  most = m->max == BT_UNLIMITED ? m->max : m->max - fixed;
-    bt_part   more = bt_schema_next(s, bt_rule_call(g, rule));
+    bt_part   more = next_member(s, bt_rule_call(g, rule));
 
     bt_part_way(g, some, bt_part_repeat(g, more, 0, most), done);
     if (most == 0) return;
-    more = bt_schema_next(s, bt_rule_call(g, rule));
+    more = next_member(s, bt_rule_call(g, rule));
     more = bt_part_repeat(g, more, 0, most == BT_UNLIMITED ? most : most - 1);
     bt_part_way(g, none, bt_part_then(g, bt_rule_call(g, rule), more), done);
 }
@@ -295,5 +323,6 @@ bt_part bt_schema_object(bt_schema *s, const json_t *schema, const bt_schema_at 
         inner = bt_part_then(g, inner, bt_schema_call(s, BT_COMMON_SPACE));
     }
     members_fini(&m);
+    if (s->place != BT_SCHEMA_JSON) return inner;
     return bt_part_then(g, bt_part_text(g, "{"), bt_part_then(g, inner, bt_part_text(g, "}")));
 }

@@ -92,10 +92,14 @@ bool bt_schema_is_format(const json_t *format)
     return !json_is_string(format) || is_known(format);
 }
 
-static bt_part quoted(bt_parts *g, bt_part inner)
+static bool is_json(const bt_schema *s) { return s->place == BT_SCHEMA_JSON; }
+
+/* But for a text as it is. */
+static bt_part quoted(bt_schema *s, bt_part inner)
 {
-    inner = bt_part_then(g, bt_part_text(g, "\""), inner);
-    return bt_part_then(g, inner, bt_part_text(g, "\""));
+    if (!is_json(s)) return inner;
+    inner = bt_part_then(s->g, bt_part_text(s->g, "\""), inner);
+    return bt_part_then(s->g, inner, bt_part_text(s->g, "\""));
 }
 
 static bt_part with_format(bt_schema *s, const json_t *format, uint32_t min, uint32_t max,
@@ -111,11 +115,11 @@ static bt_part with_format(bt_schema *s, const json_t *format, uint32_t min, uin
                          "keep: not supported");
         return bt_part_never(s->g);
     }
-    snprintf(key, sizeof(key), "format %zu", i);
+    snprintf(key, sizeof(key), "format %zu%s", i, is_json(s) ? "" : " as text");
     if (!bt_schema_memo(s, key, &rule))
         bt_rule_is(s->g, rule,
-                   quoted(s->g, bt_read_regex(s->g, FORMATS[i].regex, strlen(FORMATS[i].regex),
-                                              true, true)));
+                   quoted(s, bt_read_regex(s->g, FORMATS[i].regex, strlen(FORMATS[i].regex), true,
+                                           is_json(s))));
     return bt_rule_call(s->g, rule);
 }
 
@@ -123,20 +127,24 @@ static bt_part with_format(bt_schema *s, const json_t *format, uint32_t min, uin
 static bt_part read_pattern(bt_schema *s, const json_t *pattern, uint32_t min, uint32_t max,
                             bool clean, const bt_schema_at *at)
 {
-    uint32_t least, most;
-    bt_part  part = bt_read_pattern(s->g, json_string_value(pattern), json_string_length(pattern),
-                                    &least, &most);
-    char     why[BT_GRAMMAR_WHY_BYTES];
+    const char *text  = json_string_value(pattern);
+    size_t      n     = json_string_length(pattern);
+    uint32_t    least = 0, most = BT_UNLIMITED;
+    bt_part     part =
+        is_json(s) ? bt_read_pattern(s->g, text, n, &least, &most) : bt_style_pattern(s, text, n);
+    char why[BT_GRAMMAR_WHY_BYTES];
 
     if (clean && s->g->st == BT_ERR_INVALID_ARG) { /* the sentence gets its place */
         memcpy(why, s->g->why, sizeof(why));
         s->g->st = BT_OK;
         bt_schema_refuse(s, at, "%s", why);
     }
+    if (!is_json(s) && (min != 0 || max != BT_UNLIMITED))
+        bt_schema_refuse(s, at, "beside a minLength or maxLength in the style %s: not supported",
+                         s->style->name);
     if (s->g->st == BT_OK && (least < min || most > max)) /* what has been read leads nowhere */
-        part = bt_schema_counted(s, json_string_value(pattern), json_string_length(pattern), min,
-                                 max, at);
-    return quoted(s->g, part);
+        part = bt_schema_counted(s, text, n, min, max, at);
+    return quoted(s, part);
 }
 
 static bt_part with_pattern(bt_schema *s, const json_t *pattern, uint32_t min, uint32_t max,
@@ -151,7 +159,8 @@ static bt_part with_pattern(bt_schema *s, const json_t *pattern, uint32_t min, u
         s->g->st = BT_ERR_NO_MEMORY;
         return bt_part_never(s->g);
     }
-    snprintf(key, n, "pattern %u %u %s", min, max, json_string_value(pattern));
+    snprintf(key, n, "pattern %s%u %u %s", is_json(s) ? "" : "as text ", min, max,
+             json_string_value(pattern));
     if (!bt_schema_memo(s, key, &rule))
         bt_rule_is(s->g, rule, read_pattern(s, pattern, min, max, clean, at));
     bt_free(key);
@@ -163,12 +172,14 @@ static bt_part with_length(bt_schema *s, uint32_t min, uint32_t max)
     char     key[48];
     uint32_t rule;
 
+    if (!is_json(s) && min == 0 && max == BT_UNLIMITED) return bt_style_free_text(s);
+    if (!is_json(s)) return bt_style_characters(s, min, max);
     if (min == 0 && max == BT_UNLIMITED) return bt_schema_call(s, BT_COMMON_STRING);
     snprintf(key, sizeof(key), "length %u %u", min, max);
     if (!bt_schema_memo(s, key, &rule))
         bt_rule_is(
             s->g, rule,
-            quoted(s->g, bt_part_repeat(s->g, bt_schema_call(s, BT_COMMON_CHARACTER), min, max)));
+            quoted(s, bt_part_repeat(s->g, bt_schema_call(s, BT_COMMON_CHARACTER), min, max)));
     return bt_rule_call(s->g, rule);
 }
 

@@ -41,7 +41,8 @@ static bt_part read_const(reader *r, const json_t *json, const bt_tag_at *at, wi
     return bt_part_text(r->g, bt_tag_text(r->g, json, "value", at));
 }
 
-static bt_part read_schema(reader *r, const json_t *schema, const bt_tag_at *at)
+static bt_part read_schema(reader *r, const json_t *schema, const bt_schema_style *style,
+                           const bt_tag_at *at)
 {
     bool    was_ok = r->g->st == BT_OK;
     char   *text   = NULL;
@@ -53,7 +54,7 @@ static bt_part read_schema(reader *r, const json_t *schema, const bt_tag_at *at)
     }
     text = json_dumps(schema, JSON_COMPACT | JSON_ENCODE_ANY);
     if (text != NULL)
-        p = bt_read_json_schema(r->g, text, strlen(text));
+        p = bt_read_styled_schema(r->g, text, strlen(text), style);
     else if (was_ok)
         r->g->st = BT_ERR_NO_MEMORY;
     free(text); /* jansson's */
@@ -63,13 +64,18 @@ static bt_part read_schema(reader *r, const json_t *schema, const bt_tag_at *at)
 
 static bt_part read_json(reader *r, const json_t *json, const bt_tag_at *at, within in)
 {
-    const json_t *style = json_object_get(json, "style");
-    const char   *name  = json_string_value(style);
+    const json_t          *field = json_object_get(json, "style");
+    bool                   plain = field == NULL || json_is_null(field);
+    const char            *name  = plain ? "json" : bt_tag_text(r->g, json, "style", at);
+    const bt_schema_style *style = bt_schema_style_of(name);
 
     (void)in;
-    if (style != NULL && !json_is_null(style) && (name == NULL || strcmp(name, "json") != 0))
-        bt_tag_refuse(r->g, at, "a style other than \"json\" is not supported");
-    return read_schema(r, json_object_get(json, "json_schema"), at);
+    if (style == NULL && strcmp(name, "json") != 0)
+        bt_tag_refuse(r->g, at,
+                      "the style %.64s is not supported; json, deepseek_xml and glm_xml are", name);
+    if (bt_tag_flag(r->g, json, "any_order", at))
+        bt_tag_refuse(r->g, at, "any_order is not supported: members come in the schema's order");
+    return read_schema(r, json_object_get(json, "json_schema"), style, at);
 }
 
 static bt_part read_regex(reader *r, const json_t *json, const bt_tag_at *at, within in)
@@ -193,7 +199,7 @@ static bt_part read_body(reader *r, const json_t *tag, const bt_tag_at *at, with
     bt_tag_text(r->g, tag, "begin", at);
     if (!is_no_end(end)) in.ends = end;
     if (schema != NULL)
-        p = read_schema(r, schema, &content);
+        p = read_schema(r, schema, NULL, &content);
     else
         p = read_format(r, json_object_get(tag, "content"), &content, in);
     return bt_part_then(r->g, p, read_end(r, end, at));
@@ -360,11 +366,51 @@ static bt_part read_or(reader *r, const json_t *json, const bt_tag_at *at, withi
     return read_elements(r, json, at, in, bt_part_either);
 }
 
+/* ---- content that may come several times, or not at all */
+
+static bt_part several(reader *r, const json_t *json, const bt_tag_at *at, within in, uint32_t min,
+                       uint32_t max)
+{
+    const bt_tag_at content = {.up = at, .key = "content"};
+    uint32_t        rule    = bt_rule_new(r->g, NULL);
+
+    bt_rule_is(r->g, rule, read_format(r, json_object_get(json, "content"), &content, in));
+    return bt_part_repeat(r->g, bt_rule_call(r->g, rule), min, max);
+}
+
+static bt_part read_optional(reader *r, const json_t *json, const bt_tag_at *at, within in)
+{
+    return several(r, json, at, in, 0, 1);
+}
+
+static bt_part read_plus(reader *r, const json_t *json, const bt_tag_at *at, within in)
+{
+    return several(r, json, at, in, 1, BT_UNLIMITED);
+}
+
+static bt_part read_star(reader *r, const json_t *json, const bt_tag_at *at, within in)
+{
+    return several(r, json, at, in, 0, BT_UNLIMITED);
+}
+
+/* max: -1 for no limit. */
+static bt_part read_repeat(reader *r, const json_t *json, const bt_tag_at *at, within in)
+{
+    const json_t *min = json_object_get(json, "min"), *max = json_object_get(json, "max");
+    json_int_t    least = json_integer_value(min), most = json_integer_value(max);
+
+    if (!json_is_integer(min) || !json_is_integer(max) || least < 0 || most < -1 ||
+        (most >= 0 && most < least) || most >= BT_UNLIMITED || least >= BT_UNLIMITED)
+        bt_tag_refuse(r->g, at,
+                      "min and max should be whole numbers, min from 0, max from min or -1");
+    return several(r, json, at, in, (uint32_t)least, most < 0 ? BT_UNLIMITED : (uint32_t)most);
+}
+
 static bt_part read_format(reader *r, const json_t *json, const bt_tag_at *at, within in)
 {
     static const format FORMATS[] = {
         {"const_string",        read_const,    {"value"}                                                           },
-        {"json_schema",         read_json,     {"json_schema", "style"}                                            },
+        {"json_schema",         read_json,     {"json_schema", "style", "any_order"}                               },
         {"regex",               read_regex,    {"pattern"}                                                         },
         {"grammar",             read_grammar,  {"grammar"}                                                         },
         {"any_text",            read_any_text, {"excludes"}                                                        },
@@ -373,6 +419,10 @@ static bt_part read_format(reader *r, const json_t *json, const bt_tag_at *at, w
         {"tag",                 read_tag,      {"begin", "content", "end"}                                         },
         {"triggered_tags",
          read_triggered,                       {"triggers", "tags", "at_least_one", "stop_after_first", "excludes"}},
+        {"optional",            read_optional, {"content"}                                                         },
+        {"plus",                read_plus,     {"content"}                                                         },
+        {"star",                read_star,     {"content"}                                                         },
+        {"repeat",              read_repeat,   {"content", "min", "max"}                                           },
         {"tags_with_separator",
          read_separated,                       {"tags", "separator", "at_least_one", "stop_after_first"}           },
     };

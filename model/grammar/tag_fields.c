@@ -62,6 +62,7 @@ void bt_tag_check_fields(bt_parts *g, const json_t *json, const char *const *fie
     {
         int i = 0;
 
+        if (json_is_null(value)) continue; /* as if it were not there */
         while (i < BT_TAG_FIELDS && fields[i] != NULL && strcmp(fields[i], key) != 0)
             i++;
         if ((i == BT_TAG_FIELDS || fields[i] == NULL) && strcmp(key, "type") != 0)

@@ -369,6 +369,32 @@ static void mask_allows_exactly_the_tokens_that_may_follow(void)
     bt_matcher_destroy(m);
 }
 
+/* As those around calls of tools are in the vocabularies of models that make them. */
+static void mask_has_added_tokens_that_are_not_special(void)
+{
+    static uint32_t bits[(1 << 18) / 32];
+    const int64_t   think = bt_tokenizer_added_id(g_tok, "</think>");
+    char            why[BT_GRAMMAR_WHY_BYTES];
+    bt_parts        g     = {0};
+    bt_matcher     *m     = matcher_of(&g, bt_part_text(&g, "</think>"), g_list, why);
+    uint32_t        n_ids = bt_tokenizer_vocab_size(g_tok), next;
+    bool            special;
+    size_t          n;
+
+    EXPECT_EQ(bt_matcher_mask(m, bt_matcher_start(m), BT_MASK_WORK_MOST, bits), BT_OK);
+    EXPECT(think >= 0 && (bits[think / 32] >> think % 32 & 1) != 0);
+    EXPECT_EQ(bt_matcher_step_token(m, bt_matcher_start(m), (uint32_t)think, &next), BT_OK);
+    EXPECT(bt_matcher_accepts(m, next));
+    bt_matcher_destroy(m);
+    m = matcher_of(&g, bt_part_repeat(&g, bt_part_byte(&g, 0, 255), 0, BT_UNLIMITED), g_list, why);
+    EXPECT_EQ(bt_matcher_mask(m, bt_matcher_start(m), BT_MASK_WORK_MOST, bits), BT_OK);
+    for (uint32_t id = 0; id < n_ids; id++) {
+        bt_tokenizer_bytes(g_tok, id, &n, &special);
+        EXPECT_EQ(bits[id / 32] >> id % 32 & 1, n != 0 && !special);
+    }
+    bt_matcher_destroy(m);
+}
+
 /* Characters at the ends of ranges of UTF-8, and what is no plain text. */
 static const uint32_t EDGES[] = {'a',         'e',    ' ',     0x7F,    0x80,    0xE9,    0x7FF,
                                  0x800,       0xFFF,  0x1000,  0xCFFF,  0xD000,  0xD7FF,  0xE000,
@@ -562,6 +588,7 @@ static const bt_test TESTS[] = {
     BT_TEST(chars_share_the_bytes_that_they_begin_with),
     BT_TEST(chars_of_json_are_escaped_where_they_must_be),
     BT_TEST(mask_allows_exactly_the_tokens_that_may_follow),
+    BT_TEST(mask_has_added_tokens_that_are_not_special),
     BT_TEST(mask_of_plain_texts_is_that_of_their_bytes),
     BT_TEST(text_that_looks_at_too_many_edges_is_given_up),
     BT_TEST(trim_keeps_what_lives),

@@ -34,6 +34,31 @@ static void tag_older_form_calls_tools_in_free_text(void)
     expect_texts(bt_read_structural_tag, &CASE);
 }
 
+static void tag_content_comes_as_often_as_it_says(void)
+{
+#define SEVERAL(type, more) FORMAT("{\"type\": \"" type "\"" more ", \"content\": " CONST("a") "}")
+    static const texts_case CASES[] = {
+        {SEVERAL("optional", ""),                          {"", "a"},        {"aa"}     },
+        {SEVERAL("plus",     ""),                          {"a", "aaa"},     {"", "ab"} },
+        {SEVERAL("star",     ", \"what\": null"),          {"", "a", "aaa"}, {"b"}      },
+        {SEVERAL("repeat",   ", \"min\": 1, \"max\": 2"),  {"a", "aa"},      {"", "aaa"}},
+        {SEVERAL("repeat",   ", \"min\": 2, \"max\": -1"), {"aa", "aaaa"},   {"", "a"}  },
+    };
+    static const refused_case REFUSED[] = {
+        {SEVERAL("repeat",                       ", \"min\": 2, \"max\": 1"),
+         "at /format of the structural tag: min and max should"},
+        {SEVERAL("repeat",                                      ", \"min\": 1"),                                                  "min and max should be whole numbers"},
+        {FORMAT("{\"type\": \"star\"}"),
+         "at /format/content of the structural tag: a format should be"},
+    };
+
+    for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++)
+        expect_texts(bt_read_structural_tag, &CASES[i]);
+    for (size_t i = 0; i < sizeof(REFUSED) / sizeof(REFUSED[0]); i++)
+        expect_refused(bt_read_structural_tag, REFUSED[i].grammar, strlen(REFUSED[i].grammar),
+                       REFUSED[i].why);
+}
+
 static void tag_formats_give_what_they_say(void)
 {
     static const texts_case CASES[] = {
@@ -148,7 +173,7 @@ static void tag_that_cannot_be_held_is_refused_where_it_stands(void)
         {FORMAT("{\"type\": \"json_schema\", \"json_schema\": {\"not\": {}}}"),
          "at /format of the structural tag: at #"},
         {FORMAT("{\"type\": \"json_schema\", \"json_schema\": {}, \"style\": \"qwen_xml\"}"),
-         "a style other than"},
+         "the style qwen_xml is not"},
         {FORMAT("{\"type\": \"any_text\", \"excludes\": [\"\"]}"), "should be texts, and not empty"},
         {FORMAT("{\"type\": \"any_text\", \"excludes\": [1]}"), "should be texts, and not empty"},
         {FORMAT("{\"type\": \"tag\", \"begin\": \"a\", \"content\": " ANY "}"),
@@ -305,6 +330,7 @@ int main(int argc, char **argv)
     static const bt_test TESTS[] = {
         BT_TEST(tag_older_form_calls_tools_in_free_text),
         BT_TEST(tag_formats_give_what_they_say),
+        BT_TEST(tag_content_comes_as_often_as_it_says),
         BT_TEST(tag_triggers_bind_what_follows),
         BT_TEST(tag_that_cannot_be_held_is_refused_where_it_stands),
         BT_TEST(free_text_has_no_stop_in_it),

@@ -110,10 +110,8 @@ void bt_handoff_destroy(bt_handoff *handoff)
         handoff->extra = wreck->next;
         bt_world_abandon(handoff->world, wreck);
     }
-    if (handoff->arena != NULL) {
-        bt_world_abandon(handoff->world, handoff->arena);
-        bt_world_sweep(handoff->world); /* frees it at once unless a request is still open */
-    }
+    if (handoff->arena != NULL) bt_world_abandon(handoff->world, handoff->arena);
+    bt_world_sweep(handoff->world); /* frees at once what no request is open of */
     bt_free(handoff->peers);
     bt_free(handoff->slots);
     bt_free(handoff);

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include "parallel/group_parts.h"
+#include "parallel/group_state.h"
 #include "tests/parallel/mpi_test.h"
 
 static void all_gather_of_many_sizes_brings_everyones_bytes(void)
@@ -379,6 +380,40 @@ static void drain_takes_nothing_of_the_present_group(void)
     bt_group_destroy(group);
 }
 
+/* By the TCP rule.  Rank 0 sends two fragments and gets nothing; rank 1 answers by hand, the first
+ * one late. */
+static void fragment_waits_for_the_answer_to_the_one_before(void)
+{
+    static const uint32_t PAIR[] = {0, 1};
+    uint32_t              epoch  = next_epoch();
+    bool                  rule   = g_rank < 2 && bt_world_tcp_rule(g_world, 1 - g_rank);
+    size_t                bytes = g_world->fragment_bytes, at[2] = {0, 0};
+    bt_group             *pair = NULL, *all = group_of_all();
+    uint8_t              *data = calloc(2, bytes);
+    bt_wait               wait = wait_s(30);
+    int                   come = 0, tag = bt_tag_make(g_world->tags, 1, epoch, 0);
+
+    if (rule && g_rank == 0) {
+        size_t send[2] = {0, 2 * bytes}, none[2] = {0, 0};
+
+        EXPECT_EQ(bt_group_create(g_world, 2, PAIR, 1, epoch, &pair), BT_OK);
+        EXPECT_EQ(bt_group_exchange(pair, data, at, send, data, at, none, &wait), BT_OK);
+        bt_group_destroy(pair);
+    }
+    for (int k = 0; rule && g_rank == 1 && k < 2; k++) {
+        uint64_t begun = bt_now_ns();
+
+        MPI_Recv(data, (int)bytes, MPI_BYTE, 0, tag, g_world->group_comm, MPI_STATUS_IGNORE);
+        while (k == 0 && bt_now_ns() - begun < BT_NS_PER_S / 5 && come == 0)
+            MPI_Iprobe(0, tag, g_world->group_comm, &come, MPI_STATUS_IGNORE);
+        EXPECT_EQ(come, 0);
+        MPI_Send(NULL, 0, MPI_BYTE, 0, tag, g_world->group_comm);
+    }
+    EXPECT_EQ(bt_group_barrier(all, &wait), BT_OK);
+    bt_group_destroy(all);
+    free(data);
+}
+
 static void differing_counts_are_a_protocol_error(void)
 {
     static const size_t BYTES[][2] = {
@@ -465,6 +500,7 @@ static const bt_test TESTS[] = {
     BT_TEST(stopped_process_is_named_and_comes_back),
     BT_TEST(own_standstill_makes_nobody_late),
     BT_TEST(drain_takes_nothing_of_the_present_group),
+    BT_TEST(fragment_waits_for_the_answer_to_the_one_before),
     BT_TEST(differing_counts_are_a_protocol_error),
     BT_TEST(lists_that_make_no_group_are_refused),
 };

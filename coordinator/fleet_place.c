@@ -13,9 +13,10 @@ enum { MOVES_MAX = 64, LEFT_MAX = 8, SHORT = 1000000 }; /* a tick, so that the l
 
 /* What is to be placed. */
 typedef struct {
-    uint32_t        n_prompt;
-    uint32_t        max_tokens, n_choices; /* that may follow, in each of so many */
-    const uint32_t *prompt;                /* NULL: it uses no cached prefix */
+    uint32_t           n_prompt, n_keys;
+    uint32_t           max_tokens, n_choices; /* that may follow, in each of so many */
+    const uint32_t    *prompt;                /* NULL: it uses no cached prefix */
+    const bt_page_key *keys;                  /* borrowed: the prompt's, where they are known */
 } wish;
 
 /* The serving cell that could ever hold the request and would have the least to do for it; a
@@ -24,8 +25,8 @@ static bt_fleet_cell *choose(const bt_fleet *fleet, const wish *w, const bt_flee
 {
     bt_fleet_cell *best  = NULL, *found[BT_FLEET_CELLS];
     double         least = 0;
-    uint32_t       n = 0, n_keys = 0;
-    bt_page_key   *keys = NULL;
+    uint32_t       n = 0, n_keys = w->n_keys;
+    bt_page_key   *made = NULL;
 
     for (uint32_t i = 0; i < fleet->n_cells; i++) {
         bt_fleet_cell *c = fleet->cells[i];
@@ -36,12 +37,13 @@ static bt_fleet_cell *choose(const bt_fleet *fleet, const wish *w, const bt_flee
     }
     if (n < 2) return n == 0 ? NULL : found[0];
     /* Where memory is short it is placed by load alone. */
-    if (w->prompt != NULL)
+    if (w->prompt != NULL && w->keys == NULL)
         bt_page_keys(fleet->prefix_seed, bt_cell_facts(&found[0]->cell)->page_tokens, w->n_prompt,
-                     w->prompt, &keys, &n_keys);
+                     w->prompt, &made, &n_keys);
     for (uint32_t i = 0; i < n; i++) {
         double pressure = bt_relay_pressure(found[i]->relay) +
-                          bt_relay_pressure_of(found[i]->relay, w->n_prompt, n_keys, keys);
+                          bt_relay_pressure_of(found[i]->relay, w->n_prompt, n_keys,
+                                               made != NULL ? made : w->keys);
 
         if (found[i]->short_since_ns != 0) pressure += SHORT; /* only when there is no other */
         if (best == NULL || pressure < least) {
@@ -49,7 +51,7 @@ static bt_fleet_cell *choose(const bt_fleet *fleet, const wish *w, const bt_flee
             least = pressure;
         }
     }
-    bt_free(keys);
+    bt_free(made);
     return best;
 }
 
@@ -61,6 +63,7 @@ static bt_fleet_cell *choose_for(const bt_fleet *fleet, const bt_relay_request *
               .n_choices  = bt_relay_request_n_open(q),
               .prompt     = bt_relay_request_prompt(q)};
 
+    w.keys = bt_relay_request_keys(q, &w.n_keys);
     return choose(fleet, &w, but);
 }
 

@@ -69,6 +69,11 @@ const uint32_t *bt_relay_request_prompt(const bt_relay_request *q)
 {
     return q->sampling.prompt_logprobs == 0 ? q->prompt : NULL;
 }
+const bt_page_key *bt_relay_request_keys(const bt_relay_request *q, uint32_t *n_out)
+{
+    *n_out = q->n_keys;
+    return q->keys;
+}
 uint32_t bt_relay_request_max_tokens(const bt_relay_request *q) { return q->sampling.max_tokens; }
 uint32_t bt_relay_request_n_open(const bt_relay_request *q) { return q->n_open; }
 uint64_t bt_relay_request_arrived_ns(const bt_relay_request *q) { return q->arrived_ns; }

@@ -8,6 +8,7 @@
 #ifndef BT_COORDINATOR_RELAY_REQUEST_H
 #define BT_COORDINATOR_RELAY_REQUEST_H
 
+#include "coordinator/prefix_index.h"
 #include "proto/control_msg.h"
 
 typedef struct bt_relay_request bt_relay_request;
@@ -44,6 +45,8 @@ uint64_t bt_relay_request_arrived_ns(const bt_relay_request *q);
 uint64_t bt_relay_request_heard_ns(const bt_relay_request *q);
 void     bt_relay_request_hear(bt_relay_request *q, uint64_t now_ns);
 bool     bt_relay_request_resumed(const bt_relay_request *q); /* it has been placed before */
+/* Of its prompt, borrowed while a relay has it; NULL: none are known. */
+const bt_page_key *bt_relay_request_keys(const bt_relay_request *q, uint32_t *n_out);
 
 /* What stands for a name in tables: never 0. */
 uint64_t bt_relay_name_key(const char *name);

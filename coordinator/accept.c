@@ -13,6 +13,7 @@
 #include "core/clock.h"
 #include "core/limits.h"
 #include "core/log.h"
+#include "core/machine.h"
 #include "proto/rpc.h"
 
 enum {
@@ -136,7 +137,7 @@ void bt_accept_again(uint64_t now_ns)
 /* There is room for the connection; else it is closed. */
 static bool take(int listener, int client)
 {
-    bool ranks = client >= g_end_of_others && bt_rpc_local_port(listener) == g_ranks_port;
+    bool ranks = client >= g_end_of_others && bt_machine_port(listener) == g_ranks_port;
 
     if (client < (ranks ? g_end : g_end_of_others)) return true;
     close(client);

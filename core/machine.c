@@ -239,3 +239,14 @@ bool bt_machine_is_any(const char *host)
     freeaddrinfo(list);
     return is;
 }
+
+int bt_machine_port(int fd)
+{
+    struct sockaddr_storage a = {0};
+    socklen_t               n = sizeof(a);
+
+    if (getsockname(fd, (struct sockaddr *)&a, &n) != 0) return -1;
+    if (a.ss_family == AF_INET) return ntohs(((struct sockaddr_in *)&a)->sin_port);
+    if (a.ss_family == AF_INET6) return ntohs(((struct sockaddr_in6 *)&a)->sin6_port);
+    return -1;
+}

@@ -1,5 +1,5 @@
-/* core/machine.h - the memory and the cores that a process on this machine may use, and its names.
- */
+/* core/machine.h - the memory and the cores that a process on this machine may use, its names
+ * and ports. */
 #ifndef BT_CORE_MACHINE_H
 #define BT_CORE_MACHINE_H
 
@@ -36,6 +36,8 @@ bool bt_machine_is(const char *host, bool look_up);
 /* Whether the host, on every machine, is that machine: its addresses are the loopback's, or the one
  * that stands for all.  False for a name that does not resolve. */
 bool bt_machine_is_any(const char *host);
+/* The port that the socket is bound to; -1: no TCP socket. */
+int bt_machine_port(int fd);
 
 #ifdef __cplusplus
 }

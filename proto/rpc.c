@@ -8,7 +8,6 @@
 #include <grpc/support/cpu.h>
 #include <grpc/support/log.h>
 #include <netdb.h>
-#include <netinet/in.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,6 +17,7 @@
 #include "core/alloc.h"
 #include "core/clock.h"
 #include "core/limits.h"
+#include "core/machine.h"
 #include "core/parse.h"
 #include "proto/message_text.h"
 #include "proto/text.h"
@@ -339,17 +339,6 @@ out:
     return st;
 }
 
-int bt_rpc_local_port(int fd)
-{
-    struct sockaddr_storage a = {0};
-    socklen_t               n = sizeof(a);
-
-    if (getsockname(fd, (struct sockaddr *)&a, &n) != 0) return -1;
-    if (a.ss_family == AF_INET) return ntohs(((struct sockaddr_in *)&a)->sin_port);
-    if (a.ss_family == AF_INET6) return ntohs(((struct sockaddr_in6 *)&a)->sin6_port);
-    return -1;
-}
-
 void bt_rpc_each_socket(uint16_t port, void (*fn)(void *ctx, int fd), void *ctx)
 {
     DIR           *all = port != 0 ? opendir("/proc/self/fd") : NULL;
@@ -358,7 +347,7 @@ void bt_rpc_each_socket(uint16_t port, void (*fn)(void *ctx, int fd), void *ctx)
     while (all != NULL && (entry = readdir(all)) != NULL) {
         int fd = atoi(entry->d_name); /* "." is 0, which no server has its socket on */
 
-        if (fd > 0 && bt_rpc_local_port(fd) == port) fn(ctx, fd);
+        if (fd > 0 && bt_machine_port(fd) == port) fn(ctx, fd);
     }
     if (all != NULL) closedir(all);
 }

@@ -91,8 +91,6 @@ bt_status bt_rpc_channel_create(const char *address, const bt_rpc_client_tls *tl
  * address and cause. */
 bt_status bt_rpc_listen(grpc_server *server, const char *address, const bt_rpc_tls *tls,
                         uint16_t *port_out);
-/* The port that the socket is bound to; -1: no TCP socket. */
-int bt_rpc_local_port(int fd);
 /* Calls fn for every socket of this process that is bound to the port: listeners and connections.
  */
 void bt_rpc_each_socket(uint16_t port, void (*fn)(void *ctx, int fd), void *ctx);

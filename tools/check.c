@@ -3,7 +3,6 @@
 #include <errno.h>
 #include <math.h>
 #include <netdb.h>
-#include <netinet/in.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -342,15 +341,6 @@ static void judge_together(const options *opt, const bt_asked_node *nodes)
     }
 }
 
-/* 0 where the system does not tell. */
-static uint16_t port_of(int fd)
-{
-    struct sockaddr_in6 a = {0}; /* an IPv4 one has its port at the same place */
-    socklen_t           n = sizeof(a);
-
-    return getsockname(fd, (struct sockaddr *)&a, &n) == 0 ? ntohs(a.sin6_port) : 0;
-}
-
 /* The coordinator's port, held open while the nodes try to reach it.  Any free one (port 0) then
  * stands in `address`. */
 static int hold_port(char address[BT_ADDRESS_BYTES])
@@ -370,7 +360,7 @@ static int hold_port(char address[BT_ADDRESS_BYTES])
     if (fd < 0 || bind(fd, list->ai_addr, list->ai_addrlen) != 0 || listen(fd, NODES_MAX) != 0)
         wrong("here", "the control address %s cannot be taken: %s", address, strerror(errno));
     else if (strtoul(port, NULL, 10) == 0)
-        bt_join_address(host, port_of(fd), address);
+        bt_join_address(host, (uint16_t)bt_machine_port(fd), address);
     freeaddrinfo(list);
     return fd;
 }

@@ -133,6 +133,13 @@ out:
     return st;
 }
 
+void bt_condition_read(bt_parts *g, const bt_condition *c)
+{
+    if (c->g.st == BT_ERR_INVALID_ARG) bt_parts_refuse(g, "%s", c->g.why);
+    if (c->g.st == BT_ERR_NO_MEMORY && g->st == BT_OK) g->st = c->g.st;
+    bt_regex_worked(g, c->g.work + BT_NODE_WORK * (size_t)c->g.n_nodes);
+}
+
 bt_part bt_part_under(bt_parts *g, const bt_condition *conditions, uint32_t n)
 {
     product   p    = {.g = g, .conditions = conditions, .n = n};

@@ -374,9 +374,7 @@ static void read_condition(reader *r, bool from_start, bool to_end, piece (*read
     *least  = p.least;
     *most   = p.most;
     r->s.at = own.s.at;
-    if (c->g.st == BT_ERR_INVALID_ARG) bt_parts_refuse(r->s.g, "%s", c->g.why);
-    if (c->g.st == BT_ERR_NO_MEMORY && r->s.g->st == BT_OK) r->s.g->st = c->g.st;
-    bt_regex_worked(r->s.g, c->g.work + BT_NODE_WORK * (size_t)c->g.n_nodes);
+    bt_condition_read(r->s.g, c);
 }
 
 static void read_look_ahead(reader *r, bool from_start, bt_condition *c)

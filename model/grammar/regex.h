@@ -29,6 +29,8 @@ typedef struct {
 } bt_condition;
 enum { BT_MOST_CONDITIONS = 8 };
 
+/* g takes over what the condition's reader refused, and its work. */
+void bt_condition_read(bt_parts *g, const bt_condition *c);
 /* The texts under all of n >= 1 conditions, of which one at least is not barred; what their readers
  * refused is in g already. */
 bt_part bt_part_under(bt_parts *g, const bt_condition *conditions, uint32_t n);

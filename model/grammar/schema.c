@@ -277,13 +277,6 @@ static bt_part read_type(bt_schema *s, const json_t *schema, uint32_t type, cons
     }
 }
 
-/* What is no object has no arguments. */
-static bt_part read_outermost(bt_schema *s, const json_t *schema, uint32_t type,
-                              const bt_schema_at *at)
-{
-    return type == BT_TYPE_OBJECT ? read_type(s, schema, type, at) : bt_part_never(s->g);
-}
-
 /* A member's value in a style. */
 static bt_part read_value(bt_schema *s, const json_t *schema, uint32_t type, const bt_schema_at *at)
 {
@@ -299,7 +292,8 @@ static bt_part read_value(bt_schema *s, const json_t *schema, uint32_t type, con
 static bt_part read_typed(bt_schema *s, const json_t *schema, uint32_t type, const bt_schema_at *at)
 {
     switch (s->place) {
-    case BT_SCHEMA_OUTERMOST: return read_outermost(s, schema, type, at);
+    case BT_SCHEMA_OUTERMOST: /* what is no object has no arguments */
+        return type == BT_TYPE_OBJECT ? bt_schema_object(s, schema, at) : bt_part_never(s->g);
     case BT_SCHEMA_VALUE: return read_value(s, schema, type, at);
     default: return read_type(s, schema, type, at);
     }

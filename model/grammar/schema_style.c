@@ -144,11 +144,8 @@ bt_part bt_style_pattern(bt_schema *s, const char *text, size_t n)
 
     c[0].is = bt_read_regex(&c[0].g, text, n, false, false);
     c[1].is = text_with(&c[1].g, s->style->end);
-    for (int i = 0; i < 2; i++) {
-        if (c[i].g.st == BT_ERR_INVALID_ARG) bt_parts_refuse(s->g, "%s", c[i].g.why);
-        if (c[i].g.st == BT_ERR_NO_MEMORY && s->g->st == BT_OK) s->g->st = c[i].g.st;
-        bt_regex_worked(s->g, c[i].g.work + BT_NODE_WORK * (size_t)c[i].g.n_nodes);
-    }
+    bt_condition_read(s->g, &c[0]);
+    bt_condition_read(s->g, &c[1]);
     part = bt_part_under(s->g, c, 2);
     bt_parts_fini(&c[0].g);
     bt_parts_fini(&c[1].g);

@@ -10,7 +10,8 @@
 /* Sets HOME where there is none: 5 does not start without. */
 void bt_openmpi_need_home(void);
 
-/* Of which Open MPI the mpirun at this path is: 4, 5, ..; 4 if it does not say so.  Needs HOME. */
+/* Of which Open MPI the mpirun at this path is: 4, 5, ..; 4 if it does not say so.  Sees to HOME.
+ */
 unsigned bt_openmpi_major(const char *mpirun);
 
 /* Sets the variables for a job of such an Open MPI; those that the user has set stay as they are,

@@ -629,6 +629,14 @@ static void expect_lease_ended(bench *b, const char *says)
     EXPECT_EQ(bt_kv_pool_n_free(b->pool), BENCH_PAGES);
 }
 
+/* Of the page in the ticket that it has sent. */
+static uint64_t ticket_tag(const bench *b)
+{
+    const bt_page_ref *page = b->up[0].u.ticket.pages;
+
+    return bt_pages_tag(1, &page->id, &page->generation);
+}
+
 /* Between living ranks.  While nothing has come yet the prompt waits for its turn elsewhere. */
 static void hand_off_that_stands_still_ends_on_the_decode_rank(void)
 {
@@ -647,10 +655,9 @@ static void hand_off_that_stands_still_ends_on_the_decode_rank(void)
     bt_next         next;
 
     bench_set_up(&b, 1, 1, 1);
-    m = bench_reserve(1, 10, 5), bench_order(&b, &m);
-    first.pages_tag =
-        bt_pages_tag(1, &b.up[0].u.ticket.pages[0].id, &b.up[0].u.ticket.pages[0].generation);
-    rest = first;
+    m               = bench_reserve(1, 10, 5), bench_order(&b, &m);
+    first.pages_tag = ticket_tag(&b);
+    rest            = first;
     bench_forget(&b);
     EXPECT(bt_worker_expects_pages(b.worker)); /* it polls for them, parked or not */
     b.now += 2 * LEASE_NS;
@@ -730,8 +737,7 @@ static void first_token_is_repeated_without_logprobs_alone(void)
         m.u.reserve.sampling.prompt_logprobs = kind == 1;
         m.u.reserve.sampling.top_logprobs    = kind == 2;
         bench_order(&b, &m);
-        message.pages_tag =
-            bt_pages_tag(1, &b.up[0].u.ticket.pages[0].id, &b.up[0].u.ticket.pages[0].generation);
+        message.pages_tag = ticket_tag(&b);
         bench_forget(&b);
         bt_worker_delivered(b.worker, 0, &message, &payload);
         b.has_come = true;
@@ -769,8 +775,7 @@ static void first_token_that_ends_its_choice_is_repeated_alone(void)
     m.u.reserve.choices    = bt_calloc(2, sizeof(uint32_t));
     m.u.reserve.choices[1] = 1;
     bench_order(&b, &m);
-    message.pages_tag =
-        bt_pages_tag(1, &b.up[0].u.ticket.pages[0].id, &b.up[0].u.ticket.pages[0].generation);
+    message.pages_tag = ticket_tag(&b);
     bench_forget(&b);
     bt_worker_delivered(b.worker, 0, &message, &payload);
     b.has_come = true;

@@ -1,0 +1,324 @@
+/* One rank's hand-offs, by its orders and what is delivered: leases, first tokens, what is kept. */
+#include "core/clock.h"
+#include "tests/support/test.h"
+#include "tests/worker/bench.h"
+#include "worker/state.h"
+
+/* The bench's leases: six deadlines. */
+#define LEASE_NS (60 * BT_NS_PER_S)
+
+/* It has failed request 1, as the sentence says, and has no page of it any more. */
+static void expect_lease_ended(bench *b, const char *says)
+{
+    bt_plan plan;
+    bt_next next;
+
+    b->now += LEASE_NS;
+    EXPECT_EQ(bt_worker_begin(b->worker, &plan, &next), BT_OK);
+    EXPECT_EQ(b->n_up, 0); /* not a moment too early */
+    b->now += 100 * BT_NS_PER_MS;
+    EXPECT_EQ(bt_worker_begin(b->worker, &plan, &next), BT_OK);
+    EXPECT(b->n_up > 0 && b->up[0].kind == BT_UP_FAILED);
+    if (b->n_up == 0 || b->up[0].kind != BT_UP_FAILED) return;
+    EXPECT_EQ(b->up[0].u.failed.code, 14);
+    EXPECT_HAS(b->up[0].u.failed.message, says);
+    EXPECT_EQ(bt_kv_pool_n_free(b->pool), BENCH_PAGES);
+}
+
+/* Of the page in the ticket that it has sent. */
+static uint64_t ticket_tag(const bench *b)
+{
+    const bt_page_ref *page = b->up[0].u.ticket.pages;
+
+    return bt_pages_tag(1, &page->id, &page->generation);
+}
+
+/* Between living ranks.  While nothing has come yet the prompt waits for its turn elsewhere. */
+static void hand_off_that_stands_still_ends_on_the_decode_rank(void)
+{
+    static bt_bf16  rows[10 * BENCH_DIM];
+    bt_page_payload payload = {.rows = rows};
+    bt_page_message first   = {.request       = 1,
+                               .epoch         = 3,
+                               .token1        = 10,
+                               .layer1        = 1,
+                               .kv_dim        = BENCH_DIM,
+                               .payload_bytes = sizeof(rows)};
+    bt_page_message rest;
+    bench           b;
+    bt_down         m;
+    bt_plan         plan;
+    bt_next         next;
+
+    bench_set_up(&b, 1, 1, 1);
+    m               = bench_reserve(1, 10, 5), bench_order(&b, &m);
+    first.pages_tag = ticket_tag(&b);
+    rest            = first;
+    bench_forget(&b);
+    EXPECT(bt_worker_expects_pages(b.worker)); /* it polls for them, parked or not */
+    b.now += 2 * LEASE_NS;
+    EXPECT_EQ(bt_worker_begin(b.worker, &plan, &next), BT_OK);
+    bt_worker_delivered(b.worker, 0, &first, &payload);
+    rest.layer0 = 1;
+    rest.layer1 = 2;
+    bt_worker_delivered(b.worker, 2, &rest, &payload); /* it was not asked */
+    rest.epoch = 2;
+    bt_worker_delivered(b.worker, 0, &rest, &payload); /* of an older placement */
+    expect_lease_ended(&b, "the hand-off from rank 0 stands still after 10 of 20 rows");
+    EXPECT(!bt_worker_expects_pages(b.worker));
+    bench_tear_down(&b);
+}
+
+static bt_down prefill_with_prefix(uint64_t id, uint32_t n_prompt)
+{
+    bt_down m = bench_prefill(id, n_prompt, 2, 1);
+
+    m.u.prefill.n_prefix_key_bytes = 16;
+    m.u.prefill.prefix_keys        = bt_calloc(1, 16);
+    return m;
+}
+
+/* With the first message its lease begins, which a prompt that waits for others may outlast. */
+static void cached_pages_leave_with_the_first_piece(void)
+{
+    static bt_bf16 slot[1 << 15];
+    bench          b;
+    bt_down        m;
+
+    bench_set_up(&b, 0, 1, 1);
+    b.slot = slot;
+    m      = prefill_with_prefix(1, 65), bench_order(&b, &m);
+    for (int i = 0; i < 5; i++) /* 16 rows each: its first page is cached then */
+        EXPECT_EQ(bench_run_step(&b), BT_OK);
+    EXPECT_EQ(b.sent, 1 << 1);
+    m = (bt_down){
+        .kind = BT_DOWN_ABORT, .u.abort = {.request = 1, .epoch = 3}
+    };
+    bench_order(&b, &m);
+    for (uint64_t id = 2; id <= 3; id++) /* these two fill a step */
+        m = bench_prefill(id, 40, 1, 1), bench_order(&b, &m);
+    m = prefill_with_prefix(4, 84), bench_order(&b, &m);
+    EXPECT_EQ(bench_run_step(&b), BT_OK);
+    b.tells_layers = b.has_come = true; /* then all are looked at */
+    EXPECT_EQ(bench_run_step(&b), BT_OK);
+    EXPECT_EQ(b.sent, 1 << 1 | 1 << 2 | 1 << 3);
+    for (int i = 0; i < 2; i++)
+        EXPECT_EQ(bench_run_step(&b), BT_OK);
+    EXPECT_EQ(b.sent, 1 << 1 | 1 << 2 | 1 << 3 | 1 << 4);
+    bench_tear_down(&b);
+}
+
+/* The decode rank says the first token once more with the second one, unless logprobs go before it,
+ * of the prompt or of alternatives, which only the prefill rank has. */
+static void first_token_is_repeated_without_logprobs_alone(void)
+{
+    static bt_bf16  rows[BENCH_LAYERS * 10 * BENCH_DIM];
+    bt_first_token  first   = {.id = 3, .logprob = -1};
+    bt_page_payload payload = {.rows = rows, .tail = &first};
+
+    for (uint32_t kind = 0; kind < 3; kind++) {
+        bench           b;
+        bt_down         m       = bench_reserve(1, 10, 2);
+        bt_page_message message = {.request       = 1,
+                                   .epoch         = 3,
+                                   .token1        = 10,
+                                   .layer1        = BENCH_LAYERS,
+                                   .kv_dim        = BENCH_DIM,
+                                   .last          = true,
+                                   .tail_bytes    = sizeof(first),
+                                   .cached        = 4,
+                                   .payload_bytes = sizeof(rows) + sizeof(first)};
+
+        bench_set_up(&b, 1, 1, 1);
+        m.u.reserve.sampling.prompt_logprobs = kind == 1;
+        m.u.reserve.sampling.top_logprobs    = kind == 2;
+        bench_order(&b, &m);
+        message.pages_tag = ticket_tag(&b);
+        bench_forget(&b);
+        bt_worker_delivered(b.worker, 0, &message, &payload);
+        b.has_come = true;
+        bt_worker_background(b.worker);
+        EXPECT_EQ(bench_run_step(&b), BT_OK);
+        EXPECT(b.n_up == 2 && b.up[0].kind == BT_UP_TOKENS && b.up[1].kind == BT_UP_RELEASED);
+        if (b.n_up > 0) EXPECT_EQ(b.up[0].u.tokens.n, kind == 0 ? 2 : 1);
+        if (b.n_up > 0) EXPECT_EQ(b.up[0].u.tokens.tokens[0].cached, kind == 0 ? 4 : 0);
+        bench_tear_down(&b);
+    }
+}
+
+/* A first token that ends its choice has no second one to be repeated with. */
+static void first_token_that_ends_its_choice_is_repeated_alone(void)
+{
+    static bt_bf16 rows[BENCH_LAYERS * 10 * BENCH_DIM];
+    bt_first_token firsts[2] = {
+        {.id = 3, .finish = BT_FINISH_EOS},
+        {.id = 4      }
+    };
+    bt_page_payload payload = {.rows = rows, .tail = firsts};
+    bt_down         m       = bench_reserve(1, 10, 5);
+    bt_page_message message = {.request       = 1,
+                               .epoch         = 3,
+                               .token1        = 10,
+                               .layer1        = BENCH_LAYERS,
+                               .kv_dim        = BENCH_DIM,
+                               .last          = true,
+                               .tail_bytes    = sizeof(firsts),
+                               .payload_bytes = sizeof(rows) + sizeof(firsts)};
+    bench           b;
+
+    bench_set_up(&b, 1, 1, 1);
+    m.u.reserve.n_choices  = 2;
+    m.u.reserve.choices    = bt_calloc(2, sizeof(uint32_t));
+    m.u.reserve.choices[1] = 1;
+    bench_order(&b, &m);
+    message.pages_tag = ticket_tag(&b);
+    bench_forget(&b);
+    bt_worker_delivered(b.worker, 0, &message, &payload);
+    b.has_come = true;
+    bt_worker_background(b.worker);
+    EXPECT(b.n_up == 1 && b.up[0].kind == BT_UP_TOKENS && b.up[0].u.tokens.n == 1);
+    if (b.n_up == 1) {
+        const bt_token *t = &b.up[0].u.tokens.tokens[0];
+
+        EXPECT(t->choice == 0 && t->id == 3 && t->position == 10 && t->finish == BT_FINISH_EOS);
+    }
+    EXPECT_EQ(b.worker->requests.n, 1);
+    bench_tear_down(&b);
+}
+
+/* What came for one prompt need not come again for the next one. */
+static void decode_rank_keeps_the_prompts_that_it_was_handed(void)
+{
+    static bt_bf16  rows[BENCH_LAYERS * 70 * BENCH_DIM];
+    bt_first_token  first   = {.id = 3, .finish = BT_FINISH_LENGTH};
+    bt_page_payload payload = {.rows = rows, .tail = &first};
+    bench           b;
+
+    bench_set_up(&b, 1, 1, 1);
+    for (uint64_t id = 1; id <= 2; id++) {
+        bt_down         m       = bench_reserve(id, 70, 5);
+        bt_page_message message = {.request       = id,
+                                   .epoch         = 3,
+                                   .token1        = 70,
+                                   .layer1        = BENCH_LAYERS,
+                                   .kv_dim        = BENCH_DIM,
+                                   .last          = true,
+                                   .tail_bytes    = sizeof(first),
+                                   .payload_bytes = sizeof(rows) + sizeof(first)};
+        uint32_t        ids[2], generations[2];
+
+        m.u.reserve.n_prefix_key_bytes = 16;
+        m.u.reserve.prefix_keys        = bt_calloc(2, 8);
+        memset(m.u.reserve.prefix_keys, 7, 16);
+        bench_order(&b, &m);
+        EXPECT(b.n_up == 1 && b.up[0].kind == BT_UP_TICKET && b.up[0].u.ticket.n_pages == 2);
+        EXPECT_EQ(b.up[0].u.ticket.held, id == 1 ? 0 : BT_PAGE_TOKENS);
+        for (int i = 0; i < 2; i++) {
+            ids[i]         = b.up[0].u.ticket.pages[i].id;
+            generations[i] = b.up[0].u.ticket.pages[i].generation;
+        }
+        message.pages_tag = bt_pages_tag(2, ids, generations);
+        bench_forget(&b);
+        if (id == 2) break;
+        bt_worker_delivered(b.worker, 0, &message, &payload);
+        b.has_come = true;
+        bt_worker_background(b.worker);
+        EXPECT_EQ(b.worker->requests.n, 0);
+        bench_forget(&b);
+    }
+    bt_worker_destroy(b.worker);
+    EXPECT_EQ(bt_kv_pool_check_idle(b.pool), BT_OK);
+    bt_kv_pool_destroy(b.pool);
+    bt_device_destroy(b.dev);
+}
+
+/* A message that fails its checks fails the request that it names, if that waits for its sender;
+ * one that names none, the rank. */
+static void rejected_messages_are_somebodys_loss(void)
+{
+    bench   b;
+    bt_down m;
+
+    bench_set_up(&b, 1, 1, 1);
+    m = bench_reserve(1, 10, 5), bench_order(&b, &m);
+    bench_forget(&b);
+    bt_worker_rejected(b.worker, 2, 1, BT_ERR_CHECKSUM);
+    bt_worker_rejected(b.worker, 0, 7, BT_ERR_CHECKSUM);
+    EXPECT_EQ(b.n_up, 0);
+    EXPECT_EQ(bt_worker_background_status(b.worker), BT_OK);
+    bt_worker_rejected(b.worker, 0, 0, BT_ERR_CHECKSUM);
+    EXPECT_EQ(bt_worker_background_status(b.worker), BT_ERR_CHECKSUM);
+    EXPECT_EQ(b.n_up, 0);
+    bt_worker_rejected(b.worker, 0, 1, BT_ERR_CHECKSUM);
+    EXPECT_EQ(bt_worker_background_status(b.worker), BT_OK);
+    EXPECT_EQ(b.n_up, 2);
+    EXPECT_EQ(b.up[1].kind, BT_UP_RELEASED);
+    bt_up_free(&b.up[--b.n_up]);
+    bench_expect_failed(&b, 15, "a page message of rank 0 was refused");
+    bench_tear_down(&b);
+}
+
+/* The pages are free with the lease's end; the slot of what was granted is when that has left. */
+static void hand_off_that_nobody_takes_ends_on_the_prefill_rank(void)
+{
+    bench   b;
+    bt_down m;
+    bt_plan plan;
+    bt_next next;
+
+    bench_set_up(&b, 0, 1, 1);
+    m = bench_prefill(1, 10, 1, 1), bench_order(&b, &m);
+    EXPECT_EQ(bench_run_step(&b), BT_OK);
+    bench_forget(&b);
+    b.granted = true;
+    expect_lease_ended(&b, "rank 1 takes no pages");
+    EXPECT_EQ(b.n_up, 1);
+    EXPECT(bt_worker_expects_pages(b.worker));
+    b.granted = false;
+    b.now += 100 * BT_NS_PER_MS;
+    EXPECT_EQ(bt_worker_begin(b.worker, &plan, &next), BT_OK);
+    EXPECT(b.n_up == 2 && b.up[1].kind == BT_UP_RELEASED);
+    EXPECT(!bt_worker_expects_pages(b.worker));
+    bench_tear_down(&b);
+}
+
+/* A slow link is none that stands still. */
+static void lease_begins_anew_with_each_message_that_has_left(void)
+{
+    bench           b;
+    bt_down         m;
+    bt_plan         plan;
+    bt_next         next;
+    bt_page_message left = {.request = 1, .epoch = 3};
+
+    bench_set_up(&b, 0, 1, 1);
+    m = bench_prefill(1, 10, 1, 1), bench_order(&b, &m);
+    EXPECT_EQ(bench_run_step(&b), BT_OK);
+    bench_forget(&b);
+    b.worker->requests.at[0]->out.n_in_flight = 3;
+    for (int i = 0; i < 2; i++) {
+        b.now += LEASE_NS;
+        bt_worker_sent(b.worker, &left);
+        EXPECT_EQ(bt_worker_begin(b.worker, &plan, &next), BT_OK);
+        EXPECT_EQ(b.n_up, 0);
+    }
+    expect_lease_ended(&b, "rank 1 takes no pages: 1 messages wait");
+    bench_tear_down(&b);
+}
+
+int main(int argc, char **argv)
+{
+    static const bt_test TESTS[] = {
+        BT_TEST(cached_pages_leave_with_the_first_piece),
+        BT_TEST(hand_off_that_stands_still_ends_on_the_decode_rank),
+        BT_TEST(first_token_is_repeated_without_logprobs_alone),
+        BT_TEST(first_token_that_ends_its_choice_is_repeated_alone),
+        BT_TEST(decode_rank_keeps_the_prompts_that_it_was_handed),
+        BT_TEST(rejected_messages_are_somebodys_loss),
+        BT_TEST(hand_off_that_nobody_takes_ends_on_the_prefill_rank),
+        BT_TEST(lease_begins_anew_with_each_message_that_has_left),
+    };
+
+    bt_log_init("rank", BT_LOG_ERROR);
+    return BT_RUN_TESTS(TESTS, argc > 1 ? argv[1] : NULL);
+}

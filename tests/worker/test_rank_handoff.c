@@ -108,36 +108,43 @@ static void cached_pages_leave_with_the_first_piece(void)
     bench_tear_down(&b);
 }
 
+/* All rows of the bench's ten tokens, and a tail, for the request that comes with the order. */
+static void hand_over(bench *b, bt_down *order, void *tail, uint32_t tail_bytes, uint32_t cached)
+{
+    static bt_bf16  rows[BENCH_LAYERS * 10 * BENCH_DIM];
+    bt_page_payload payload = {.rows = rows, .tail = tail};
+    bt_page_message message = {.request       = 1,
+                               .epoch         = 3,
+                               .token1        = 10,
+                               .layer1        = BENCH_LAYERS,
+                               .kv_dim        = BENCH_DIM,
+                               .last          = true,
+                               .tail_bytes    = tail_bytes,
+                               .cached        = cached,
+                               .payload_bytes = sizeof(rows) + tail_bytes};
+
+    bench_order(b, order);
+    message.pages_tag = ticket_tag(b);
+    bench_forget(b);
+    bt_worker_delivered(b->worker, 0, &message, &payload);
+    b->has_come = true;
+    bt_worker_background(b->worker);
+}
+
 /* The decode rank says the first token once more with the second one, unless logprobs go before it,
  * of the prompt or of alternatives, which only the prefill rank has. */
 static void first_token_is_repeated_without_logprobs_alone(void)
 {
-    static bt_bf16  rows[BENCH_LAYERS * 10 * BENCH_DIM];
-    bt_first_token  first   = {.id = 3, .logprob = -1};
-    bt_page_payload payload = {.rows = rows, .tail = &first};
+    bt_first_token first = {.id = 3, .logprob = -1};
 
     for (uint32_t kind = 0; kind < 3; kind++) {
-        bench           b;
-        bt_down         m       = bench_reserve(1, 10, 2);
-        bt_page_message message = {.request       = 1,
-                                   .epoch         = 3,
-                                   .token1        = 10,
-                                   .layer1        = BENCH_LAYERS,
-                                   .kv_dim        = BENCH_DIM,
-                                   .last          = true,
-                                   .tail_bytes    = sizeof(first),
-                                   .cached        = 4,
-                                   .payload_bytes = sizeof(rows) + sizeof(first)};
+        bench   b;
+        bt_down m = bench_reserve(1, 10, 2);
 
         bench_set_up(&b, 1, 1, 1);
         m.u.reserve.sampling.prompt_logprobs = kind == 1;
         m.u.reserve.sampling.top_logprobs    = kind == 2;
-        bench_order(&b, &m);
-        message.pages_tag = ticket_tag(&b);
-        bench_forget(&b);
-        bt_worker_delivered(b.worker, 0, &message, &payload);
-        b.has_come = true;
-        bt_worker_background(b.worker);
+        hand_over(&b, &m, &first, sizeof(first), 4);
         EXPECT_EQ(bench_run_step(&b), BT_OK);
         EXPECT(b.n_up == 2 && b.up[0].kind == BT_UP_TOKENS && b.up[1].kind == BT_UP_RELEASED);
         if (b.n_up > 0) EXPECT_EQ(b.up[0].u.tokens.n, kind == 0 ? 2 : 1);
@@ -149,33 +156,18 @@ static void first_token_is_repeated_without_logprobs_alone(void)
 /* A first token that ends its choice has no second one to be repeated with. */
 static void first_token_that_ends_its_choice_is_repeated_alone(void)
 {
-    static bt_bf16 rows[BENCH_LAYERS * 10 * BENCH_DIM];
     bt_first_token firsts[2] = {
         {.id = 3, .finish = BT_FINISH_EOS},
         {.id = 4      }
     };
-    bt_page_payload payload = {.rows = rows, .tail = firsts};
-    bt_down         m       = bench_reserve(1, 10, 5);
-    bt_page_message message = {.request       = 1,
-                               .epoch         = 3,
-                               .token1        = 10,
-                               .layer1        = BENCH_LAYERS,
-                               .kv_dim        = BENCH_DIM,
-                               .last          = true,
-                               .tail_bytes    = sizeof(firsts),
-                               .payload_bytes = sizeof(rows) + sizeof(firsts)};
-    bench           b;
+    bt_down m = bench_reserve(1, 10, 5);
+    bench   b;
 
     bench_set_up(&b, 1, 1, 1);
     m.u.reserve.n_choices  = 2;
     m.u.reserve.choices    = bt_calloc(2, sizeof(uint32_t));
     m.u.reserve.choices[1] = 1;
-    bench_order(&b, &m);
-    message.pages_tag = ticket_tag(&b);
-    bench_forget(&b);
-    bt_worker_delivered(b.worker, 0, &message, &payload);
-    b.has_come = true;
-    bt_worker_background(b.worker);
+    hand_over(&b, &m, firsts, sizeof(firsts), 0);
     EXPECT(b.n_up == 1 && b.up[0].kind == BT_UP_TOKENS && b.up[0].u.tokens.n == 1);
     if (b.n_up == 1) {
         const bt_token *t = &b.up[0].u.tokens.tokens[0];

@@ -9,33 +9,43 @@
 
 enum { MAX_FILE_BYTES = 16 << 20, MAX_VOCAB = 1 << 24, MAX_CONTEXT = 1 << 20 };
 
-static const struct {
+typedef struct {
     const char     *model_type, *architecture;
+    const char     *as_saved; /* by transformers, where that is another class; or NULL */
     bt_model_family family;
-} FAMILIES[] = {
-    {"deepseek_v2",   "DeepseekV2ForCausalLM",  BT_FAMILY_V2     },
-    {"deepseek_v3",   "DeepseekV3ForCausalLM",  BT_FAMILY_V3     },
-    {"kimi_k2",       "DeepseekV3ForCausalLM",  BT_FAMILY_V3     },
-    {"glm4_moe_lite", "Glm4MoeLiteForCausalLM", BT_FAMILY_GLM4   },
-    {"deepseek_v32",  "DeepseekV32ForCausalLM", BT_FAMILY_V32    },
-    {"glm_moe_dsa",   "GlmMoeDsaForCausalLM",   BT_FAMILY_GLM_DSA},
+} family;
+
+static const family FAMILIES[] = {
+    {"deepseek_v2",   "DeepseekV2ForCausalLM",  NULL,                    BT_FAMILY_V2     },
+    {"deepseek_v3",   "DeepseekV3ForCausalLM",  NULL,                    BT_FAMILY_V3     },
+    {"kimi_k2",       "DeepseekV3ForCausalLM",  NULL,                    BT_FAMILY_V3     },
+    {"glm4_moe_lite", "Glm4MoeLiteForCausalLM", NULL,                    BT_FAMILY_GLM4   },
+    {"sarvam_mla",    "SarvamMLAForCausalLM",   "DeepseekV3ForCausalLM", BT_FAMILY_SARVAM },
+    {"axk1",          "AXK1ForCausalLM",        NULL,                    BT_FAMILY_AXK1   },
+    {"AXK1",          "AXK1ForCausalLM",        NULL,                    BT_FAMILY_AXK1   },
+    {"youtu",         "YoutuForCausalLM",       NULL,                    BT_FAMILY_V3     },
+    {"deepseek_v32",  "DeepseekV32ForCausalLM", NULL,                    BT_FAMILY_V32    },
+    {"glm_moe_dsa",   "GlmMoeDsaForCausalLM",   NULL,                    BT_FAMILY_GLM_DSA},
 };
 enum { N_FAMILIES = sizeof(FAMILIES) / sizeof(FAMILIES[0]) };
 
-static bt_status read_architecture(const bt_json_at *at, const char *expected, bt_model_config *cfg)
+static bt_status read_architecture(const bt_json_at *at, const family *f, bt_model_config *cfg)
 {
     bt_status     st   = BT_OK;
     const json_t *list = bt_json_field(at, "architectures"), *first = json_array_get(list, 0);
+    const char   *name = json_string_value(first);
     char          found[96];
 
-    snprintf(cfg->architecture, sizeof(cfg->architecture), "%s", expected);
+    snprintf(cfg->architecture, sizeof(cfg->architecture), "%s", f->architecture);
     if (list == NULL) goto out; /* the model_type says it too */
-    BT_REQUIRE(json_is_string(first), BT_ERR_FORMAT,
+    BT_REQUIRE(name != NULL, BT_ERR_FORMAT,
                "%s: field architectures: expected a list of names, found %s", at->file,
                bt_json_show(list, found, sizeof(found)));
-    BT_REQUIRE(strcmp(json_string_value(first), expected) == 0, BT_ERR_UNSUPPORTED,
+    BT_REQUIRE(strcmp(name, f->architecture) == 0 ||
+                   (f->as_saved != NULL && strcmp(name, f->as_saved) == 0),
+               BT_ERR_UNSUPPORTED,
                "%s: field architectures: expected \"%s\" for model_type \"%s\", found %s", at->file,
-               expected, cfg->model_type, bt_json_show(first, found, sizeof(found)));
+               f->architecture, cfg->model_type, bt_json_show(first, found, sizeof(found)));
 out:
     return st;
 }
@@ -69,10 +79,11 @@ static bt_status read_family(const bt_json_at *at, bt_model_config *cfg,
         i++;
     BT_REQUIRE(i < N_FAMILIES, BT_ERR_UNSUPPORTED,
                "%s: field model_type: expected deepseek_v2, deepseek_v3, deepseek_v32, kimi_k2, "
-               "kimi_k25, kimi_vl, glm4_moe_lite or glm_moe_dsa, found \"%s\"",
+               "kimi_k25, kimi_vl, glm4_moe_lite, glm_moe_dsa, sarvam_mla, axk1 or youtu, found "
+               "\"%s\"",
                at->file, bt_json_printable(type, found, sizeof(found)));
     snprintf(cfg->model_type, sizeof(cfg->model_type), "%s", type);
-    BT_TRY(read_architecture(at, FAMILIES[i].architecture, cfg));
+    BT_TRY(read_architecture(at, &FAMILIES[i], cfg));
     *family_out = FAMILIES[i].family;
 out:
     return st;

@@ -1,9 +1,9 @@
 /* model/config.h - what a checkpoint's config.json says, checked.
  *
  * Families: deepseek_v2, deepseek_v3 (Kimi-K2, Moonlight; the language model of kimi_k25, which is
- * Kimi-K2.5 and K2.6, and of kimi_vl), glm4_moe_lite; with sparse attention deepseek_v32 and
- * glm_moe_dsa (GLM-5).  Both spellings of the rope fields are read (rope_scaling,
- * and rope_parameters of transformers 5). */
+ * Kimi-K2.5 and K2.6, and of kimi_vl), glm4_moe_lite, sarvam_mla, axk1 (A.X-K1), youtu (dense
+ * layers alone); with sparse attention deepseek_v32 and glm_moe_dsa (GLM-5).  Both spellings of the
+ * rope fields are read (rope_scaling, and rope_parameters of transformers 5). */
 #ifndef BT_MODEL_CONFIG_H
 #define BT_MODEL_CONFIG_H
 
@@ -37,7 +37,9 @@ typedef struct {
 
     uint32_t      dense_dim; /* intermediate_size */
     uint32_t      first_moe_layer, moe_layer_freq;
-    bt_moe_config moe; /* moe.gate.n_experts == 0: all layers are dense */
+    bt_moe_config moe;      /* moe.gate.n_experts == 0: all layers are dense */
+    bool          moe_norm; /* what experts give is normed before it is added, as in A.X-K1, whose
+                               gate may be without correction */
 
     uint32_t n_mtp_layers; /* for multi-token prediction: in the file after the last layer */
     bool     mtp;          /* the first of them is served, as layer n_layers: for whom reads the

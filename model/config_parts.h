@@ -16,6 +16,8 @@ typedef enum {
     BT_FAMILY_V2,
     BT_FAMILY_V3,
     BT_FAMILY_GLM4,
+    BT_FAMILY_SARVAM,
+    BT_FAMILY_AXK1,
     BT_FAMILY_V32, /* these two with sparse attention */
     BT_FAMILY_GLM_DSA
 } bt_model_family;

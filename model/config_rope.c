@@ -28,7 +28,8 @@ out:
     return st;
 }
 
-/* "default" or "yarn", under the key "rope_type" or its older name "type". */
+/* "default" or "yarn" (Sarvam's name for it: "deepseek_yarn"), under the key "rope_type" or its
+ * older name "type". */
 static bt_status read_kind(const bt_json_at *rope, bool *yarn_out)
 {
     bt_status   st   = BT_OK;
@@ -39,10 +40,10 @@ static bt_status read_kind(const bt_json_at *rope, bool *yarn_out)
         if (bt_json_field(rope, key) == NULL && bt_json_field(rope, "type") != NULL) key = "type";
         BT_TRY(bt_json_str(rope, key, &kind));
     }
-    BT_REQUIRE(strcmp(kind, "default") == 0 || strcmp(kind, "yarn") == 0, BT_ERR_UNSUPPORTED,
+    *yarn_out = strcmp(kind, "yarn") == 0 || strcmp(kind, "deepseek_yarn") == 0;
+    BT_REQUIRE(*yarn_out || strcmp(kind, "default") == 0, BT_ERR_UNSUPPORTED,
                "%s: field %s.%s: expected \"yarn\" or \"default\", found \"%s\"", rope->file,
                rope->in, key, bt_json_printable(kind, found, sizeof(found)));
-    *yarn_out = strcmp(kind, "yarn") == 0;
 out:
     return st;
 }

@@ -221,8 +221,7 @@ static bt_status walk_layer(walk *w, uint32_t layer)
     } else if (w->captures) {
         BT_TRY(bt_model_dense(m, lw, n));
     }
-    if (w->captures)
-        BT_TRY(bt_model_add_norm(m, w->fixed.n_rows, m->out, m->h, bt_model_norm_after(m, layer)));
+    if (w->captures) BT_TRY(bt_model_end_layer(m, layer, w->fixed.n_rows, m->h));
 out:
     return st;
 }

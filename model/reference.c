@@ -222,6 +222,18 @@ out:
     return st;
 }
 
+static bt_status experts(bt_reference *r, uint32_t layer, uint32_t moe_layer)
+{
+    bt_status st = BT_OK;
+
+    BT_TRY(bt_ref_experts(r, layer, moe_layer, r->normed, r->out));
+    if (r->cfg->moe_norm)
+        BT_TRY(bt_ref_norm(r, r->t, r->cfg->hidden, r->out, r->cfg->hidden, r->cfg->rms_norm_eps,
+                           r->out, bt_ref_name(r, layer, "post_mlp_layernorm.weight")));
+out:
+    return st;
+}
+
 bt_status bt_ref_layer(bt_reference *r, uint32_t layer, uint32_t moe_layer)
 {
     const bt_model_config *cfg = r->cfg;
@@ -236,7 +248,7 @@ bt_status bt_ref_layer(bt_reference *r, uint32_t layer, uint32_t moe_layer)
     BT_TRY(bt_ref_norm(r, r->t, cfg->hidden, r->h, cfg->hidden, cfg->rms_norm_eps, r->normed,
                        bt_ref_name(r, layer, "post_attention_layernorm.weight")));
     if (bt_model_layer_is_moe(cfg, layer))
-        BT_TRY(bt_ref_experts(r, layer, moe_layer, r->normed, r->out));
+        BT_TRY(experts(r, layer, moe_layer));
     else
         BT_TRY(bt_ref_mlp(r, r->t, layer, "mlp", cfg->dense_dim, r->normed, r->out));
     for (size_t i = 0; i < n; i++)

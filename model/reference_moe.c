@@ -76,14 +76,16 @@ static bt_status route(bt_reference *r, uint32_t layer, uint32_t moe_layer, cons
     const bt_gate_config *g      = &r->cfg->moe.gate;
     float                *logits = bt_calloc((size_t)r->t * g->n_experts, sizeof(*logits));
     float                *bias   = NULL;
-    bt_status             st     = BT_OK;
+    const char           *name;
+    bt_status             st = BT_OK;
 
     BT_REQUIRE(logits != NULL, BT_ERR_NO_MEMORY, "reference: router");
     BT_TRY(bt_ref_linear(r, r->t, g->n_experts, r->cfg->hidden, x, logits,
                          bt_ref_name(r, layer, "mlp.gate.weight")));
-    if (g->kind == BT_GATE_SIGMOID_BIAS)
-        BT_TRY(bt_ref_load(r, 1, g->n_experts, false,
-                           bt_ref_name(r, layer, "mlp.gate.e_score_correction_bias"), &bias));
+    name = bt_ref_name(r, layer, "mlp.gate.e_score_correction_bias");
+    if (g->kind == BT_GATE_SIGMOID_BIAS &&
+        (bt_safetensors_find(r->st, name) != NULL || !r->cfg->moe_norm))
+        BT_TRY(bt_ref_load(r, 1, g->n_experts, false, name, &bias));
     for (size_t p = 0; p < r->t; p++) {
         const uint16_t *forced = NULL;
 

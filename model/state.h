@@ -39,8 +39,9 @@ bt_status bt_model_norm_first(bt_model *model, uint32_t layer, uint32_t rows);
 /* h += x; normed = rms_norm(h), by the weight of what comes next. */
 bt_status bt_model_add_norm(bt_model *model, uint32_t rows, const bt_bf16 *x, bt_bf16 *h,
                             const bt_bf16 *weight);
-/* That weight behind a layer: the next layer's, or the head's. */
-const bt_bf16 *bt_model_norm_after(const bt_model *model, uint32_t layer);
+/* h += out, what the layer's dense part or experts gave, of rows; normed for the next layer, or the
+ * head. */
+bt_status bt_model_end_layer(bt_model *model, uint32_t layer, uint32_t rows, bt_bf16 *h);
 /* out = down(silu(gate) * up) of the normed rows, role by role. */
 bt_status bt_model_dense(bt_model *model, const bt_layer_weights *w,
                          const uint32_t n_rows[BT_N_ROLES]);

@@ -134,10 +134,24 @@ bt_status bt_model_add_norm(bt_model *model, uint32_t rows, const bt_bf16 *x, bt
                               model->cfg->rms_norm_eps, model->normed);
 }
 
-const bt_bf16 *bt_model_norm_after(const bt_model *model, uint32_t layer)
+static const bt_bf16 *norm_after(const bt_model *model, uint32_t layer)
 {
     if (layer + 1 < model->cfg->n_layers) return model->w.layers[layer + 1].input_norm;
     return layer < model->cfg->n_layers ? model->w.norm : model->w.mtp.norm;
+}
+
+bt_status bt_model_end_layer(bt_model *model, uint32_t layer, uint32_t rows, bt_bf16 *h)
+{
+    const bt_bf16 *weight = model->w.layers[layer].moe_norm;
+    uint32_t       hidden = model->cfg->hidden;
+    bt_status      st     = BT_OK;
+
+    if (weight != NULL)
+        BT_TRY(bt_device_rms_norm(model->dev, rows, hidden, model->out, hidden, weight,
+                                  model->cfg->rms_norm_eps, model->out, hidden));
+    BT_TRY(bt_model_add_norm(model, rows, model->out, h, norm_after(model, layer)));
+out:
+    return st;
 }
 
 static bt_status attend(bt_model *model, bt_kv_pool *pool, const bt_step *step, uint32_t layer)
@@ -237,8 +251,7 @@ static bt_status feed_forward(bt_model *model, const bt_step *step, uint32_t lay
     } else {
         BT_TRY(bt_model_dense(model, w, rows->of_role));
     }
-    BT_TRY(bt_model_add_norm(model, n_of(rows), model->out, rows->h,
-                             bt_model_norm_after(model, layer)));
+    BT_TRY(bt_model_end_layer(model, layer, n_of(rows), rows->h));
 out:
     return st;
 }

@@ -132,23 +132,23 @@ out:
 
 static bt_status load_bias(bt_loader *l, uint32_t layer, float **bias_out)
 {
-    uint32_t  n    = l->cfg->moe.gate.n_experts;
-    float    *bias = NULL;
-    bt_status st   = BT_OK;
-    bt_matrix v;
+    uint32_t    n    = l->cfg->moe.gate.n_experts;
+    float      *bias = NULL;
+    bt_status   st   = BT_OK;
+    bt_matrix   v    = {0};
+    const char *name = bt_loader_name(l, "model.layers.%u.mlp.gate.e_score_correction_bias", layer);
 
-    BT_TRY(bt_vector_find(
-        l->st, bt_loader_name(l, "model.layers.%u.mlp.gate.e_score_correction_bias", layer), n,
-        &v));
+    if (bt_safetensors_find(l->st, name) != NULL || !l->cfg->moe_norm) /* else it is 0 */
+        BT_TRY(bt_vector_find(l->st, name, n, &v));
     if (!l->dry && !l->again) {
         bias = bt_calloc(n, sizeof(*bias));
         BT_REQUIRE(bias != NULL, BT_ERR_NO_MEMORY, "gate of layer %u", layer);
-        for (uint32_t e = 0; e < n; e++)
+        for (uint32_t e = 0; e < n && v.t != NULL; e++)
             bias[e] = bt_matrix_element(&v, e);
         BT_TRY(bt_device_alloc_array(l->opt->dev, n, sizeof(*bias), &l->w->bytes, bias_out));
         BT_TRY(bt_device_upload(l->opt->dev, *bias_out, bias, n * sizeof(*bias)));
     }
-    bt_loader_count(l, &v);
+    if (v.t != NULL) bt_loader_count(l, &v);
 out:
     bt_free(bias);
     return st;
@@ -216,6 +216,10 @@ static bt_status load_layer(bt_loader *l, uint32_t layer, bt_layer_weights *w)
     BT_TRY(bt_loader_vector(
         l, hidden, bt_loader_name(l, "model.layers.%u.post_attention_layernorm.weight", layer),
         &w->post_norm));
+    if (bt_model_layer_is_moe(l->cfg, layer) && l->cfg->moe_norm)
+        BT_TRY(bt_loader_vector(
+            l, hidden, bt_loader_name(l, "model.layers.%u.post_mlp_layernorm.weight", layer),
+            &w->moe_norm));
     if (bt_model_layer_is_moe(l->cfg, layer))
         BT_TRY(load_experts(l, layer, &w->moe));
     else
@@ -302,7 +306,7 @@ out:
 
 /* A tensor of a served layer that may be there without a use: an expert of another rank, a scale,
  * RoPE's frequencies, which are computed; the indexer of a layer that config.json says to do
- * without. */
+ * without; the norm behind a dense layer that A.X-K1 stores and does not use. */
 static bool may_be_unused(const bt_model_config *cfg, unsigned layer, const char *rest)
 {
     static const char SCALE[] = "_scale_inv";
@@ -312,6 +316,8 @@ static bool may_be_unused(const bt_model_config *cfg, unsigned layer, const char
            strcmp(rest, "self_attn.rotary_emb.inv_freq") == 0 ||
            (cfg->mla.index_topk != 0 && !bt_model_layer_has_indexer(cfg, layer) &&
             strncmp(rest, "self_attn.indexer.", strlen("self_attn.indexer.")) == 0) ||
+           (cfg->moe_norm && !bt_model_layer_is_moe(cfg, layer) &&
+            strcmp(rest, "post_mlp_layernorm.weight") == 0) ||
            (n >= strlen(SCALE) && strcmp(rest + n - strlen(SCALE), SCALE) == 0);
 }
 
@@ -509,8 +515,8 @@ static void fini_layer(const bt_weights *w, bt_layer_weights *layer)
                                 mla->o,          mla->index_q, mla->index_k, mla->index_w,
                                 layer->gate_up,  layer->down,  moe->router,  moe->shared_gate_up,
                                 moe->shared_down};
-    bt_bf16        *vector[] = {layer->input_norm, layer->post_norm,  mla->q_a_norm,
-                                mla->kv_a_norm,    mla->index_k_norm, mla->index_k_bias};
+    bt_bf16 *vector[] = {layer->input_norm, layer->post_norm,  layer->moe_norm,  mla->q_a_norm,
+                         mla->kv_a_norm,    mla->index_k_norm, mla->index_k_bias};
 
     for (size_t i = 0; i < sizeof(single) / sizeof(single[0]); i++)
         bt_device_linear_destroy(w->dev, single[i]);

@@ -20,6 +20,7 @@ typedef struct {
     bt_mla_weights mla;
     bt_linear     *gate_up, *down; /* of a dense layer, else NULL */
     bt_moe_weights moe;            /* of an expert layer, else zero */
+    bt_bf16       *moe_norm;       /* device, [hidden]: where cfg->moe_norm says so, else NULL */
 } bt_layer_weights;
 
 /* What the layer for multi-token prediction has beside a layer's weights (model.h). */

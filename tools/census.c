@@ -38,7 +38,8 @@ static bt_part part_in_layer(const char *name)
     if (begins(name, "mlp.shared_experts.")) return BT_PART_SHARED;
     if (begins(name, "mlp.gate.")) return BT_PART_ROUTER;
     if (begins(name, "mlp.")) return BT_PART_DENSE;
-    if (begins(name, "input_layernorm.") || begins(name, "post_attention_layernorm."))
+    if (begins(name, "input_layernorm.") || begins(name, "post_attention_layernorm.") ||
+        begins(name, "post_mlp_layernorm."))
         return BT_PART_NORMS;
     return BT_PART_OTHER;
 }
@@ -115,19 +116,19 @@ static uint64_t attention_of_a_layer(const bt_mla_config *m)
 
 void bt_census_expect(const bt_model_config *cfg, uint64_t n_params[BT_N_PARTS])
 {
-    const bt_gate_config *g     = &cfg->moe.gate;
-    uint64_t              h     = cfg->hidden;
-    uint64_t              n_moe = bt_model_n_moe_layers(cfg);
-    uint64_t              bias  = g->kind == BT_GATE_SIGMOID_BIAS ? g->n_experts : 0;
+    const bt_gate_config *g        = &cfg->moe.gate;
+    uint64_t              h        = cfg->hidden;
+    uint64_t              n_moe    = bt_model_n_moe_layers(cfg);
+    bool                  has_bias = g->kind == BT_GATE_SIGMOID_BIAS && !cfg->moe_norm;
 
     memset(n_params, 0, BT_N_PARTS * sizeof(*n_params));
     n_params[BT_PART_EMBEDDING] = cfg->vocab_size * h;
     n_params[BT_PART_HEAD]      = cfg->tie_embeddings ? 0 : cfg->vocab_size * h;
-    n_params[BT_PART_NORMS]     = (2 * (uint64_t)cfg->n_layers + 1) * h;
+    n_params[BT_PART_NORMS]     = ((cfg->moe_norm ? 3 : 2) * (uint64_t)cfg->n_layers + 1) * h;
     n_params[BT_PART_ATTENTION] = cfg->n_layers * attention_of_a_layer(&cfg->mla) +
                                   bt_model_n_indexers(cfg) * of_an_indexer(&cfg->mla);
     n_params[BT_PART_DENSE]   = (cfg->n_layers - n_moe) * 3 * cfg->dense_dim * h;
-    n_params[BT_PART_ROUTER]  = n_moe * (g->n_experts * h + bias);
+    n_params[BT_PART_ROUTER]  = n_moe * (g->n_experts * h + (has_bias ? g->n_experts : 0));
     n_params[BT_PART_EXPERTS] = n_moe * g->n_experts * 3 * cfg->moe.expert_dim * h;
     n_params[BT_PART_SHARED]  = n_moe * 3 * cfg->moe.shared_dim * h;
 }

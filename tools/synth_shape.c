@@ -73,6 +73,20 @@ static const bt_synth_shape SHAPES[] = {
      .dense_dim = 12288, .expert_dim = 2048, .n_experts = 256, .n_shared = 1, .top_k = 8, .n_groups = 1, .topk_groups = 1,
      .norm_topk = true, .scale = 2.5, .eps = 1e-5, .theta = 1000000,
      .index_topk = 2048, .index_heads = 32, .index_dim = 128, .bos = -1, .eos = {154820, 154827, 154829}},
+    {.like = "sarvam", /* Sarvam-105B, as transformers names its fields */
+     .architecture = "SarvamMLAForCausalLM", .model_type = "sarvam_mla", .sigmoid = true,
+     .hidden = 4096, .n_layers = 32, .n_dense_layers = 1, .vocab_size = 262144, .context = 131072,
+     .n_heads = 64, .q_lora_rank = 0, .kv_lora_rank = 512, .qk_nope_dim = 128, .qk_rope_dim = 64, .v_dim = 128,
+     .dense_dim = 16384, .expert_dim = 2048, .n_experts = 128, .n_shared = 1, .top_k = 8, .n_groups = 1, .topk_groups = 1,
+     .norm_topk = true, .scale = 2.5, .eps = 1e-6, .theta = 10000, .yarn_factor = 40, .yarn_context = 4096, .beta_fast = 32, .beta_slow = 1, .mscale = 1,
+     .bos = -1, .eos = {1, -1, -1}},
+    {.like = "axk1", /* A.X-K1 */
+     .architecture = "AXK1ForCausalLM", .model_type = "axk1", .sigmoid = true, .moe_norm = true,
+     .hidden = 7168, .n_layers = 61, .n_dense_layers = 1, .vocab_size = 163840, .context = 131072,
+     .n_heads = 64, .q_lora_rank = 1536, .kv_lora_rank = 512, .qk_nope_dim = 128, .qk_rope_dim = 64, .v_dim = 128,
+     .dense_dim = 18432, .expert_dim = 2048, .n_experts = 192, .n_shared = 1, .top_k = 8, .n_groups = 8, .topk_groups = 4,
+     .norm_topk = true, .scale = 2.5, .eps = 1e-6, .theta = 10000,
+     .bos = 163691, .eos = {163691, -1, -1}},
 };
 
 #define SIZE(option, field, least, most, text) {option, text, offsetof(bt_synth_shape, field), least, most}
@@ -116,7 +130,7 @@ bool bt_synth_find(const char *like, bt_synth_shape *shape_out)
 
 const char *bt_synth_names(void)
 {
-    static char names[160]; /* of nine of 17 bytes */
+    static char names[192]; /* of eleven of 17 bytes */
     size_t      n = 0;
 
     for (size_t i = 0; i < sizeof(SHAPES) / sizeof(SHAPES[0]); i++)

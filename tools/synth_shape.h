@@ -18,7 +18,8 @@ extern "C" {
 
 typedef struct {
     const char *like, *architecture, *model_type;
-    bool        sigmoid; /* sigmoid scores with a correction bias (noaux_tc), else softmax */
+    bool        sigmoid;  /* sigmoid scores with a correction bias (noaux_tc), else softmax */
+    bool        moe_norm; /* a norm behind each layer's experts, and no correction: A.X-K1's */
     uint32_t    hidden, n_layers, n_dense_layers, vocab_size, context;
     uint32_t n_heads, q_lora_rank, kv_lora_rank, qk_nope_dim, qk_rope_dim, v_dim; /* 0: no LoRA */
     uint32_t dense_dim, expert_dim, n_experts, n_shared, top_k, n_groups, topk_groups;

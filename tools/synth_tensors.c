@@ -144,7 +144,7 @@ static void experts(listing *l, const char *layer)
     char                  prefix[80];
 
     bf16_matrix(l, layer, "mlp.gate", s->n_experts, s->hidden, 2);
-    if (s->sigmoid)
+    if (s->sigmoid && !s->moe_norm)
         add(l, BT_ST_F32, 0, s->n_experts, 0, 0.1f, "%smlp.gate.e_score_correction_bias", layer);
     for (uint32_t e = 0; e < s->n_experts; e++) {
         snprintf(prefix, sizeof(prefix), "%smlp.experts.%u.", layer, e);
@@ -165,6 +165,7 @@ static void decoder_layer(listing *l, uint32_t i)
     snprintf(prefix, sizeof(prefix), "%sself_attn.", layer);
     attention(l, prefix);
     norm(l, layer, "post_attention_layernorm", s->hidden);
+    if (s->moe_norm) norm(l, layer, "post_mlp_layernorm", s->hidden);
     snprintf(prefix, sizeof(prefix), "%smlp.", layer);
     if (i < s->n_dense_layers)
         mlp(l, prefix, s->dense_dim, false);

@@ -90,11 +90,13 @@ static inline void engine_open(engine *e, const goldens *g, bt_world *world, uin
     NEED(bt_group_create(world, n_ranks, ranks, opt->tag_space, 1, &e->group) == BT_OK);
     e->self = bt_group_self(e->group);
     ENGINE_CONNECT(e->dev, e->group);
-    NEED(bt_placement_init(&e->placement, gate->n_experts, gate->n_groups, n_ranks, opt->owner) ==
-         BT_OK);
-    m_opt.dev       = e->dev;
-    m_opt.group     = e->group;
-    m_opt.placement = &e->placement;
+    if (gate->n_experts != 0) {
+        NEED(bt_placement_init(&e->placement, gate->n_experts, gate->n_groups, n_ranks,
+                               opt->owner) == BT_OK);
+        m_opt.placement = &e->placement;
+    }
+    m_opt.dev   = e->dev;
+    m_opt.group = e->group;
     NEED(bt_model_load(&g->cfg, g->weights, &m_opt, &e->model) == BT_OK);
     NEED(bt_kv_pool_create(e->dev, &pool, &e->pool) == BT_OK);
 }

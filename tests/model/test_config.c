@@ -1,46 +1,13 @@
-#include <jansson.h>
 #include <math.h>
 #include <sys/stat.h>
 
 #include "core/alloc.h"
 #include "model/config.h"
-#include "tests/model/scratch.h"
+#include "tests/model/config_patch.h"
 #include "tests/support/test.h"
-
-#define DEMO BT_SOURCE_DIR "/models/demo"
 
 static bool near(double got, double want) { return fabs(got - want) <= 1e-8 * fabs(want); }
 static bool near_fp32(double got, double want) { return fabs(got - want) <= 1e-6 * fabs(want); }
-
-/* The demo's config.json with the patch's members on top; "-" removes one. */
-static void write_patched(const char *patch_text)
-{
-    json_t     *cfg   = json_load_file(DEMO "/config.json", 0, NULL);
-    json_t     *patch = json_loads(patch_text, 0, NULL), *v;
-    const char *name;
-    char       *text;
-
-    if (cfg == NULL || patch == NULL) abort();
-    json_object_foreach(patch, name, v)
-    {
-        if (json_is_string(v) && strcmp(json_string_value(v), "-") == 0)
-            json_object_del(cfg, name);
-        else
-            json_object_set(cfg, name, v);
-    }
-    text = json_dumps(cfg, 0);
-    scratch_write("config.json", text, strlen(text));
-    free(text);
-    json_decref(cfg);
-    json_decref(patch);
-}
-
-static bt_status read_patched(const char *patch_text, bt_model_config *cfg)
-{
-    scratch_clear();
-    write_patched(patch_text);
-    return bt_model_config_read(g_scratch, cfg);
-}
 
 static void config_of_demo_has_every_field(void)
 {
@@ -108,6 +75,7 @@ static void config_of_every_model_is_read(void)
         {"glm-flash", BT_GATE_SIGMOID_BIAS,   5, 48, 48, 1, 1e-5f, false, false, false},
         {"v3.2",      BT_GATE_SIGMOID_BIAS,   4, 96, 72, 4, 1e-6f, true,  true,  false},
         {"glm-5",     BT_GATE_SIGMOID_BIAS,   5, 48, 48, 1, 1e-5f, false, false, false},
+        {"axk1",      BT_GATE_SIGMOID_BIAS,   4, 48, 48, 4, 1e-5f, true,  false, false},
     };
 
     for (size_t i = 0; i < sizeof(MODELS) / sizeof(MODELS[0]); i++) {
@@ -166,15 +134,6 @@ static void config_yarn_gives_the_published_numbers(void)
     EXPECT(fabs(c.rope_inv_freq[20] - 3.61404677e-5) < 1e-13);
     EXPECT(fabs(c.rope_inv_freq[31] - 8.76441291e-7) < 1e-15);
     EXPECT(fabs(c.mla.softmax_scale - 0.1308608) < 1e-7);
-}
-
-static void config_takes_groups_that_are_absent_from_the_family(void)
-{
-    bt_model_config c;
-
-    EXPECT_EQ(read_patched("{\"n_group\": \"-\", \"topk_group\": \"-\"}", &c), BT_OK);
-    EXPECT_EQ(c.moe.gate.n_groups, 8);
-    EXPECT_EQ(c.moe.gate.topk_groups, 4);
 }
 
 static void config_without_yarn_has_plain_rope(void)
@@ -271,43 +230,6 @@ static void config_yarn_is_that_of_transformers(void)
         EXPECT(near_fp32(c.mla.rope_magnitude, CASES[i].magnitude));
         EXPECT(near_fp32(c.mla.softmax_scale, CASES[i].softmax_scale));
     }
-}
-
-static void config_dense_model_has_no_experts(void)
-{
-    bt_model_config c;
-
-    EXPECT_EQ(read_patched("{\"n_routed_experts\": null}", &c), BT_OK);
-    EXPECT_EQ(c.moe.gate.n_experts, 0);
-    EXPECT_EQ(bt_model_n_moe_layers(&c), 0);
-}
-
-static void config_layer_list_of_transformers_5_is_read(void)
-{
-    bt_model_config c;
-
-    EXPECT_EQ(read_patched("{\"first_k_dense_replace\": \"-\", \"mlp_layer_types\": [\"dense\", "
-                           "\"dense\", \"sparse\", \"sparse\"]}",
-                           &c),
-              BT_OK);
-    EXPECT_EQ(c.first_moe_layer, 2);
-    /* beside its default, where the list alone counts */
-    EXPECT_EQ(read_patched("{\"model_type\": \"glm_moe_dsa\", \"architectures\": null, "
-                           "\"index_topk\": 16, \"index_n_heads\": 4, \"index_head_dim\": 64, "
-                           "\"first_k_dense_replace\": 3, \"mlp_layer_types\": [\"dense\", "
-                           "\"sparse\", \"sparse\", \"sparse\"]}",
-                           &c),
-              BT_OK);
-    EXPECT_EQ(c.first_moe_layer, 1);
-}
-
-static void config_of_fewer_layers_than_dense_ones_is_dense(void)
-{
-    bt_model_config c;
-
-    EXPECT_EQ(read_patched("{\"first_k_dense_replace\": 5}", &c), BT_OK);
-    EXPECT_EQ(c.first_moe_layer, 4);
-    EXPECT_EQ(bt_model_n_moe_layers(&c), 0);
 }
 
 static void config_eos_ids_of_both_files_are_joined(void)
@@ -530,55 +452,6 @@ static void config_of_4_bits_may_leave_out_what_is_null(void)
     EXPECT(c.int4);
 }
 
-/* A multimodal model's config.json: the demo's under text_config; `more` are members beside it. */
-static bt_status read_wrapped(const char *type, const char *more, bt_model_config *cfg)
-{
-    json_t   *all = json_loads(more, 0, NULL), *text = json_load_file(DEMO "/config.json", 0, NULL);
-    char     *dump;
-    bt_status st;
-
-    if (all == NULL || text == NULL) abort();
-    json_object_set_new(all, "model_type", json_string(type));
-    if (json_object_get(all, "text_config") == NULL) json_object_set(all, "text_config", text);
-    dump = json_dumps(all, 0);
-    scratch_clear();
-    scratch_write("config.json", dump, strlen(dump));
-    st = bt_model_config_read(g_scratch, cfg);
-    free(dump);
-    json_decref(all);
-    json_decref(text);
-    return st;
-}
-
-static void config_of_a_language_model_is_read_within(void)
-{
-    bt_model_config c, demo;
-
-    EXPECT_EQ(bt_model_config_read(DEMO, &demo), BT_OK);
-    EXPECT_EQ(read_wrapped("kimi_k25",
-                           "{\"eos_token_id\": 77, \"pad_token_id\": 5, \"vision_config\": {}}",
-                           &c),
-              BT_OK);
-    EXPECT(strcmp(c.model_type, "deepseek_v3") == 0);
-    EXPECT(c.hidden == demo.hidden && c.n_layers == demo.n_layers && !c.fp8);
-    EXPECT_EQ(c.n_eos, 2); /* its own, and that of the whole */
-    EXPECT(c.eos_tokens[0] == demo.eos_tokens[0] && c.eos_tokens[1] == 77);
-    EXPECT(c.bos_token == demo.bos_token && c.pad_token == 5);
-    EXPECT_EQ(read_wrapped("kimi_vl", "{\"pad_token_id\": -1}", &c), BT_OK);
-    EXPECT(c.hidden == demo.hidden && c.pad_token == -1);
-    EXPECT_EQ(read_wrapped("kimi_k25",
-                           "{\"quantization_config\": {\"quant_method\": \"fp8\", "
-                           "\"weight_block_size\": [128, 128]}}",
-                           &c),
-              BT_OK);
-    EXPECT(c.fp8);
-    EXPECT_EQ(read_wrapped("kimi_k25", "{\"text_config\": [1]}", &c), BT_ERR_FORMAT);
-    EXPECT_HAS(bt_error_text(), "field text_config: expected an object, found [1]");
-    EXPECT_EQ(read_wrapped("kimi_k25", "{\"text_config\": {\"model_type\": \"llama\"}}", &c),
-              BT_ERR_UNSUPPORTED);
-    EXPECT_HAS(bt_error_text(), "found \"llama\"");
-}
-
 static void config_bad_fields_are_refused_by_name(void)
 {
     for (size_t i = 0; i < sizeof(BAD) / sizeof(BAD[0]); i++) {
@@ -702,19 +575,14 @@ static const bt_test TESTS[] = {
     BT_TEST(config_of_demo_has_every_field),
     BT_TEST(config_of_every_model_is_read),
     BT_TEST(config_yarn_gives_the_published_numbers),
-    BT_TEST(config_takes_groups_that_are_absent_from_the_family),
     BT_TEST(config_without_yarn_has_plain_rope),
     BT_TEST(config_original_context_may_be_told_twice),
     BT_TEST(config_new_rope_spelling_equals_the_old),
     BT_TEST(config_yarn_without_mscale_scales_the_rotation),
     BT_TEST(config_yarn_is_that_of_transformers),
-    BT_TEST(config_dense_model_has_no_experts),
-    BT_TEST(config_layer_list_of_transformers_5_is_read),
-    BT_TEST(config_of_fewer_layers_than_dense_ones_is_dense),
     BT_TEST(config_eos_ids_of_both_files_are_joined),
     BT_TEST(config_reads_indexers),
     BT_TEST(config_of_4_bits_may_leave_out_what_is_null),
-    BT_TEST(config_of_a_language_model_is_read_within),
     BT_TEST(config_bad_fields_are_refused_by_name),
     BT_TEST(config_bad_files_are_refused),
     BT_TEST(config_deep_json_is_refused),

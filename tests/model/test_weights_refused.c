@@ -270,6 +270,44 @@ static void weights_of_indexers_are_those_of_config_json(void)
     checkpoint_close(&c);
 }
 
+/* A.X-K1's, of which the dense layers' stand in the file too; its gates correct nothing, unless the
+ * file says so. */
+static void weights_of_norms_behind_experts_are_those_of_config_json(void)
+{
+    static const char NORM[] = "model.layers.2.post_mlp_layernorm.weight";
+    checkpoint        c;
+    bt_weights        w;
+    size_t            i       = 0;
+    float             bias[8] = {0, 0.5f};
+
+    checkpoint_open(&c, "axk1");
+    EXPECT_EQ(load_list(&c, &w), BT_OK);
+    EXPECT(w.layers[0].moe_norm == NULL && w.layers[1].moe_norm != NULL);
+    EXPECT(w.layers[1].moe.router_bias[1] == 0);
+    bt_weights_fini(&w);
+    c.tensors[c.n] = (bt_tensor){.name   = "model.layers.1.mlp.gate.e_score_correction_bias",
+                                 .dtype  = BT_ST_F32,
+                                 .n_dims = 1,
+                                 .shape  = {8},
+                                 .data   = (const void *)bias,
+                                 .bytes  = sizeof(bias)};
+    c.n++;
+    EXPECT_EQ(load_list(&c, &w), BT_OK);
+    EXPECT(w.layers[1].moe.router_bias[1] == 0.5f && w.layers[2].moe.router_bias[1] == 0);
+    bt_weights_fini(&w);
+    while (strcmp(c.tensors[i].name, NORM) != 0)
+        i++;
+    c.tensors[i].name = "model.layers.9.post_mlp_layernorm.weight";
+    EXPECT_EQ(load_list(&c, &w), BT_ERR_FORMAT);
+    EXPECT_HAS(bt_error_text(), NORM);
+    c.tensors[i].name = NORM;
+    c.cfg.moe_norm    = false;
+    c.n--;
+    EXPECT_EQ(load_list(&c, &w), BT_ERR_FORMAT);
+    EXPECT_HAS(bt_error_text(), "e_score_correction_bias");
+    checkpoint_close(&c);
+}
+
 /* Embedding and head of the layer for multi-token prediction may be left out, and are not another
  * one's. */
 static void weights_name_a_copy_that_is_none(void)
@@ -448,6 +486,7 @@ static const bt_test TESTS[] = {
     BT_TEST(weights_name_each_missing_tensor),
     BT_TEST(weights_without_a_use_are_refused),
     BT_TEST(weights_of_indexers_are_those_of_config_json),
+    BT_TEST(weights_of_norms_behind_experts_are_those_of_config_json),
     BT_TEST(weights_name_a_copy_that_is_none),
     BT_TEST(weights_without_a_layer_that_predicts_are_refused),
     BT_TEST(weights_name_each_wrong_shape),

@@ -286,7 +286,9 @@ static void synth_gives_sane_logits(void)
                                         "v3.2 --index-topk 8 --index-dim 24",
                                         "glm-5 --index-topk 8",
                                         "v2 --int4",
-                                        "kimi-k2-thinking"};
+                                        "kimi-k2-thinking",
+                                        "sarvam",
+                                        "axk1"};
     enum { N = 24, VOCAB = 512 };
     static float logits[N * VOCAB];
     uint32_t     tokens[N];
@@ -343,8 +345,8 @@ static void synth_refuses_by_name(void)
 
     clear();
     EXPECT_EQ(synth("--like v4 x"), 64);
-    EXPECT_HAS(g_command.output,
-               "v2-lite, v2, v3, kimi-k2, kimi-k2-thinking, moonlight, glm-flash, v3.2, glm-5");
+    EXPECT_HAS(g_command.output, "v2-lite, v2, v3, kimi-k2, kimi-k2-thinking, moonlight, "
+                                 "glm-flash, v3.2, glm-5, sarvam, axk1");
     EXPECT_EQ(synth_small("v3", "m", "--index-topk 8"), 1);
     EXPECT_HAS(g_command.output, "field index_topk: not supported for this model_type");
     EXPECT_EQ(synth_small("v3", "m", "--index-dim 16"), 1);

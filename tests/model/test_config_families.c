@@ -1,0 +1,175 @@
+/* What config.json means in one family or another. */
+#include "tests/model/config_patch.h"
+#include "tests/support/test.h"
+
+static void config_takes_groups_that_are_absent_from_the_family(void)
+{
+    bt_model_config c;
+
+    EXPECT_EQ(read_patched("{\"n_group\": \"-\", \"topk_group\": \"-\"}", &c), BT_OK);
+    EXPECT_EQ(c.moe.gate.n_groups, 8);
+    EXPECT_EQ(c.moe.gate.topk_groups, 4);
+}
+
+static void config_dense_model_has_no_experts(void)
+{
+    bt_model_config c;
+
+    EXPECT_EQ(read_patched("{\"n_routed_experts\": null}", &c), BT_OK);
+    EXPECT_EQ(c.moe.gate.n_experts, 0);
+    EXPECT_EQ(bt_model_n_moe_layers(&c), 0);
+}
+
+static void config_layer_list_of_transformers_5_is_read(void)
+{
+    bt_model_config c;
+
+    EXPECT_EQ(read_patched("{\"first_k_dense_replace\": \"-\", \"mlp_layer_types\": [\"dense\", "
+                           "\"dense\", \"sparse\", \"sparse\"]}",
+                           &c),
+              BT_OK);
+    EXPECT_EQ(c.first_moe_layer, 2);
+    /* beside its default, where the list alone counts */
+    EXPECT_EQ(read_patched("{\"model_type\": \"glm_moe_dsa\", \"architectures\": null, "
+                           "\"index_topk\": 16, \"index_n_heads\": 4, \"index_head_dim\": 64, "
+                           "\"first_k_dense_replace\": 3, \"mlp_layer_types\": [\"dense\", "
+                           "\"sparse\", \"sparse\", \"sparse\"]}",
+                           &c),
+              BT_OK);
+    EXPECT_EQ(c.first_moe_layer, 1);
+}
+
+static void config_of_fewer_layers_than_dense_ones_is_dense(void)
+{
+    bt_model_config c;
+
+    EXPECT_EQ(read_patched("{\"first_k_dense_replace\": 5}", &c), BT_OK);
+    EXPECT_EQ(c.first_moe_layer, 4);
+    EXPECT_EQ(bt_model_n_moe_layers(&c), 0);
+}
+
+/* A multimodal model's config.json: the demo's under text_config; `more` are members beside it. */
+static bt_status read_wrapped(const char *type, const char *more, bt_model_config *cfg)
+{
+    json_t   *all = json_loads(more, 0, NULL), *text = json_load_file(DEMO "/config.json", 0, NULL);
+    char     *dump;
+    bt_status st;
+
+    if (all == NULL || text == NULL) abort();
+    json_object_set_new(all, "model_type", json_string(type));
+    if (json_object_get(all, "text_config") == NULL) json_object_set(all, "text_config", text);
+    dump = json_dumps(all, 0);
+    scratch_clear();
+    scratch_write("config.json", dump, strlen(dump));
+    st = bt_model_config_read(g_scratch, cfg);
+    free(dump);
+    json_decref(all);
+    json_decref(text);
+    return st;
+}
+
+static void config_of_a_language_model_is_read_within(void)
+{
+    bt_model_config c, demo;
+
+    EXPECT_EQ(bt_model_config_read(DEMO, &demo), BT_OK);
+    EXPECT_EQ(read_wrapped("kimi_k25",
+                           "{\"eos_token_id\": 77, \"pad_token_id\": 5, \"vision_config\": {}}",
+                           &c),
+              BT_OK);
+    EXPECT(strcmp(c.model_type, "deepseek_v3") == 0);
+    EXPECT(c.hidden == demo.hidden && c.n_layers == demo.n_layers && !c.fp8);
+    EXPECT_EQ(c.n_eos, 2); /* its own, and that of the whole */
+    EXPECT(c.eos_tokens[0] == demo.eos_tokens[0] && c.eos_tokens[1] == 77);
+    EXPECT(c.bos_token == demo.bos_token && c.pad_token == 5);
+    EXPECT_EQ(read_wrapped("kimi_vl", "{\"pad_token_id\": -1}", &c), BT_OK);
+    EXPECT(c.hidden == demo.hidden && c.pad_token == -1);
+    EXPECT_EQ(read_wrapped("kimi_k25",
+                           "{\"quantization_config\": {\"quant_method\": \"fp8\", "
+                           "\"weight_block_size\": [128, 128]}}",
+                           &c),
+              BT_OK);
+    EXPECT(c.fp8);
+    EXPECT_EQ(read_wrapped("kimi_k25", "{\"text_config\": [1]}", &c), BT_ERR_FORMAT);
+    EXPECT_HAS(bt_error_text(), "field text_config: expected an object, found [1]");
+    EXPECT_EQ(read_wrapped("kimi_k25", "{\"text_config\": {\"model_type\": \"llama\"}}", &c),
+              BT_ERR_UNSUPPORTED);
+    EXPECT_HAS(bt_error_text(), "found \"llama\"");
+}
+
+static void config_of_sarvam_has_its_own_names_and_defaults(void)
+{
+    bt_model_config c;
+
+    EXPECT_EQ(read_patched("{\"model_type\": \"sarvam_mla\", \"architectures\": "
+                           "[\"SarvamMLAForCausalLM\"], \"q_lora_rank\": \"-\", "
+                           "\"n_routed_experts\": \"-\", \"num_experts\": 12, "
+                           "\"n_shared_experts\": \"-\", \"num_shared_experts\": 2, "
+                           "\"n_group\": \"-\", \"topk_group\": \"-\", "
+                           "\"norm_topk_prob\": \"-\", \"routed_scaling_factor\": \"-\", "
+                           "\"first_k_dense_replace\": \"-\", \"topk_method\": \"-\", "
+                           "\"scoring_func\": \"-\", \"head_dim\": 576, \"rope_scaling\": "
+                           "{\"type\": \"deepseek_yarn\", \"factor\": 40, \"mscale\": 1, "
+                           "\"mscale_all_dim\": 1, \"original_max_position_embeddings\": 4096}}",
+                           &c),
+              BT_OK);
+    EXPECT(strcmp(c.architecture, "SarvamMLAForCausalLM") == 0);
+    EXPECT(c.mla.q_lora_rank == 0 && c.yarn && c.yarn_factor == 40);
+    EXPECT(c.moe.gate.n_experts == 12 && c.moe.shared_dim == 2 * c.moe.expert_dim);
+    EXPECT(c.moe.gate.n_groups == 1 && c.moe.gate.topk_groups == 1);
+    EXPECT(c.moe.gate.norm_topk && c.moe.gate.scale == 2.5f);
+    EXPECT(c.first_moe_layer == 1 && !c.moe_norm);
+    /* as transformers saves it */
+    EXPECT_EQ(read_patched("{\"model_type\": \"sarvam_mla\"}", &c), BT_OK);
+    EXPECT(c.moe.gate.n_experts == 16 && strcmp(c.architecture, "SarvamMLAForCausalLM") == 0);
+    EXPECT_EQ(read_patched("{\"model_type\": \"sarvam_mla\", \"architectures\": "
+                           "[\"DeepseekV2ForCausalLM\"]}",
+                           &c),
+              BT_ERR_UNSUPPORTED);
+    EXPECT_HAS(bt_error_text(), "expected \"SarvamMLAForCausalLM\" for model_type \"sarvam_mla\"");
+}
+
+static void config_of_axk1_norms_what_its_experts_give(void)
+{
+    bt_model_config c;
+
+    EXPECT_EQ(read_patched("{\"model_type\": \"AXK1\", \"architectures\": [\"AXK1ForCausalLM\"], "
+                           "\"n_group\": \"-\", \"topk_group\": \"-\", "
+                           "\"first_k_dense_replace\": \"-\"}",
+                           &c),
+              BT_OK);
+    EXPECT(c.moe_norm && c.first_moe_layer == 1);
+    EXPECT(c.moe.gate.n_groups == 8 && c.moe.gate.topk_groups == 4);
+    /* the list counts, whatever stands beside it */
+    EXPECT_EQ(read_patched("{\"model_type\": \"axk1\", \"architectures\": null, "
+                           "\"first_k_dense_replace\": 3, \"mlp_layer_types\": "
+                           "[\"dense\", \"dense\", \"sparse\", \"sparse\"]}",
+                           &c),
+              BT_OK);
+    EXPECT_EQ(c.first_moe_layer, 2);
+}
+
+static void config_of_youtu_is_dense(void)
+{
+    bt_model_config c;
+
+    EXPECT_EQ(bt_model_config_read(BT_SOURCE_DIR "/tests/models/youtu", &c), BT_OK);
+    EXPECT(strcmp(c.architecture, "YoutuForCausalLM") == 0);
+    EXPECT(c.moe.gate.n_experts == 0 && bt_model_n_moe_layers(&c) == 0 && c.tie_embeddings);
+}
+
+static const bt_test TESTS[] = {
+    BT_TEST(config_takes_groups_that_are_absent_from_the_family),
+    BT_TEST(config_dense_model_has_no_experts),
+    BT_TEST(config_layer_list_of_transformers_5_is_read),
+    BT_TEST(config_of_fewer_layers_than_dense_ones_is_dense),
+    BT_TEST(config_of_a_language_model_is_read_within),
+    BT_TEST(config_of_sarvam_has_its_own_names_and_defaults),
+    BT_TEST(config_of_axk1_norms_what_its_experts_give),
+    BT_TEST(config_of_youtu_is_dense),
+};
+
+int main(int argc, char **argv)
+{
+    return scratch_main(argc, argv, TESTS, sizeof(TESTS) / sizeof(TESTS[0]));
+}

@@ -103,11 +103,17 @@ out:
     return st;
 }
 
+/* Their published config.json leaves some of the rules to defaults: one dense layer, weights
+ * normalised and scaled by 2.5. */
+static bool may_lack_rules(bt_model_family fam)
+{
+    return fam == BT_FAMILY_SARVAM || fam == BT_FAMILY_AXK1;
+}
+
 static bt_status read_gate(const bt_json_at *at, bt_model_family fam, bt_gate_config *g)
 {
     bt_status st         = BT_OK;
     bool      has_groups = fam == BT_FAMILY_V3 || fam == BT_FAMILY_V32 || fam == BT_FAMILY_AXK1;
-    bool      may_lack   = fam == BT_FAMILY_SARVAM || fam == BT_FAMILY_AXK1; /* the last two */
     double    scale      = 2.5;
     const bt_config_u32 fields[] = {
         {"num_experts_per_tok", &g->top_k,       1, BT_MAX_TOP_K,      true },
@@ -123,9 +129,9 @@ static bt_status read_gate(const bt_json_at *at, bt_model_family fam, bt_gate_co
     if (g->kind == BT_GATE_SOFTMAX) g->n_groups = g->topk_groups = 1; /* greedy knows no groups */
     BT_TRY(check_groups(at, g));
     g->norm_topk = true;
-    if (!may_lack || bt_json_field(at, "norm_topk_prob") != NULL)
+    if (!may_lack_rules(fam) || bt_json_field(at, "norm_topk_prob") != NULL)
         BT_TRY(bt_json_bool(at, "norm_topk_prob", &g->norm_topk));
-    if (!may_lack || bt_json_field(at, "routed_scaling_factor") != NULL)
+    if (!may_lack_rules(fam) || bt_json_field(at, "routed_scaling_factor") != NULL)
         BT_TRY(bt_json_f64(at, "routed_scaling_factor", 1e-6, 1e6, &scale));
     /* DeepSeek's own code would normalise and not scale, Hugging Face's does the opposite. */
     BT_REQUIRE(fam != BT_FAMILY_V2 || !g->norm_topk, BT_ERR_UNSUPPORTED,
@@ -145,27 +151,27 @@ static const char *name_of(const bt_json_at *at, bt_model_family fam, const char
 
 bt_status bt_config_moe(const bt_json_at *at, bt_model_family fam, bt_model_config *cfg)
 {
-    bt_status           st          = BT_OK;
-    bt_gate_config     *g           = &cfg->moe.gate;
-    uint32_t            n_shared    = 0;
-    bool                has_default = fam == BT_FAMILY_SARVAM || fam == BT_FAMILY_AXK1;
-    const bt_config_u32 count = {name_of(at, fam, "n_routed_experts", "num_experts"), &g->n_experts,
-                                 0, BT_MAX_EXPERTS, false};
+    bt_status           st       = BT_OK;
+    bt_gate_config     *g        = &cfg->moe.gate;
+    uint32_t            n_shared = 0;
+    const char         *shared   = name_of(at, fam, "n_shared_experts", "num_shared_experts");
+    const char         *routed   = name_of(at, fam, "n_routed_experts", "num_experts");
+    const bt_config_u32 count    = {routed, &g->n_experts, 0, BT_MAX_EXPERTS, false};
     const bt_config_u32 fields[] = {
-        {"moe_intermediate_size", &cfg->moe.expert_dim, 1,                  BT_CONFIG_MAX_DIM,            true                                                                        },
-        {name_of(at,              fam,                  "n_shared_experts", "num_shared_experts"),        &n_shared,                                                                    0, 1 << 10, false},
-        {"first_k_dense_replace",                &cfg->first_moe_layer,                               0,                                                 BT_CONFIG_MAX_LAYERS,                                                       false                                                                                              },
-        {"moe_layer_freq",   &cfg->moe_layer_freq,                  1,BT_CONFIG_MAX_LAYERS,false},
+        {"moe_intermediate_size", &cfg->moe.expert_dim,  1, BT_CONFIG_MAX_DIM,    true },
+        {shared,                  &n_shared,             0, 1 << 10,              false},
+        {"first_k_dense_replace", &cfg->first_moe_layer, 0, BT_CONFIG_MAX_LAYERS, false},
+        {"moe_layer_freq",        &cfg->moe_layer_freq,  1, BT_CONFIG_MAX_LAYERS, false},
     };
 
     cfg->moe_layer_freq  = 1;
     cfg->moe.hidden      = cfg->hidden;
     cfg->moe_norm        = fam == BT_FAMILY_AXK1;
-    cfg->first_moe_layer = has_default ? 1 : 0;
+    cfg->first_moe_layer = may_lack_rules(fam) ? 1 : 0;
     BT_TRY(bt_config_u32_fields(at, &count, 1));
     if (g->n_experts == 0) goto out; /* every layer is dense */
     BT_TRY(bt_config_u32_fields(at, fields, sizeof(fields) / sizeof(fields[0])));
-    BT_REQUIRE(has_default || bt_json_field(at, "first_k_dense_replace") != NULL ||
+    BT_REQUIRE(may_lack_rules(fam) || bt_json_field(at, "first_k_dense_replace") != NULL ||
                    bt_json_field(at, "mlp_layer_types") != NULL,
                BT_ERR_FORMAT,
                "%s: field first_k_dense_replace: expected an integer from 0 to %u, found nothing",

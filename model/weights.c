@@ -216,15 +216,16 @@ static bt_status load_layer(bt_loader *l, uint32_t layer, bt_layer_weights *w)
     BT_TRY(bt_loader_vector(
         l, hidden, bt_loader_name(l, "model.layers.%u.post_attention_layernorm.weight", layer),
         &w->post_norm));
-    if (bt_model_layer_is_moe(l->cfg, layer) && l->cfg->moe_norm)
-        BT_TRY(bt_loader_vector(
-            l, hidden, bt_loader_name(l, "model.layers.%u.post_mlp_layernorm.weight", layer),
-            &w->moe_norm));
-    if (bt_model_layer_is_moe(l->cfg, layer))
+    if (bt_model_layer_is_moe(l->cfg, layer)) {
+        if (l->cfg->moe_norm)
+            BT_TRY(bt_loader_vector(
+                l, hidden, bt_loader_name(l, "model.layers.%u.post_mlp_layernorm.weight", layer),
+                &w->moe_norm));
         BT_TRY(load_experts(l, layer, &w->moe));
-    else
+    } else {
         BT_TRY(bt_loader_mlp(l, l->cfg->dense_dim, bt_loader_name(l, "model.layers.%u.mlp", layer),
                              &w->gate_up, &w->down));
+    }
 out:
     return st;
 }

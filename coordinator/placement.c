@@ -5,7 +5,7 @@
 #include "core/alloc.h"
 #include "core/clock.h"
 
-enum { REFUSED_MS = 200, NO_RANK = -1, LOOK_BEHIND = 1024 };
+enum { REFUSED_MS = 200, NO_RANK = -1, LOOK_BEHIND = 1024, KEPT_MAX = 4 };
 
 uint32_t bt_relay_pages(const bt_relay *relay, uint64_t n_tokens)
 {
@@ -104,8 +104,16 @@ static uint32_t pages_now(const bt_relay *r, const bt_relay_request *q)
     return pages;
 }
 
-/* The decode rank that would hold the fewest pages, counting cached pages of the prefix once, of
- * those that have room for it beside `others` pages. */
+/* Pages that the decode rank would hold with the request, which needs so many; cached ones of its
+ * prefix count once. */
+static int64_t pages_with(const bt_relay *r, const bt_relay_request *q, uint32_t need,
+                          uint32_t rank)
+{
+    return (int64_t)r->ranks[rank].taken_pages + need - prefix_pages(r, q, rank);
+}
+
+/* The decode rank that would hold the fewest pages, of those that have room for it beside `others`
+ * pages and are not kept for an older request. */
 static int choose_decode(const bt_relay *r, const bt_relay_request *q, uint32_t others,
                          uint64_t now_ns)
 {
@@ -115,12 +123,10 @@ static int choose_decode(const bt_relay *r, const bt_relay_request *q, uint32_t 
 
     for (uint32_t i = 0; i < r->cfg.n_ranks; i++) {
         const bt_rank_state *k = &r->ranks[i];
-        uint32_t             held;
         int64_t              all;
 
-        if (!bt_relay_decodes(r, i)) continue;
-        held = prefix_pages(r, q, i);
-        all  = (int64_t)k->taken_pages + need - held;
+        if (!bt_relay_decodes(r, i) || k->kept) continue;
+        all = pages_with(r, q, need, i);
         if (all + others > k->limits.n_pages || k->refused_until_ns > now_ns) continue;
         if (!bt_rank_has_rows(k, q->n_open)) continue;
         if (best == NO_RANK || all < least) {
@@ -346,8 +352,35 @@ static void let_wait(bt_relay *r, const bt_relay_request *q)
     }
 }
 
+/* No decode rank has room for it: the one that lacks the fewest rows and pages takes nobody who is
+ * younger before, so that the others go on.  False: all that it could wait for are kept already. */
+static bool keep_decode(bt_relay *r, const bt_relay_request *q)
+{
+    bt_rank_state *best  = NULL;
+    uint32_t       need  = pages_now(r, q);
+    int64_t        least = 0;
+
+    for (uint32_t i = 0; i < r->cfg.n_ranks; i++) {
+        bt_rank_state *k = &r->ranks[i];
+        int64_t        lacks;
+
+        if (!bt_relay_decodes(r, i) || k->kept || need > k->limits.n_pages) continue;
+        lacks = pages_with(r, q, need, i) - k->limits.n_pages;
+        if (lacks < 0) lacks = 0;
+        if (!bt_rank_has_rows(k, q->n_open))
+            lacks += (int64_t)(k->n_choices + q->n_open - k->limits.max_rows) << 32;
+        if (best == NULL || lacks < least) {
+            best  = k;
+            least = lacks;
+        }
+    }
+    if (best != NULL) best->kept = true;
+    return best != NULL;
+}
+
 static void forget_waiting(bt_rank_state *k)
 {
+    k->kept = false;
     for (int many = 0; many < 2; many++) {
         k->passed_over[many] = false;
         k->awaited[many]     = 0;
@@ -357,7 +390,7 @@ static void forget_waiting(bt_rank_state *k)
 void bt_relay_place(bt_relay *relay, uint64_t now_ns)
 {
     bt_relay_request *q            = relay->queue.first, *next;
-    uint32_t          passed_pages = 0, n_passed = 0;
+    uint32_t          passed_pages = 0, n_passed = 0, n_kept = 0;
 
     relay->blocked = BT_BLOCKED_NOT;
     relay->freed   = false;
@@ -379,7 +412,9 @@ void bt_relay_place(bt_relay *relay, uint64_t now_ns)
         if ((decode == NO_RANK || prefill == NO_RANK) && relay->blocked == BT_BLOCKED_NOT)
             relay->blocked = decode == NO_RANK ? BT_BLOCKED_DECODE : BT_BLOCKED_PREFILL;
         if (decode == NO_RANK) {
-            if (bt_relay_could_ever_hold(relay, q)) break; /* first come, first served */
+            if (bt_relay_could_ever_hold(relay, q) &&
+                (n_kept++ == KEPT_MAX || !keep_decode(relay, q)))
+                break;
             n_passed++;
             continue;
         }

@@ -65,6 +65,7 @@ typedef struct {
     uint32_t      long_pages;            /* of taken_pages: of such prompts */
     bool          passed_over[2];        /* in a look at the queue: a short one, a long one */
     uint32_t      awaited[2];            /* likewise: the pages that it waits for */
+    bool          kept;                  /* likewise: for one that waits to decode here */
     uint64_t      progress, progress_ns; /* the beat's counter and when anything last moved */
     uint64_t      prompt_rows, rows_ns;  /* likewise: rows of prompts, and when one was computed */
     uint64_t      refused_until_ns;
@@ -153,7 +154,7 @@ static inline void bt_relay_turn(bt_relay *r, bt_relay_request *q, bt_relay_requ
 bt_status bt_relay_enter(bt_relay *relay, bt_relay_request *q);
 
 /* placement.c */
-/* Places the head of the queue as long as there is room. */
+/* Places what there is room for, the oldest first. */
 void bt_relay_place(bt_relay *relay, uint64_t now_ns);
 /* Bumps the wake number of the rank's group and tells its ranks. */
 void bt_relay_wake(bt_relay *relay, uint32_t rank);

@@ -1,0 +1,102 @@
+/* Who goes on where decode ranks are full, in a simulated cell. */
+#include "tests/coordinator/relay_sim.h"
+
+/* So many requests alike, which use no cached prefix: in a cell of both roles with 16 pages a rank
+ * each of the first ones goes to a rank of its own. */
+static void submit_alike(sim *s, sim_client *c, const char *what, int n, uint32_t n_prompt)
+{
+    s->prompt_logprobs = 1;
+    for (int i = 0; i < n; i++) {
+        char name[24];
+
+        snprintf(name, sizeof(name), "%s %d", what, i);
+        EXPECT_EQ(sim_submit(s, &c[i], name, n_prompt, 2, 100), BT_OK);
+    }
+}
+
+/* A large request waits for one of the decode ranks: those behind it use the others, and leave it
+ * that one. */
+static void relay_one_decode_rank_is_kept_for_a_large_request(void)
+{
+    sim        s;
+    sim_client full[2], big, brief[3];
+    sim_rank  *first;
+
+    sim_init(&s, 0, 0, 2, 16);
+    submit_alike(&s, full, "full", 2, 30);   /* 8 pages each */
+    submit_alike(&s, &big, "big", 1, 44);    /* 12 */
+    submit_alike(&s, brief, "brief", 3, 12); /* 4 each: two beside the second */
+    EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 4);
+    first = &s.ranks[0];
+    for (uint32_t i = 0; i < first->n_down; i++)
+        EXPECT(first->down[i].kind != BT_DOWN_RESERVE || i == 1);
+    bt_relay_abort_client(s.relay, &full[0], "full 0", "gone");
+    sim_tell(&s, 0, sim_released(full[0].number));
+    EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 6); /* it, and the last one beside it */
+    EXPECT_EQ(first->down[first->n_down - 2].u.reserve.n_prompt, 44);
+    EXPECT_EQ(first->down[first->n_down - 1].u.reserve.n_prompt, 12);
+    sim_settle(&s);
+    sim_expect_done(&big);
+    for (int i = 0; i < 3; i++)
+        sim_expect_done(&brief[i]);
+    sim_expect_idle(&s);
+    sim_fini(&s);
+}
+
+/* Of several that wait, four have a rank kept; nobody passes the fifth. */
+static void relay_no_more_than_four_decode_ranks_are_kept(void)
+{
+    for (int n = 4; n <= 5; n++) {
+        sim        s;
+        sim_client full[6], big[5], brief;
+
+        sim_init(&s, 0, 0, 6, 16);
+        submit_alike(&s, full, "full", 6, 30);
+        submit_alike(&s, big, "big", n, 44);
+        submit_alike(&s, &brief, "brief", 1, 12);
+        EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], n == 4 ? 7 : 6);
+        sim_settle(&s);
+        for (int i = 0; i < n; i++)
+            sim_expect_done(&big[i]);
+        sim_expect_done(&brief);
+        sim_expect_idle(&s);
+        sim_fini(&s);
+    }
+}
+
+/* It is the one with the fewest rows to wait for. */
+static void relay_rank_is_kept_for_choices_that_wait_for_rows(void)
+{
+    static const uint32_t N[] = {4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 1, 2}; /* 16, 13 and 14 of 16 rows */
+    sim                   s;
+    sim_client            full[12], four, one;
+    char                  name[8];
+    uint32_t              n_down;
+
+    sim_init(&s, 0, 0, 3, 400);
+    s.prompt_logprobs = 1;
+    for (int i = 0; i < 12; i++) {
+        snprintf(name, sizeof(name), "%d", i);
+        EXPECT_EQ(sim_submit_choices(&s, &full[i], name, 4, 8, 100, N[i]), BT_OK);
+    }
+    EXPECT_EQ(sim_submit_choices(&s, &four, "four", 4, 8, 100, 4), BT_OK);
+    EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 12);
+    n_down = s.ranks[2].n_down;
+    EXPECT_EQ(sim_submit(&s, &one, "one", 4, 8, 100), BT_OK);
+    EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 13);
+    EXPECT_EQ(s.ranks[2].n_down, n_down + 1); /* the second one is kept */
+    bt_relay_stop(s.relay, GRPC_STATUS_UNAVAILABLE, "end");
+    sim_fini(&s);
+}
+
+static const bt_test TESTS[] = {
+    BT_TEST(relay_one_decode_rank_is_kept_for_a_large_request),
+    BT_TEST(relay_no_more_than_four_decode_ranks_are_kept),
+    BT_TEST(relay_rank_is_kept_for_choices_that_wait_for_rows),
+};
+
+int main(int argc, char **argv)
+{
+    bt_log_init("test", BT_LOG_WARN);
+    return BT_RUN_TESTS(TESTS, argc > 1 ? argv[1] : NULL);
+}

@@ -104,6 +104,15 @@ static uint32_t pages_now(const bt_relay *r, const bt_relay_request *q)
     return pages;
 }
 
+/* Whether the rank, with so much to hold or to do, is better than the best one so far.  Of equal
+ * ones that is the one that was given the fewest new pages: while little comes all would fill the
+ * cache of the first one. */
+static bool is_better(const bt_relay *r, uint32_t rank, int64_t much, int best, int64_t least)
+{
+    if (best == NO_RANK || much != least) return best == NO_RANK || much < least;
+    return r->ranks[rank].index.n_new < r->ranks[best].index.n_new;
+}
+
 /* Pages that the decode rank would hold with the request, which needs so many; cached ones of its
  * prefix count once. */
 static int64_t pages_with(const bt_relay *r, const bt_relay_request *q, uint32_t need,
@@ -129,7 +138,7 @@ static int choose_decode(const bt_relay *r, const bt_relay_request *q, uint32_t 
         all = pages_with(r, q, need, i);
         if (all + others > k->limits.n_pages || k->refused_until_ns > now_ns) continue;
         if (!bt_rank_has_rows(k, q->n_open)) continue;
-        if (best == NO_RANK || all < least) {
+        if (is_better(r, i, all, best, least)) {
             best  = (int)i;
             least = all;
         }
@@ -176,7 +185,7 @@ static int choose_prefill(const bt_relay *r, const bt_relay_request *q, bool *fu
 {
     uint32_t n_pages = bt_relay_pages(r, q->n_prompt);
     int      best    = NO_RANK;
-    uint64_t least   = 0;
+    int64_t  least   = 0, much;
 
     for (uint32_t i = 0; i < r->cfg.n_ranks; i++) {
         const bt_rank_state *k = &r->ranks[i];
@@ -194,9 +203,10 @@ static int choose_prefill(const bt_relay *r, const bt_relay_request *q, bool *fu
             *full_out = true;
             continue;
         }
-        if (best == NO_RANK || k->prefill_tokens + rest < least) {
+        much = (int64_t)k->prefill_tokens + rest;
+        if (is_better(r, i, much, best, least)) {
             best  = (int)i;
-            least = k->prefill_tokens + rest;
+            least = much;
         }
     }
     return best;

@@ -64,8 +64,12 @@ static uint64_t *slot_of(const bt_prefix_index *index, const bt_page_key *key)
 
 void bt_prefix_index_add(bt_prefix_index *index, uint32_t n, const bt_page_key *keys)
 {
-    for (uint32_t i = 0; i < n; i++)
-        *slot_of(index, &keys[i]) = keys[i].hi;
+    for (uint32_t i = 0; i < n; i++) {
+        uint64_t *slot = slot_of(index, &keys[i]);
+
+        index->n_new += *slot != keys[i].hi;
+        *slot = keys[i].hi;
+    }
     index->version++;
 }
 

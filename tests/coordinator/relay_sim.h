@@ -52,6 +52,7 @@ typedef struct {
     sim_rank       *ranks; /* [MAX_RANKS] */
     uint64_t        now, state;
     uint32_t        last_stuck, prompt_logprobs, n_constraint_bytes;
+    uint32_t        first_token; /* of prompts; all others are 0 */
     int             n_stuck, refuse_percent, fail_percent, n_retracted;
     uint32_t        n_down[BT_DOWN_SHUTDOWN + 1];
 } sim;
@@ -205,6 +206,7 @@ static inline bt_status sim_submit_choices(sim *s, sim_client *c, const char *na
                                           .prompt_logprobs = s->prompt_logprobs};
     r.sampling.stop_tokens = bt_calloc(1, sizeof(uint32_t));
     snprintf(c->name, sizeof(c->name), "%s", name);
+    if (r.prompt != NULL) ((uint32_t *)r.prompt)[0] = s->first_token;
     st = r.prompt == NULL || r.sampling.stop_tokens == NULL
              ? BT_ERR_NO_MEMORY
              : bt_relay_submit(s->relay, &r, c, s->now, &c->number, &code);

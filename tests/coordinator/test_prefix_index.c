@@ -40,7 +40,10 @@ static void prefix_index_forgets_what_was_overwritten_in_a_row(void)
     make_keys(other, slots, 2);
     EXPECT_EQ(bt_prefix_index_init(&index, PAGES), BT_OK);
     bt_prefix_index_add(&index, N, one);
+    bt_prefix_index_add(&index, N, one);
+    EXPECT_EQ(index.n_new, N);
     bt_prefix_index_add(&index, 7, other + 2); /* 2 to 8 */
+    EXPECT_EQ(index.n_new, N + 7);
     EXPECT_EQ(bt_prefix_index_match(&index, N, one), N);
     EXPECT_EQ(bt_prefix_index_match(&index, N, other), 9);
     bt_prefix_index_add(&index, 8, other + 2);

@@ -527,15 +527,39 @@ static void relay_placement_prefers_cached_prefixes(void)
     sim_expect_done(&c[2]);
     s.prompt_logprobs = 1;
     EXPECT_EQ(sim_submit(&s, &c[0], "3", 13, 4, 100), BT_OK); /* every row has to be computed */
-    EXPECT_EQ(s.ranks[2].down[(s.ranks[2].down_at + 1) % FIFO].u.reserve.n_prompt, 13);
-    EXPECT_EQ(s.ranks[2].down[(s.ranks[2].down_at + 1) % FIFO].u.reserve.n_prefix_key_bytes, 0);
+    EXPECT_EQ(s.ranks[3].down[(s.ranks[3].down_at + 1) % FIFO].u.reserve.n_prompt, 13);
+    EXPECT_EQ(s.ranks[3].down[(s.ranks[3].down_at + 1) % FIFO].u.reserve.n_prefix_key_bytes, 0);
     sim_settle(&s);
     sim_expect_done(&c[0]);
     sim_expect_idle(&s);
     sim_fini(&s);
 }
 
-/* It waits since before anyone had its prompt, and goes where that is by now. */
+/* One request at a time: conversations that take turns fill the caches of all ranks, and come back
+ * to their own. */
+static void relay_prefixes_are_spread_while_little_comes(void)
+{
+    sim        s;
+    sim_client c;
+
+    sim_init(&s, 2, 2, 4, 64);
+    for (uint32_t turn = 0; turn < 8; turn++) {
+        uint32_t  talk   = turn % 4;
+        sim_rank *decode = &s.ranks[2 + talk % 2];
+
+        s.first_token = talk;
+        EXPECT_EQ(sim_submit(&s, &c, "turn", 13, 4, 100), BT_OK);
+        EXPECT(decode->n_down > 0);
+        if (decode->n_down > 0)
+            EXPECT_EQ(
+                decode->down[(decode->down_at + decode->n_down - 1) % FIFO].u.reserve.prefill_rank,
+                talk % 2);
+        sim_settle(&s);
+        sim_expect_done(&c);
+    }
+    sim_fini(&s);
+}
+
 /* All prompts are alike.  Of the second one the first page is thought to be there, never the one
  * with its last token; what the ticket says counts. */
 static void relay_pages_are_counted_as_the_ticket_says(void)
@@ -576,6 +600,7 @@ static void relay_choices_wait_for_rows(void)
     sim_fini(&s);
 }
 
+/* It waits since before anyone had its prompt, and goes where that is by now. */
 static void relay_waiting_request_hears_of_cached_prefixes(void)
 {
     sim        s;
@@ -649,6 +674,7 @@ static const bt_test TESTS[] = {
     BT_TEST(relay_long_prefill_is_no_stall),
     BT_TEST(relay_prompts_of_others_do_not_hide_a_stall),
     BT_TEST(relay_placement_prefers_cached_prefixes),
+    BT_TEST(relay_prefixes_are_spread_while_little_comes),
     BT_TEST(relay_pages_are_counted_as_the_ticket_says),
     BT_TEST(relay_choices_wait_for_rows),
     BT_TEST(relay_waiting_request_hears_of_cached_prefixes),

@@ -20,13 +20,15 @@ typedef struct {
 } wish;
 
 /* The serving cell that could ever hold the request and would have the least to do for it; a
- * prefix that a rank has cached counts as done.  NULL: none. */
+ * prefix that a rank has cached counts as done.  Of equal ones that which was given the fewest new
+ * pages, as of ranks.  NULL: none. */
 static bt_fleet_cell *choose(const bt_fleet *fleet, const wish *w, const bt_fleet_cell *but)
 {
     bt_fleet_cell *best  = NULL, *found[BT_FLEET_CELLS];
     double         least = 0;
     uint32_t       n = 0, n_keys = w->n_keys;
     bt_page_key   *made = NULL;
+    uint64_t       new_pages, fewest = 0;
 
     for (uint32_t i = 0; i < fleet->n_cells; i++) {
         bt_fleet_cell *c = fleet->cells[i];
@@ -46,9 +48,11 @@ static bt_fleet_cell *choose(const bt_fleet *fleet, const wish *w, const bt_flee
                                                made != NULL ? made : w->keys);
 
         if (found[i]->short_since_ns != 0) pressure += SHORT; /* only when there is no other */
-        if (best == NULL || pressure < least) {
-            best  = found[i];
-            least = pressure;
+        new_pages = bt_relay_new_pages(found[i]->relay);
+        if (best == NULL || pressure < least || (pressure == least && new_pages < fewest)) {
+            best   = found[i];
+            least  = pressure;
+            fewest = new_pages;
         }
     }
     bt_free(made);

@@ -162,6 +162,10 @@ bool bt_relay_has_room(const bt_relay *relay, const bt_relay_request *q, uint64_
 double bt_relay_pressure_of(const bt_relay *relay, uint32_t n_prompt, uint32_t n_keys,
                             const bt_page_key *keys);
 
+/* Pages of prompts that the cell's ranks were given and did not have, ever: as far as their caches
+ * have filled, they hold these. */
+uint64_t bt_relay_new_pages(const bt_relay *relay);
+
 /* Spares that could take a seat. */
 uint32_t bt_relay_n_spares(const bt_relay *relay);
 /* Deadlines and placement; call it several times a second. */

@@ -136,3 +136,12 @@ double bt_relay_pressure_of(const bt_relay *relay, uint32_t n_prompt, uint32_t n
     return part(relay, (double)n_prompt - (double)held[0] * relay->cfg.page_tokens,
                 (double)bt_relay_pages(relay, n_prompt) - held[1]);
 }
+
+uint64_t bt_relay_new_pages(const bt_relay *relay)
+{
+    uint64_t n = 0;
+
+    for (uint32_t i = 0; i < relay->cfg.n_ranks; i++)
+        n += relay->ranks[i].index.n_new;
+    return n;
+}

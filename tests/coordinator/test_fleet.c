@@ -503,6 +503,49 @@ static void fleet_places_a_prompt_whose_keys_get_no_memory(void)
     tear_down(&s);
 }
 
+/* A request with this prompt goes to that cell, and is over. */
+static void run_in(site *s, uint32_t i, uint32_t first_token, bt_control_peer *there)
+{
+    enum { LONG = 130 };
+    char                name[16];
+    uint64_t            number = 0;
+    uint32_t            n      = there->n_reserved;
+    grpc_status_code    code   = GRPC_STATUS_OK;
+    uint32_t           *prompt = bt_calloc(LONG, sizeof(*prompt));
+    bt_relay_submission r      = {
+             .name = name, .n_prompt = LONG, .prompt = prompt, .sampling = {.max_tokens = 1}};
+    bt_up said[3];
+
+    prompt[0] = first_token;
+    snprintf(name, sizeof(name), "r%u", i);
+    EXPECT_EQ(bt_fleet_submit(s->fleet, &r, &s->clients[i], s->now, &number, &code), BT_OK);
+    EXPECT_EQ(there->n_reserved, n + 1);
+    said[0]                          = sim_ticket(there->number, 3);
+    said[1]                          = sim_tokens(there->number, LONG, 7, BT_FINISH_LENGTH);
+    said[2]                          = sim_released(there->number);
+    said[0].u.ticket.epoch           = there->epoch;
+    said[1].u.tokens.tokens[0].epoch = there->epoch;
+    said[2].u.released.epoch         = there->epoch;
+    for (int k = 0; k < 3; k++) {
+        bt_fleet_message(s->fleet, there, &said[k]);
+        bt_up_free(&said[k]);
+    }
+}
+
+/* One request at a time: conversations fill the caches of all cells, and come back to their own. */
+static void fleet_prefixes_are_spread_while_little_comes(void)
+{
+    site            s;
+    bt_control_peer a, b;
+
+    set_up(&s, 6);
+    come(&s, &a, "a", 64);
+    come(&s, &b, "b", 64);
+    for (uint32_t i = 0; i < 6; i++)
+        run_in(&s, i, i % 3, i % 3 == 1 ? &b : &a);
+    tear_down(&s);
+}
+
 /* What a counter has counted it has counted: it never falls. */
 static void fleet_counts_tokens_of_cells_that_have_gone(void)
 {
@@ -591,6 +634,7 @@ int main(int argc, char **argv)
         BT_TEST(fleet_prefers_cells_with_a_rank_for_every_role),
         BT_TEST(fleet_counts_the_room_of_ranks_that_are_left),
         BT_TEST(fleet_places_a_prompt_whose_keys_get_no_memory),
+        BT_TEST(fleet_prefixes_are_spread_while_little_comes),
         BT_TEST(fleet_counts_tokens_of_cells_that_have_gone),
         BT_TEST(fleet_wait_for_a_large_cell_has_an_end),
         BT_TEST(fleet_retracted_request_ends_in_the_cell_that_drains),

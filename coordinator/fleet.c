@@ -254,6 +254,8 @@ static void serve(bt_fleet_cell *c)
     fleet->has_facts = true;
     c->state         = BT_CELL_SERVING;
     c->deadline_ns   = UINT64_MAX;
+    for (uint32_t i = 0; i < fleet->n_cells; i++)
+        if (fleet->cells[i]->relay != NULL) bt_relay_begin_turns(fleet->cells[i]->relay);
     BT_INFO("%s serves with %u rank%s", bt_cell_title(&c->cell, title), c->n_peers,
             c->n_peers == 1 ? "" : "s");
     fleet->events.serving(fleet->events.ctx);

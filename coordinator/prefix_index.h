@@ -21,7 +21,7 @@ typedef struct {
     uint64_t *slots; /* owned */
     uint32_t  n_slots;
     uint32_t  version; /* counts what was added, from 1 */
-    uint64_t  n_new;   /* pages that were not there when they were added */
+    uint64_t  n_new;   /* pages that were not there when they were added, since it was 0 */
 } bt_prefix_index;
 
 /* What a match found, of a version; zeroed: nothing yet. */

@@ -162,9 +162,11 @@ bool bt_relay_has_room(const bt_relay *relay, const bt_relay_request *q, uint64_
 double bt_relay_pressure_of(const bt_relay *relay, uint32_t n_prompt, uint32_t n_keys,
                             const bt_page_key *keys);
 
-/* Pages of prompts that the cell's ranks were given and did not have, ever: as far as their caches
- * have filled, they hold these. */
+/* Pages of prompts that the cell's ranks were given and did not have, since turns began: of equal
+ * cells that with the fewest is next.  They begin anew when another one comes, which else would be
+ * next until it had caught up; ranks of a cell do likewise. */
 uint64_t bt_relay_new_pages(const bt_relay *relay);
+void     bt_relay_begin_turns(bt_relay *relay);
 
 /* Spares that could take a seat. */
 uint32_t bt_relay_n_spares(const bt_relay *relay);

@@ -145,3 +145,9 @@ uint64_t bt_relay_new_pages(const bt_relay *relay)
         n += relay->ranks[i].index.n_new;
     return n;
 }
+
+void bt_relay_begin_turns(bt_relay *relay)
+{
+    for (uint32_t i = 0; i < relay->cfg.n_ranks; i++)
+        relay->ranks[i].index.n_new = 0;
+}

@@ -221,6 +221,7 @@ void bt_relay_ready(bt_relay *relay, uint32_t rank, uint64_t now_ns)
         relay->seats[k->group].ranks[k->next_seat] = rank;
         raise_epoch(relay, k->group);
         tell_all(relay, now_ns);
+        bt_relay_begin_turns(relay);
         bt_relay_wake(relay, rank); /* or a group that has nothing to do could not agree to park */
         BT_INFO("rank %u has taken seat %u of the %s group in epoch %u", rank, k->next_seat,
                 k->group == BT_SEATED_PREFILL ? "first" : "decode", relay->epoch);

@@ -536,13 +536,18 @@ static void run_in(site *s, uint32_t i, uint32_t first_token, bt_control_peer *t
 static void fleet_prefixes_are_spread_while_little_comes(void)
 {
     site            s;
-    bt_control_peer a, b;
+    bt_control_peer a, b, late;
 
-    set_up(&s, 6);
+    set_up(&s, 12);
     come(&s, &a, "a", 64);
     come(&s, &b, "b", 64);
-    for (uint32_t i = 0; i < 6; i++)
-        run_in(&s, i, i % 3, i % 3 == 1 ? &b : &a);
+    for (uint32_t i = 0; i < 8; i++)
+        run_in(&s, i, i % 4, i % 2 == 0 ? &a : &b);
+    come(&s, &late, "late", 64); /* it takes turns from now on */
+    run_in(&s, 8, 8, &a);
+    run_in(&s, 9, 9, &b);
+    run_in(&s, 10, 10, &late);
+    run_in(&s, 11, 11, &a);
     tear_down(&s);
 }
 

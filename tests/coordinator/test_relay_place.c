@@ -535,31 +535,6 @@ static void relay_placement_prefers_cached_prefixes(void)
     sim_fini(&s);
 }
 
-/* One request at a time: conversations that take turns fill the caches of all ranks, and come back
- * to their own. */
-static void relay_prefixes_are_spread_while_little_comes(void)
-{
-    sim        s;
-    sim_client c;
-
-    sim_init(&s, 2, 2, 4, 64);
-    for (uint32_t turn = 0; turn < 8; turn++) {
-        uint32_t  talk   = turn % 4;
-        sim_rank *decode = &s.ranks[2 + talk % 2];
-
-        s.first_token = talk;
-        EXPECT_EQ(sim_submit(&s, &c, "turn", 13, 4, 100), BT_OK);
-        EXPECT(decode->n_down > 0);
-        if (decode->n_down > 0)
-            EXPECT_EQ(
-                decode->down[(decode->down_at + decode->n_down - 1) % FIFO].u.reserve.prefill_rank,
-                talk % 2);
-        sim_settle(&s);
-        sim_expect_done(&c);
-    }
-    sim_fini(&s);
-}
-
 /* All prompts are alike.  Of the second one the first page is thought to be there, never the one
  * with its last token; what the ticket says counts. */
 static void relay_pages_are_counted_as_the_ticket_says(void)
@@ -674,7 +649,6 @@ static const bt_test TESTS[] = {
     BT_TEST(relay_long_prefill_is_no_stall),
     BT_TEST(relay_prompts_of_others_do_not_hide_a_stall),
     BT_TEST(relay_placement_prefers_cached_prefixes),
-    BT_TEST(relay_prefixes_are_spread_while_little_comes),
     BT_TEST(relay_pages_are_counted_as_the_ticket_says),
     BT_TEST(relay_choices_wait_for_rows),
     BT_TEST(relay_waiting_request_hears_of_cached_prefixes),

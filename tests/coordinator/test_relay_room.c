@@ -1,4 +1,5 @@
-/* Who goes on where decode ranks are full, in a simulated cell. */
+/* Who goes on where decode ranks are full, and where to while they are empty, in a simulated cell.
+ */
 #include "tests/coordinator/relay_sim.h"
 
 /* So many requests alike, which use no cached prefix: in a cell of both roles with 16 pages a rank
@@ -89,10 +90,62 @@ static void relay_rank_is_kept_for_choices_that_wait_for_rows(void)
     sim_fini(&s);
 }
 
+/* One request at a time: conversations that take turns fill the caches of all ranks, and come back
+ * to their own. */
+static void relay_prefixes_are_spread_while_little_comes(void)
+{
+    sim        s;
+    sim_client c;
+
+    sim_init(&s, 2, 2, 4, 64);
+    for (uint32_t turn = 0; turn < 8; turn++) {
+        uint32_t  talk   = turn % 4;
+        sim_rank *decode = &s.ranks[2 + talk % 2];
+
+        s.first_token = talk;
+        EXPECT_EQ(sim_submit(&s, &c, "turn", 13, 4, 100), BT_OK);
+        EXPECT(decode->n_down > 0);
+        if (decode->n_down > 0)
+            EXPECT_EQ(
+                decode->down[(decode->down_at + decode->n_down - 1) % FIFO].u.reserve.prefill_rank,
+                talk % 2);
+        sim_settle(&s);
+        sim_expect_done(&c);
+    }
+    sim_fini(&s);
+}
+
+/* A spare that comes late is not given all of them until it has as many: it takes turns. */
+static void relay_late_rank_takes_turns(void)
+{
+    sim        s;
+    sim_client c;
+    uint32_t   n_there = 0;
+
+    sim_init_as(&s, 1, 2, 4, 64, true);
+    for (s.first_token = 0; s.first_token < 12; s.first_token++) {
+        sim_rank *spare = &s.ranks[3];
+
+        if (s.first_token == 8) {
+            sim_lose(&s, 1);
+            sim_settle(&s);
+        }
+        EXPECT_EQ(sim_submit(&s, &c, "new", 13, 4, 100), BT_OK);
+        for (uint32_t i = 0; i < spare->n_down; i++)
+            n_there += spare->down[(spare->down_at + i) % FIFO].kind == BT_DOWN_RESERVE;
+        sim_settle(&s);
+        sim_expect_done(&c);
+    }
+    EXPECT_EQ(n_there, 2); /* of four */
+    sim_fini(&s);
+}
+
 static const bt_test TESTS[] = {
     BT_TEST(relay_one_decode_rank_is_kept_for_a_large_request),
     BT_TEST(relay_no_more_than_four_decode_ranks_are_kept),
     BT_TEST(relay_rank_is_kept_for_choices_that_wait_for_rows),
+    BT_TEST(relay_prefixes_are_spread_while_little_comes),
+    BT_TEST(relay_late_rank_takes_turns),
 };
 
 int main(int argc, char **argv)

@@ -264,8 +264,8 @@ static inline bt_status bt_device_memory(bt_device *dev, uint64_t *free_out, uin
 {
     return dev->ops->memory(dev, free_out, all_out);
 }
-/* host_src may change when the call returns, unless it is bt_device_alloc_host()'s: that must stay
- * as it is until bt_device_sync(). */
+/* host_src may change when the call returns, unless it is bt_device_alloc_host()'s or has more than
+ * 2 MiB: that must stay as it is until bt_device_sync(). */
 static inline bt_status bt_device_upload(bt_device *dev, void *dst, const void *host_src,
                                          size_t bytes)
 {

@@ -325,23 +325,27 @@ cudaError_t cudaMemsetAsync(void *ptr, int value, size_t bytes, cudaStream_t str
     return put(stream, (fake_op){.kind = SET, .dst = ptr, .value = value, .bytes = bytes});
 }
 
-/* Pageable memory is read at once, and a copy to it waits until it is done, as CUDA does; pinned
- * memory is read when the copy's turn comes, and what comes to it is all ones until then. */
+/* Pinned memory is read when the copy's turn comes, and what comes to it is all ones until then.
+ * With other memory a copy "might be synchronous" (CUDA's page on the synchronization behavior of
+ * its API), no more: by chance it is read at once, and a copy to it waits until it is done. */
 cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, cudaMemcpyKind kind,
                             cudaStream_t stream)
 {
-    fake_op op = {.kind = COPY, .dst = dst, .src = src, .bytes = bytes};
+    fake_op op   = {.kind = COPY, .dst = dst, .src = src, .bytes = bytes};
+    int     late = 1;
 
     if (fake_gpu_step() != cudaSuccess) return cudaErrorInvalidValue;
     if (fake_capture_has(stream)) return put(stream, op); /* host memory is read when it runs */
-    if (kind == cudaMemcpyHostToDevice && !fake_gpu_is_pinned(src, bytes)) {
+    if (kind != cudaMemcpyDeviceToDevice)
+        late = fake_gpu_is_pinned(kind == cudaMemcpyHostToDevice ? src : dst, bytes) ||
+               fake_gpu_random_below(2) == 0;
+    if (kind == cudaMemcpyHostToDevice && !late) {
         op.kept = malloc(bytes);
         memcpy(op.kept, src, bytes);
     }
     if (kind == cudaMemcpyDeviceToHost) memset(dst, 0xff, bytes);
     (void)put(stream, op);
-    if (kind == cudaMemcpyDeviceToHost && !fake_gpu_is_pinned(dst, bytes))
-        wait_until(stream_is_done, stream, stream);
+    if (kind == cudaMemcpyDeviceToHost && !late) wait_until(stream_is_done, stream, stream);
     return cudaSuccess;
 }
 

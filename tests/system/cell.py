@@ -17,8 +17,16 @@ GONE_S = 60      # 15 are promised of a machine that is not busy with other thin
 START_S = 180    # a busy machine is given time, here and wherever a test waits: a wait ends when what it waits for has come
 
 
+def end_once(*_):
+    """timeout(1) sends its signal twice, to the test and to its group: the second one would end what ends the cell."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
 def arguments(doc):
     """The parser that every script here begins with."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, end_once)
     ap = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     ap.add_argument("--bin", required=True, help="folder of the programs")
     ap.add_argument("--source", required=True, help="the source tree, for models and fixtures")
@@ -174,6 +182,8 @@ class Cell:
     def __exit__(self, kind, value, trace):
         if kind is not None:
             print(self.log(), file=sys.stderr)
+        if kind is KeyboardInterrupt:    # the test's limit has passed, and what hangs might not drain
+            kill(self.process)
         if self.process.poll() is None:
             self.stop()
 

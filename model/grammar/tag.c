@@ -91,11 +91,17 @@ static bt_part read_regex(reader *r, const json_t *json, const bt_tag_at *at, wi
 
 static bt_part read_grammar(reader *r, const json_t *json, const bt_tag_at *at, within in)
 {
-    const char *text   = bt_tag_text(r->g, json, "grammar", at);
-    bool        was_ok = r->g->st == BT_OK;
-    bt_part     p      = bt_read_ebnf(r->g, text, strlen(text));
+    const json_t *syntax = json_object_get(json, "syntax");
+    const char   *text   = bt_tag_text(r->g, json, "grammar", at);
+    const char   *name   = json_is_string(syntax) ? json_string_value(syntax) : "";
+    bool          was_ok;
+    bt_part       p;
 
     (void)in;
+    if (syntax != NULL && !json_is_null(syntax) && strcmp(name, "ebnf") != 0)
+        bt_tag_refuse(r->g, at, "the only syntax of a grammar that is supported is ebnf");
+    was_ok = r->g->st == BT_OK;
+    p      = bt_read_ebnf(r->g, text, strlen(text));
     bt_tag_add_place(r->g, at, was_ok);
     return p;
 }
@@ -412,7 +418,7 @@ static bt_part read_format(reader *r, const json_t *json, const bt_tag_at *at, w
         {"const_string",        read_const,    {"value"}                                                           },
         {"json_schema",         read_json,     {"json_schema", "style", "any_order"}                               },
         {"regex",               read_regex,    {"pattern"}                                                         },
-        {"grammar",             read_grammar,  {"grammar"}                                                         },
+        {"grammar",             read_grammar,  {"grammar", "syntax"}                                               },
         {"any_text",            read_any_text, {"excludes"}                                                        },
         {"sequence",            read_sequence, {"elements"}                                                        },
         {"or",                  read_or,       {"elements"}                                                        },

@@ -52,6 +52,12 @@ void bt_tag_add_place(bt_parts *g, const bt_tag_at *at, bool was_ok)
     bt_tag_refuse(g, at, "%s", why);
 }
 
+/* As if it were not there: XGrammar writes all fields that a format may have. */
+static bool says_nothing(const json_t *value)
+{
+    return json_is_null(value) || (json_is_array(value) && json_array_size(value) == 0);
+}
+
 void bt_tag_check_fields(bt_parts *g, const json_t *json, const char *const *fields,
                          const bt_tag_at *at)
 {
@@ -62,7 +68,7 @@ void bt_tag_check_fields(bt_parts *g, const json_t *json, const char *const *fie
     {
         int i = 0;
 
-        if (json_is_null(value)) continue; /* as if it were not there */
+        if (says_nothing(value)) continue;
         while (i < BT_TAG_FIELDS && fields[i] != NULL && strcmp(fields[i], key) != 0)
             i++;
         if ((i == BT_TAG_FIELDS || fields[i] == NULL) && strcmp(key, "type") != 0)

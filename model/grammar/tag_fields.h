@@ -21,8 +21,8 @@ void bt_tag_refuse(bt_parts *g, const bt_tag_at *at, const char *format, ...)
 /* Where a text within was refused, the place goes before its sentence. */
 void bt_tag_add_place(bt_parts *g, const bt_tag_at *at, bool was_ok);
 
-/* Refuses what is neither null, nor "type", nor one of fields[BT_TAG_FIELDS], which may end with a
- * NULL. */
+/* Refuses what is neither null or an empty list, nor "type", nor one of fields[BT_TAG_FIELDS],
+ * which may end with a NULL. */
 void bt_tag_check_fields(bt_parts *g, const json_t *json, const char *const *fields,
                          const bt_tag_at *at);
 /* Borrowed; "" when refused. */

@@ -254,8 +254,7 @@ static bt_part read_enum(bt_schema *s, const json_t *schema, uint32_t spoken,
 
         if ((type_of(v) & types) == 0) continue;
         if (values != NULL && fixed != NULL && !json_equal(v, fixed)) continue;
-        if ((type_of(v) & spoken) != 0)
-            bt_schema_refuse(s, at, "enum or const beside keywords that describe such a value");
+        if ((type_of(v) & spoken) != 0 && !bt_schema_keeps_bounds(s, schema, v, at)) continue;
         bt_part_add(s->g, part, written(s, v, types, at));
     }
     return part;

@@ -126,6 +126,8 @@ bool bt_schema_says_nothing(const json_t *schema);
 size_t bt_schema_n_keywords(const json_t *schema);
 /* Bits of `type` and `nullable`; BT_TYPE_ALL without. */
 uint32_t bt_schema_types(bt_schema *s, const json_t *schema, const bt_schema_at *at);
+/* Of numbers. */
+bool bt_schema_is_less(const json_t *a, const json_t *b);
 /* A schema, borrowed, for all that `schema` says but one keyword. */
 json_t *bt_schema_without(bt_schema *s, const json_t *schema, const char *keyword,
                           const bt_schema_at *at);
@@ -171,6 +173,10 @@ bt_part bt_schema_number(bt_schema *s, const json_t *schema, bool integer, const
 /* min to max items, but for none, of which no two are equal: each of a list of values. */
 bt_part bt_schema_unique(bt_schema *s, const json_t *items, uint32_t min, uint32_t max,
                          const bt_schema_at *at);
+/* Whether a value of enum or const is as long or large as the keywords beside it say; what else
+ * they say of it is refused. */
+bool bt_schema_keeps_bounds(bt_schema *s, const json_t *schema, const json_t *v,
+                            const bt_schema_at *at);
 /* A key, in its quotes, that is none of the names of an object. */
 bt_part bt_schema_other_keys(bt_schema *s, const json_t *names);
 /* Texts inside a JSON string that the pattern matches and that have min to max characters. */

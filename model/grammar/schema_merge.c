@@ -241,7 +241,7 @@ static json_t *common_values(bt_schema *s, json_t *a, json_t *b, const bt_schema
     return all;
 }
 
-static bool is_less(const json_t *a, const json_t *b)
+bool bt_schema_is_less(const json_t *a, const json_t *b)
 {
     return json_is_integer(a) && json_is_integer(b) ? json_integer_value(a) < json_integer_value(b)
                                                     : json_number_value(a) < json_number_value(b);
@@ -270,8 +270,8 @@ static json_t *combine(bt_schema *s, const char *keyword, json_t *a, json_t *b,
 
     if (is_same(s, a, b, at)) return json_incref(a);
     if (json_is_number(a) && json_is_number(b)) {
-        if (is_one_of(keyword, at_least)) return json_incref(is_less(a, b) ? b : a);
-        if (is_one_of(keyword, at_most)) return json_incref(is_less(a, b) ? a : b);
+        if (is_one_of(keyword, at_least)) return json_incref(bt_schema_is_less(a, b) ? b : a);
+        if (is_one_of(keyword, at_most)) return json_incref(bt_schema_is_less(a, b) ? a : b);
     }
     if (strcmp(keyword, "properties") == 0 && objects) return both_properties(s, a, b, at);
     if (strcmp(keyword, "required") == 0 && arrays) return both_lists(s, a, b);

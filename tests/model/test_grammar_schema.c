@@ -152,23 +152,30 @@ static void schema_lets_through_what_its_keywords_say(void)
         {"{\"type\":\"integer\",\"enum\":[1.0,2,2.5,1e300]}",                             {"1", "2"},                                                                         {"1.0", "2.5"}           },
         {"{\"enum\":[1.0,0.1,1e300]}",                                                    {"1.0", "0.1", "1e+300"},                                                           {"1"}                    },
         {"{\"enum\":[1,2,3],\"const\":2}",                                                {"2"},                                                                              {"1"}                    },
+        {"{\"enum\":[\"\",\"a\",\"\xc3\xa9\xe2\x82\xac\",\"abc\",5],\"minLength\":1,\"maxLength\":"
+         "2}",                                                                                {"\"a\"", "\"\xc3\xa9\xe2\x82\xac\"", "5"},
+         {"\"\"", "\"abc\""}                                                               },
+        {"{\"enum\":[1,2,2.5,3,4,\"x\"],\"minimum\":2,\"exclusiveMaximum\":4}",
+         {"2", "2.5", "3", "\"x\""},
+         {"1", "4"}                                                                                                                                                                    },
+        {"{\"enum\":[1,2,3],\"exclusiveMinimum\":1,\"maximum\":2}",                                                                               {"2"},                                                                                                         {"1", "3"}},
         {"{\"enum\":[1,2],\"$ref\":\"#/$defs/x\",\"$defs\":{\"x\":{\"enum\":[2,3]}}}",
          {"2"},
-         {"1", "3"}                                                                                                                                                                                    },
+         {"1", "3"}                                                                                                                                                                                         },
         {"{\"type\":[\"string\",\"integer\"],\"allOf\":[{\"type\":\"number\"},{\"minimum\":1},{"
          "\"minimum\":2,"
-         "\"description\":\"x\"}]}",                                             {"2"},
-         {"1", "\"\""}                                                                                                                                                                                 },
+         "\"description\":\"x\"}]}",                                                                               {"2"},
+         {"1", "\"\""}},
         {"{\"type\":\"object\",\"properties\":{\"a\":{}},\"additionalProperties\":{},\"allOf\":[{"
          "\"properties\":{\"b\":{\"type\":\"null\"}},"
-         "\"additionalProperties\":true}]}",                                     {"{\"a\":1,\"b\":null,\"c\":2}"},
-         {"{\"b\":1}"}                                                                                                                                                                                 },
+         "\"additionalProperties\":true}]}",                                                                               {"{\"a\":1,\"b\":null,\"c\":2}"},
+         {"{\"b\":1}"}                                                                                                                                                      },
         {"{\"type\":\"array\",\"items\":true,\"allOf\":[{\"items\":{\"type\":\"integer\"}},{"
-         "\"items\":{\"minimum\":2}}]}",                                         {"[]", "[2,3]"},
-         {"[1]", "[null]"}                                                                                                                                                                             },
+         "\"items\":{\"minimum\":2}}]}",                                                                               {"[]", "[2,3]"},
+         {"[1]", "[null]"}},
         {"{\"properties\":{\"a\":{\"type\":\"integer\"}},\"allOf\":[{\"properties\":{\"a\":{"
-         "\"minimum\":1}}}]}",                                                   {"{}", "{\"a\":1}"},
-         {"{\"a\":0}", "{\"a\":1.5}"}                                                                                                                                                                  },
+         "\"minimum\":1}}}]}",                                                                               {"{}", "{\"a\":1}"},
+         {"{\"a\":0}", "{\"a\":1.5}"}                                                                                                                                                            },
     };
 
     for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++)
@@ -218,6 +225,10 @@ static void schema_that_cannot_be_kept_is_refused_by_name(void)
          "\"additionalProperties\" beside properties of another schema"                                                                                       },
         {"{\"propertyNames\":{\"type\":\"string\",\"not\":{}}}",
          "at #/propertyNames: \"not\" is not"                                                                                                                 },
+        {"{\"const\":1,\"minimum\":\"x\"}",                                                   "at #/minimum: expected a number"                               },
+        {"{\"const\":4,\"multipleOf\":2}",                                                    "at #: enum or const beside keywords"                           },
+        {"{\"const\":[],\"minItems\":1}",                                                     "at #: enum or const beside keywords"                           },
+        {"{\"const\":\"a\",\"format\":\"date\"}",                                             "at #: enum or const beside keywords"                           },
         {"{\"propertyNames\":5}",                                                             "at #/propertyNames: expected a schema, found 5"                },
         {"{\"propertyNames\":{\"enum\":5}}",
          "at #/propertyNames/enum: expected an array of values"                                                                                               },
@@ -271,7 +282,7 @@ static void schema_that_cannot_be_kept_is_refused_by_name(void)
         {"{\"allOf\":[{\"allOf\":1},{}]}",                                                    "at #/allOf/0/allOf: expected an array of schemas"              },
         {"{\"enum\":5}",                                                                      "at #/enum: expected an array of values"                        },
         {"{\"enum\":[]}",                                                                     "no text at all would do"                                       },
-        {"{\"enum\":[\"a\"],\"minLength\":1}",                                                "at #: enum or const beside keywords"                           },
+        {"{\"enum\":[\"a\"],\"pattern\":\"a\"}",                                              "at #: enum or const beside keywords"                           },
         {"{\"properties\":[]}",                                                               "at #/properties: expected an object of schemas"                },
         {"{\"required\":\"a\"}",                                                              "at #/required: expected an array of names"                     },
         {"{\"required\":[1]}",                                                                "at #/required: expected an array of names"                     },

@@ -1,12 +1,14 @@
 /* model/grammar/schema_string.c - strings of a JSON schema: lengths, patterns, formats.
  *
  * Formats are regular expressions that let through part of what is valid, and nothing else: dates
- * of the years 1000 to 2999, names of at most four labels of at most four words.  Beside a
- * pattern, which says it more exactly, a format is what the standard calls it: an annotation. */
+ * of the years 1000 to 2999, names of at most seven labels, URIs with a host or of a few schemes
+ * that have none.  Beside a pattern, which says it more exactly, a format is what the standard
+ * calls it: an annotation. */
 #include <stdio.h>
 #include <string.h>
 
 #include "core/alloc.h"
+#include "core/minmax.h"
 #include "model/grammar/schema.h"
 
 #define DAY                                                                                  \
@@ -19,11 +21,14 @@
 #define BYTE   "(?:25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
 #define GROUP  "[0-9a-fA-F]{1,4}"
 #define LETTER "[A-Za-z0-9]"
-#define LABEL                                               \
-    "(?:" LETTER "{1,63}|" LETTER "{1,31}-" LETTER "{1,31}" \
-    "|" LETTER "{1,20}(?:-" LETTER "{1,20}){2}|" LETTER "{1,15}(?:-" LETTER "{1,15}){3})"
-#define TOP  "[A-Za-z][A-Za-z0-9]{0,19}"
-#define ATOM "[A-Za-z0-9_%+'-]"
+#define LABEL                                                                                    \
+    "(?:" LETTER "{1,63}|" LETTER "{1,31}-" LETTER "{1,31}"                                      \
+    "|" LETTER "{1,20}(?:-" LETTER "{1,20}){2}|" LETTER "{1,15}(?:-" LETTER "{1,15}){3}|" LETTER \
+    "(?:-?" LETTER "){0,31})"
+#define SHORT LETTER "(?:-?" LETTER "){0,15}"
+#define TOP   "[A-Za-z][A-Za-z0-9]{0,19}"
+#define LAST  "[A-Za-z](?:-?" LETTER "){0,19}"
+#define ATOM  "[A-Za-z0-9_%+'-]"
 #define LOCAL                                           \
     "(?:" ATOM "{1,64}|" ATOM "{1,31}\\." ATOM "{1,31}" \
     "|" ATOM "{1,20}(?:\\." ATOM "{1,20}){2}|" ATOM "{1,15}(?:\\." ATOM "{1,15}){3})"
@@ -41,31 +46,51 @@
     ":){1,5}(?::" GROUP "){2}|(?:" GROUP ":){1,4}(?::" GROUP "){3}"                           \
     "|(?:" GROUP ":){1,3}(?::" GROUP "){4}|(?:" GROUP ":){1,2}(?::" GROUP "){5}"              \
     "|" GROUP ":(?::" GROUP "){6}|:(?::" GROUP "){1,7}|::"
-#define HOSTNAME "(?:" LABEL "\\.){0,3}" TOP
-#define EMAIL    LOCAL "@(?:" LABEL "\\.){1,3}" TOP
+#define HOSTNAME "(?:(?:" LABEL "\\.){0,3}|(?:" SHORT "\\.){4,6})" LAST
+#define EMAIL    LOCAL "@(?:(?:" LABEL "\\.){1,3}|(?:" SHORT "\\.){4,5})" TOP
 #define PORT     "(?:[1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3})"
-#define ORIGIN   "[a-z][a-z0-9+.-]{0,15}://(?:" HOSTNAME "|" IPV4 ")(?::" PORT ")?"
+#define SCHEME   "[a-z][a-z0-9+.-]{0,15}://"
+#define ORIGIN   SCHEME "(?:" HOSTNAME "|" IPV4 ")(?::" PORT ")?"
+#define OPAQUE   "(?:data|mailto|tel|urn):"
 #define SIGN     "(?:[A-Za-z0-9._~!$&'()*+,;=:@-]|%[0-9A-Fa-f]{2})" /* of a URI */
-#define URI      ORIGIN "(?:/" SIGN "*)*(?:\\?" SIGN "*)?(?:#" SIGN "*)?"
-#define BRIEF    ORIGIN "(?:/(?:/|" SIGN "){0,300})?(?:\\?" SIGN "{0,200})?(?:#" SIGN "{0,80})?"
+#define IN_PATH  "(?:/|" SIGN ")"
+#define BEHIND   "(?:[/?]|" SIGN ")"
+/* Of a query or a fragment as much as they say. */
+#define LOCATION(origin, path, query, fragment)                                              \
+    "(?:" origin "(?:/" IN_PATH path ")?|file:///" IN_PATH path "|" OPAQUE SIGN IN_PATH path \
+    ")(?:\\?" BEHIND query ")?(?:#" BEHIND fragment ")?"
+#define URI   LOCATION(ORIGIN, "*", "*", "*")
+#define BRIEF LOCATION(ORIGIN, "{0,300}", "{0,200}", "{0,80}")
+
+/* The same for texts that are so short that no part of them can be too long: of few states, since
+ * they are counted. */
+#define WHOLE(regex)   "^(?:" regex ")$"
+#define ANY_LABEL      LETTER "+(?:-" LETTER "+)*"
+#define ANY_HOSTNAME   "(?:" ANY_LABEL "\\.)*[A-Za-z](?:-?" LETTER ")*"
+#define SHORT_HOSTNAME WHOLE(ANY_HOSTNAME)
+#define SHORT_EMAIL    WHOLE(ATOM "+(?:\\." ATOM "+)*@(?:" ANY_LABEL "\\.)+[A-Za-z][A-Za-z0-9]*")
+#define SHORT_ORIGIN   "[a-z][a-z0-9+.-]*://(?:" ANY_HOSTNAME "|" IPV4 ")(?::" PORT ")?"
+#define SHORT_URI      WHOLE(LOCATION(SHORT_ORIGIN, "*", "*", "*"))
 
 /* min, max: of the characters that come.  Of two of a name, the first within a schema's bounds is
- * taken. */
+ * taken; where none is, `counted`, with at most so many characters as may be. */
 static const struct {
     const char *name, *regex;
     uint32_t    min, max;
+    const char *counted;
+    uint32_t    most;
 } FORMATS[] = {
-    {"date",      DATE,          10, 10          },
-    {"time",      TIME,          9,  24          },
-    {"date-time", DATE "T" TIME, 20, 35          },
-    {"duration",  DURATION,      3,  44          },
-    {"uuid",      UUID,          36, 36          },
-    {"ipv4",      IPV4,          7,  15          },
-    {"ipv6",      IPV6,          2,  39          },
-    {"hostname",  HOSTNAME,      1,  212         },
-    {"email",     EMAIL,         5,  277         },
-    {"uri",       URI,           5,  BT_UNLIMITED},
-    {"uri",       BRIEF,         5,  1980        },
+    {"date",      DATE,          10, 10,           WHOLE(DATE),          10 },
+    {"time",      TIME,          9,  24,           WHOLE(TIME),          24 },
+    {"date-time", DATE "T" TIME, 20, 35,           WHOLE(DATE "T" TIME), 35 },
+    {"duration",  DURATION,      3,  44,           WHOLE(DURATION),      44 },
+    {"uuid",      UUID,          36, 36,           WHOLE(UUID),          36 },
+    {"ipv4",      IPV4,          7,  15,           WHOLE(IPV4),          15 },
+    {"ipv6",      IPV6,          2,  39,           WHOLE(IPV6),          39 },
+    {"hostname",  HOSTNAME,      1,  231,          SHORT_HOSTNAME,       63 },
+    {"email",     EMAIL,         5,  277,          SHORT_EMAIL,          64 },
+    {"uri",       URI,           5,  BT_UNLIMITED, SHORT_URI,            255},
+    {"uri",       BRIEF,         5,  1999,         SHORT_URI,            255},
 };
 enum { N_FORMATS = sizeof(FORMATS) / sizeof(FORMATS[0]) };
 
@@ -102,24 +127,43 @@ static bt_part quoted(bt_schema *s, bt_part inner)
     return bt_part_then(s->g, inner, bt_part_text(s->g, "\""));
 }
 
+/* Where some texts of the format are too short or too long. */
+static bt_part counted_format(bt_schema *s, const json_t *format, uint32_t min, uint32_t max,
+                              const bt_schema_at *at)
+{
+    size_t      i         = find_format(format, 0, BT_UNLIMITED);
+    const char *regex     = FORMATS[i].counted;
+    bool        unlimited = max == BT_UNLIMITED && FORMATS[i].max == BT_UNLIMITED;
+    uint32_t    most      = unlimited ? max : bt_min_u32(max, FORMATS[i].most);
+
+    if (!is_json(s) || min > most || max < FORMATS[i].min)
+        bt_schema_refuse(s, at,
+                         "\"format\" with a minLength or maxLength that some texts of it would not "
+                         "keep: not supported");
+    if (s->g->st != BT_OK) return bt_part_never(s->g);
+    return quoted(s, bt_schema_counted(s, regex, strlen(regex), min, most, at));
+}
+
 static bt_part with_format(bt_schema *s, const json_t *format, uint32_t min, uint32_t max,
                            const bt_schema_at *at)
 {
     size_t   i = find_format(format, min, max);
-    char     key[32];
+    char     key[64];
+    bt_part  part;
     uint32_t rule;
 
-    if (i == N_FORMATS) {
-        bt_schema_refuse(s, at,
-                         "\"format\" with a minLength or maxLength that some texts of it would not "
-                         "keep: not supported");
-        return bt_part_never(s->g);
+    if (i < N_FORMATS)
+        snprintf(key, sizeof(key), "format %zu%s", i, is_json(s) ? "" : " as text");
+    else
+        snprintf(key, sizeof(key), "format %.16s %u %u", json_string_value(format), min, max);
+    if (!bt_schema_memo(s, key, &rule)) {
+        if (i < N_FORMATS)
+            part = quoted(s, bt_read_regex(s->g, FORMATS[i].regex, strlen(FORMATS[i].regex), true,
+                                           is_json(s)));
+        else
+            part = counted_format(s, format, min, max, at);
+        bt_rule_is(s->g, rule, part);
     }
-    snprintf(key, sizeof(key), "format %zu%s", i, is_json(s) ? "" : " as text");
-    if (!bt_schema_memo(s, key, &rule))
-        bt_rule_is(s->g, rule,
-                   quoted(s, bt_read_regex(s->g, FORMATS[i].regex, strlen(FORMATS[i].regex), true,
-                                           is_json(s))));
     return bt_rule_call(s->g, rule);
 }
 

@@ -5,6 +5,9 @@
 
 #define SPACES8 "        "
 
+#define A_TEN     "abcdefghij"
+#define A_HUNDRED A_TEN A_TEN A_TEN A_TEN A_TEN A_TEN A_TEN A_TEN A_TEN A_TEN
+
 static void schema_lets_through_what_its_keywords_say(void)
 {
     static const texts_case CASES[] = {
@@ -137,6 +140,15 @@ static void schema_lets_through_what_its_keywords_say(void)
         {"{\"type\":\"string\",\"format\":\"date\",\"minLength\":10}",
          {"\"2024-02-28\""},
          {"\"2024-02-30\""}                                                                                                                                                                            },
+        {"{\"format\":\"email\",\"type\":\"string\",\"minLength\":6,\"maxLength\":12}",
+         {"\"a.b@c-d.ef\"", "\"a@b.cd\"", "\"a@b.c.d.e.fg\""},
+         {"\"a@b.c\"", "\"a@b.c.d.e.fgh\"", "\"a..b@c.de\"", "\"a@b-.cd\"", "\"abcdefgh\""}                                                                                                            },
+        {"{\"format\":\"uri\",\"type\":\"string\",\"maxLength\":19}",
+         {"\"http://my-host:80/\"", "\"file:///a/b?c=/d#/e\"", "\"mailto:a@b.cd\""},
+         {"\"http://my-host:80/ab\"", "\"http://a b\"", "\"http:a\""}                                                                                                                                  },
+        {"{\"format\":\"uri\",\"type\":\"string\",\"minLength\":10}",
+         {"\"http://a.b\"", "\"http://a.b/" A_HUNDRED A_HUNDRED A_HUNDRED "\""},
+         {"\"http://ab\""}                                                                                                                                                                             },
         {"{\"type\":\"string\",\"format\":\"uuid\",\"pattern\":\"^a$\"}",                 {"\"a\""},                                                                          {"\"b\""}                },
         {"{\"type\":\"string\",\"format\":\"ipv4\"}",
          {"\"127.0.0.1\""},
@@ -153,29 +165,29 @@ static void schema_lets_through_what_its_keywords_say(void)
         {"{\"enum\":[1.0,0.1,1e300]}",                                                    {"1.0", "0.1", "1e+300"},                                                           {"1"}                    },
         {"{\"enum\":[1,2,3],\"const\":2}",                                                {"2"},                                                                              {"1"}                    },
         {"{\"enum\":[\"\",\"a\",\"\xc3\xa9\xe2\x82\xac\",\"abc\",5],\"minLength\":1,\"maxLength\":"
-         "2}",                                                                                {"\"a\"", "\"\xc3\xa9\xe2\x82\xac\"", "5"},
-         {"\"\"", "\"abc\""}                                                               },
+         "2}",                                                                   {"\"a\"", "\"\xc3\xa9\xe2\x82\xac\"", "5"},
+         {"\"\"", "\"abc\""}                                                                                                                                                                           },
         {"{\"enum\":[1,2,2.5,3,4,\"x\"],\"minimum\":2,\"exclusiveMaximum\":4}",
          {"2", "2.5", "3", "\"x\""},
-         {"1", "4"}                                                                                                                                                                    },
-        {"{\"enum\":[1,2,3],\"exclusiveMinimum\":1,\"maximum\":2}",                                                                               {"2"},                                                                                                         {"1", "3"}},
+         {"1", "4"}                                                                                                                                                                                    },
+        {"{\"enum\":[1,2,3],\"exclusiveMinimum\":1,\"maximum\":2}",                       {"2"},                                                                              {"1", "3"}               },
         {"{\"enum\":[1,2],\"$ref\":\"#/$defs/x\",\"$defs\":{\"x\":{\"enum\":[2,3]}}}",
          {"2"},
-         {"1", "3"}                                                                                                                                                                                         },
+         {"1", "3"}                                                                                                                                                                                    },
         {"{\"type\":[\"string\",\"integer\"],\"allOf\":[{\"type\":\"number\"},{\"minimum\":1},{"
          "\"minimum\":2,"
-         "\"description\":\"x\"}]}",                                                                               {"2"},
-         {"1", "\"\""}},
+         "\"description\":\"x\"}]}",                                             {"2"},
+         {"1", "\"\""}                                                                                                                                                                                 },
         {"{\"type\":\"object\",\"properties\":{\"a\":{}},\"additionalProperties\":{},\"allOf\":[{"
          "\"properties\":{\"b\":{\"type\":\"null\"}},"
-         "\"additionalProperties\":true}]}",                                                                               {"{\"a\":1,\"b\":null,\"c\":2}"},
-         {"{\"b\":1}"}                                                                                                                                                      },
+         "\"additionalProperties\":true}]}",                                     {"{\"a\":1,\"b\":null,\"c\":2}"},
+         {"{\"b\":1}"}                                                                                                                                                                                 },
         {"{\"type\":\"array\",\"items\":true,\"allOf\":[{\"items\":{\"type\":\"integer\"}},{"
-         "\"items\":{\"minimum\":2}}]}",                                                                               {"[]", "[2,3]"},
-         {"[1]", "[null]"}},
+         "\"items\":{\"minimum\":2}}]}",                                         {"[]", "[2,3]"},
+         {"[1]", "[null]"}                                                                                                                                                                             },
         {"{\"properties\":{\"a\":{\"type\":\"integer\"}},\"allOf\":[{\"properties\":{\"a\":{"
-         "\"minimum\":1}}}]}",                                                                               {"{}", "{\"a\":1}"},
-         {"{\"a\":0}", "{\"a\":1.5}"}                                                                                                                                                            },
+         "\"minimum\":1}}}]}",                                                   {"{}", "{\"a\":1}"},
+         {"{\"a\":0}", "{\"a\":1.5}"}                                                                                                                                                                  },
     };
 
     for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++)
@@ -302,8 +314,9 @@ static void schema_that_cannot_be_kept_is_refused_by_name(void)
         {"{\"pattern\":\"(a?){9999}\",\"maxLength\":2}",                                      "at #/pattern: "                                                },
         {"{\"pattern\":\"a{,2}\"}",                                                           "text in ECMAScript"                                            },
         {"{\"format\":\"date\",\"maxLength\":5}",                                             "\"format\" with a minLength or"                                },
-        {"{\"format\":\"email\",\"minLength\":6}",                                            "\"format\" with a minLength or"                                },
-        {"{\"format\":\"uri\",\"maxLength\":1979}",                                           "\"format\" with a minLength or"                                },
+        {"{\"format\":\"email\",\"minLength\":65}",                                           "\"format\" with a minLength or"                                },
+        {"{\"format\":\"uri\",\"minLength\":256,\"maxLength\":300}",
+         "\"format\" with a minLength or"                                                                                                                     },
         {"{\"format\":5}",                                                                    "at #/format: expected the name of a format"                    },
         {"{\"properties\":{\"a\":{}},\"additionalProperties\":false,\"allOf\":[{\"properties\":{"
          "\"b\":{}}}]}",                                                             "\"additionalProperties\" beside properties of another schema"  },

@@ -101,12 +101,14 @@ static void style_refuses_what_it_cannot_write(void)
          "a text with the end of the style glm_xml"},
         {GLM(OBJECT("\"a\": {\"type\": \"string\", \"pattern\": \"x\", \"minLength\": 2}",                                          "")),
          "beside a minLength or maxLength in the style glm_xml"},
+        {GLM(OBJECT("\"a\": {\"type\": \"string\", \"format\": \"email\", \"minLength\": 6}", "")),
+         "\"format\" with a minLength or maxLength"},
         {GLM("{\"type\": \"object\", \"patternProperties\": {\"^a\": {}}}"),
-         "in the style glm_xml is not supported"},
-        {GLM(OBJECT("\"a\": {\"type\": \"string\", \"pattern\": \"(\"}",                                                                                "")),
+         "in the style glm_xml is not supported"                                          },
+        {GLM(OBJECT("\"a\": {\"type\": \"string\", \"pattern\": \"(\"}",                                       "")),
          "the group has no )"},
         {GLM("{\"$ref\": \"#/$defs/a\", \"$defs\": {\"a\": {\"$ref\": \"#/$defs/a\"}}}"),
-         "levels deep"                                                               },
+         "levels deep"                                            },
     };
 
     for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++)

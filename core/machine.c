@@ -39,7 +39,6 @@ static const hierarchy HIERARCHIES[] = {
      .quota       = "cpu.cfs_quota_us",
      .period      = "cpu.cfs_period_us"               },
 };
-#define NO_LIMIT (UINT64_C(1) << 60) /* version 1 says so by a larger number */
 
 /* The number after `key` in a file of "Key: value" lines, or the whole file's number when key is
  * ""; 0 when there is none ("max" of a control group too). */
@@ -113,7 +112,7 @@ static void heed_memory(const char *root, const hierarchy *h, const char *group,
                      number_of(root, h, group, "memory.stat", h->active);
     uint64_t left;
 
-    if (limit == 0 || limit >= NO_LIMIT) return;
+    if (limit == 0) return; /* without one, version 1 says an endless number */
     used = used > files ? used - files : 0;
     left = limit > used ? limit - used : 0;
     if (limit < m->total_bytes) m->total_bytes = limit;

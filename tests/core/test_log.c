@@ -11,6 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "core/clock.h"
 #include "core/log.h"
 #include "tests/support/test.h"
 
@@ -155,20 +156,26 @@ static void file_keeps_every_line(void)
 static void log_from_two_places(int err)
 {
     struct timespec pause = {0, 100 * 1000000};
+    uint64_t        start = 0;
 
     dup2(err, STDERR_FILENO);
     bt_log_init("test", BT_LOG_INFO);
     bt_log_bound();
     for (int i = 0; i <= LINES; i++) {
-        if (i == LINES) nanosleep(&pause, NULL);
+        if (i == LINES) {
+            BT_INFO("another place at once, after %llu ns",
+                    (unsigned long long)(bt_now_ns() - start));
+        }
+        if (i == 1 || i == LINES) nanosleep(&pause, NULL);
+        if (i == 1) start = bt_now_ns(); /* a pause saves up no lines */
         BT_INFO("line %d of many", i);
     }
-    BT_INFO("the line\nof %s place", "another\x1b[2J"); /* as a file or a peer may name things */
+    BT_INFO("the line\nof %s place",
+            "another\x1b[2J~\x7f"); /* as a file or a peer may name things */
     BT_INFO("C1 %s, breaks %s, order %s, and %s", "\xc2\x85\xc2\x9b[2J\xc2\x9f\u00a0",
             "\u2028\u2029", "\u202a\u202e\u2066\u2069",
             "\u00e9\u2027\u202f\u2065\u206a\u4f60\U0001f600");
-    bt_error_keep("", "%s\xe2", "\xc2\x9b[2J"); /* and what a cut has left of one */
-    BT_INFO("%s", bt_error_text());
+    BT_INFO("%s\xe2", "\xc2\x9b[2J"); /* and what a cut has left of one */
     _exit(0);
 }
 
@@ -193,6 +200,7 @@ static void bound_place_leaves_out_lines_and_says_how_many(void)
     static char text[1 << 21];
     char        path[] = "/tmp/bt-log-XXXXXX";
     int         fd = mkstemp(path), status = -1;
+    const char *flood;
     uint32_t    n;
     pid_t       child;
 
@@ -205,12 +213,61 @@ static void bound_place_leaves_out_lines_and_says_how_many(void)
     read_all(fd, text, sizeof(text));
     n = count_lines(text);
     EXPECT(n > BT_LOG_BURST && n < LINES - 100);
-    EXPECT_HAS(text, "the line?of another?[2J place\n");
+    flood = strstr(text, "another place at once, after ");
+    EXPECT(flood != NULL);
+    if (flood != NULL)
+        EXPECT(n <= BT_LOG_BURST + 3 + strtoull(flood + 29, NULL, 10) * BT_LOG_RATE / BT_NS_PER_S);
+    EXPECT_HAS(text, "the line?of another?[2J~? place\n");
     EXPECT_HAS(text, "C1 ????[2J??\u00a0, breaks ??????, order ????????????, and "
                      "\u00e9\u2027\u202f\u2065\u206a\u4f60\U0001f600\n");
     EXPECT_HAS(text, " ??[2J\xe2\n");
     EXPECT_EQ(count_left_out(text), LINES + 1 - n);
     close(fd);
+}
+
+/* Of more places than are told apart, the last ones share what a place may write; a line too long
+ * ends as one. */
+static void log_from_many_places(int err)
+{
+    char file[1024];
+
+    dup2(err, STDERR_FILENO);
+    bt_log_init("test", BT_LOG_INFO);
+    memset(file, 'f', sizeof(file));
+    memcpy(file + sizeof(file) - 3, ".c", 3);
+    bt_log_write(BT_LOG_INFO, file, 1, "cut off");
+    bt_log_bound();
+    for (int i = 0; i < LINES; i++)
+        bt_log_write(BT_LOG_INFO, "places.c", i, "line %d of many", i);
+    _exit(0);
+}
+
+static void places_without_number_are_bound_together(void)
+{
+    static char text[1 << 21];
+    char        path[] = "/tmp/bt-log-XXXXXX";
+    int         fd = mkstemp(path), status = -1;
+    uint32_t    n;
+    pid_t       child;
+
+    text[0] = '\0';
+    EXPECT(fd >= 0 && unlink(path) == 0);
+    child = fork();
+    if (child == 0) log_from_many_places(fd);
+    EXPECT(waitpid(child, &status, 0) == child && status == 0);
+    lseek(fd, 0, SEEK_SET);
+    read_all(fd, text, sizeof(text));
+    n = count_lines(text);
+    EXPECT(n > BT_LOG_BURST && n < LINES - 100);
+    EXPECT(strcspn(text, "\n") > 1000);
+    EXPECT_HAS(strchr(text, '\n'), "places.c:0 line 0 of many\n");
+    close(fd);
+}
+
+static void error_text_is_printable_too(void)
+{
+    bt_error_keep("", "%s\xe2", "\xc2\x9b[2J");
+    EXPECT(strcmp(bt_error_text(), "??[2J\xe2") == 0);
 }
 
 int main(int argc, char **argv)
@@ -221,6 +278,8 @@ int main(int argc, char **argv)
         BT_TEST(others_of_the_pipe_still_wait),
         BT_TEST(file_keeps_every_line),
         BT_TEST(bound_place_leaves_out_lines_and_says_how_many),
+        BT_TEST(places_without_number_are_bound_together),
+        BT_TEST(error_text_is_printable_too),
     };
 
     return bt_run_tests(TESTS, sizeof(TESTS) / sizeof(TESTS[0]), argc > 1 ? argv[1] : NULL);

@@ -20,6 +20,8 @@ static void bytes_have_binary_suffixes(void)
     EXPECT(!bt_parse_bytes("1GB", &n));
     EXPECT(!bt_parse_bytes(" 1", &n));
     EXPECT(!bt_parse_bytes("99999999T", &n));
+    EXPECT(bt_parse_bytes("16777215T", &n) && n == 16777215ull << 40);
+    EXPECT(!bt_parse_bytes("16777216T", &n));
 }
 
 static void addresses_have_a_host_and_a_port(void)
@@ -46,6 +48,7 @@ static void addresses_have_a_host_and_a_port(void)
     EXPECT(bt_parse_address("[::1]:65535"));
     EXPECT(!bt_parse_address("127.0.0.1:65536")); /* gRPC would take it modulo 65536 */
     EXPECT(!bt_parse_address("127.0.0.1:99999999999999999999"));
+    EXPECT(!bt_parse_address("127.0.0.1:4294967376")); /* 80 in 32 bits */
     EXPECT(!bt_parse_address("127.0.0.1:-1"));
     EXPECT(!bt_parse_address("127.0.0.1:"));
     EXPECT(!bt_parse_address("127.0.0.1:80x"));

@@ -125,6 +125,16 @@ static void map_errors_name_the_line(void)
         bt_rank_map_fini(&map);
     }
     bt_rank_map map = {0};
+    char        many[16 * BT_RANK_LIST_MAX];
+    size_t      at = (size_t)snprintf(many, sizeof(many), "both n1 device=");
+
+    for (int i = 0; i < BT_RANK_LIST_MAX; i++)
+        at += (size_t)snprintf(many + at, sizeof(many) - at, "%sMIG-%d", i > 0 ? "," : "", i);
+    EXPECT_EQ(read_text(many, &map), BT_OK);
+    bt_rank_map_fini(&map);
+    strcpy(many + at, ",MIG-x"); /* one more than a line may name */
+    EXPECT_EQ(read_text(many, &map), BT_ERR_INVALID_ARG);
+    EXPECT_HAS(bt_error_text(), "expected at most 256 different devices");
     EXPECT_EQ(bt_rank_map_read("nowhere.map", &map), BT_ERR_IO);
     EXPECT_HAS(bt_error_text(), "nowhere.map");
 }

@@ -257,6 +257,7 @@ static void settings_with_short_memory_fail_cleanly(void)
 
 static void settings_report_says_what_holds_and_why(void)
 {
+    static char port[1500] = "--port=", queue[400] = "-q";
     own_stderr  own = begin_stderr();
     const char *text;
 
@@ -264,6 +265,17 @@ static void settings_report_says_what_holds_and_why(void)
     text = end_stderr(own);
     EXPECT_HAS(text, "settings: queue-s=7 (flag)\n");
     EXPECT_HAS(text, "by default: port=8000, or so\n");
+    /* What is too long for a line is cut, and what does not fit beside it has one of its own. */
+    memset(port + 7, '1', sizeof(port) - 8);
+    memset(queue + 2, '2', sizeof(queue) - 3);
+    own = begin_stderr();
+    gather(ARGS(ARG("--both=3"), queue, port));
+    text = end_stderr(own);
+    EXPECT_HAS(text, "settings: queue-s=222");
+    EXPECT_HAS(text, "222 (flag)\n");
+    EXPECT_HAS(text, "settings: port=111");
+    EXPECT_HAS(text, "111\n");
+    EXPECT_HAS(text, "settings: both=3 (flag)\n");
 }
 
 static const bt_test tests[] = {

@@ -66,7 +66,7 @@ static void hang_in_a_layer(void)
     start();
     bt_watchdog_enter("step plan", -1);
     bt_watchdog_leave();
-    bt_watchdog_enter("experts", 3);
+    bt_watchdog_enter("experts", 0);
     for (;;)
         pause();
 }
@@ -81,17 +81,18 @@ static void come_back_too_late(void)
     _exit(1);
 }
 
-/* Many short calls, and long times outside of any. */
+/* Calls that take longer than the limit together, and a long time outside of any. */
 static void behave(void)
 {
     start();
-    bt_watchdog_set_limit(5 * LIMIT_NS);
-    for (int i = 0; i < 20; i++) {
+    bt_watchdog_set_limit(10 * LIMIT_NS);
+    for (int i = 0; i < 6; i++) {
         bt_watchdog_enter("step plan", -1);
-        bt_sleep_ns(LIMIT_NS / 3);
+        bt_sleep_ns(3 * LIMIT_NS);
         bt_watchdog_leave();
     }
-    bt_sleep_ns(6 * LIMIT_NS);
+    bt_watchdog_set_limit(LIMIT_NS);
+    bt_sleep_ns(4 * LIMIT_NS);
 }
 
 static void be_stopped(void)
@@ -111,6 +112,20 @@ static void get_more_time(void)
     bt_watchdog_leave();
 }
 
+/* The start of MPI may take long, what comes after it may not. */
+static void get_less_time(void)
+{
+    static char dog[] = "stuck in ";
+
+    alarm(20); /* a watchdog that looks too late */
+    if (bt_watchdog_start(3600 * BT_NS_PER_S, bite, dog) != BT_OK) _exit(1);
+    bt_sleep_ns(LIMIT_NS / 2); /* it looks, as often as an hour asks for */
+    bt_watchdog_set_limit(LIMIT_NS);
+    bt_watchdog_enter("step plan", -1);
+    for (;;)
+        pause();
+}
+
 static void have_no_dog(void)
 {
     bt_watchdog_enter("step plan", -1);
@@ -122,7 +137,15 @@ static void call_that_hangs_is_named(void)
     char said[TEXT];
 
     EXPECT_EQ(run(hang_in_a_layer, false, said), BITES);
-    EXPECT(strcmp(said, "stuck in experts of layer 3") == 0);
+    EXPECT(strcmp(said, "stuck in experts of layer 0") == 0);
+}
+
+static void limit_that_shrinks_holds_within_seconds(void)
+{
+    char said[TEXT];
+
+    EXPECT_EQ(run(get_less_time, false, said), BITES);
+    EXPECT(strcmp(said, "stuck in step plan") == 0);
 }
 
 static void call_that_ends_too_late_never_goes_on(void)
@@ -153,6 +176,7 @@ int main(int argc, char **argv)
 {
     static const bt_test TESTS[] = {
         BT_TEST(call_that_hangs_is_named),
+        BT_TEST(limit_that_shrinks_holds_within_seconds),
         BT_TEST(call_that_ends_too_late_never_goes_on),
         BT_TEST(calls_that_end_in_time_are_left_alone),
         BT_TEST(time_while_stopped_does_not_count),

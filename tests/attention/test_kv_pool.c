@@ -1,6 +1,11 @@
+#include <signal.h>
 #include <stdbool.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "attention/kv_pool.h"
+#include "attention/kv_pool_state.h"
 #include "core/alloc.h"
 #include "tests/support/test.h"
 
@@ -256,7 +261,7 @@ static void kv_prefix_tells_maps_apart(void)
     bt_page_id        pages[3], found[3];
     bt_prefix_key     key     = key_of(7);
     const bt_page_map MAPS[3] = {
-        PLAIN, {1, 1    },
+        PLAIN, {1, 0    },
          {0, ~0ull}
     };
     bt_page_map map;
@@ -357,6 +362,102 @@ static void kv_prefix_random_chains_keep_the_account(void)
     bt_kv_pool_destroy(pool);
 }
 
+static void expect_wrong(const bt_kv_pool *pool, const char *says)
+{
+    EXPECT_EQ(bt_kv_pool_check(pool), BT_ERR_PROTOCOL);
+    EXPECT_HAS(bt_error_text(), says);
+}
+
+/* What a slip of ours would leave behind, one after the other; each is undone. */
+static void kv_pool_check_tells_what_is_wrong(void)
+{
+    enum { IDLE, ALSO, USED, FREE, PAGES };
+    bt_kv_pool   *p = create();
+    bt_page_id    pages[3];
+    bt_prefix_key keys[2] = {key_of(1), key_of(2)};
+
+    EXPECT_EQ(bt_kv_pool_acquire(p, 3, pages), BT_OK);
+    EXPECT(pages[IDLE] == IDLE && pages[ALSO] == ALSO && pages[USED] == USED);
+    for (int i = 0; i < 2; i++) {
+        EXPECT(keep(p, pages[i], &keys[i]));
+        bt_kv_pool_release(p, pages[i]);
+    }
+    EXPECT_EQ(bt_kv_pool_check(p), BT_OK);
+
+    p->n_free = PAGES + 1;
+    expect_wrong(p, "5 free pages of 4");
+    p->n_free  = 2;
+    p->free[1] = FREE;
+    expect_wrong(p, "page 3 is in the free list twice");
+    p->n_free  = 1;
+    p->free[0] = PAGES;
+    expect_wrong(p, "the free list holds page 4 of 4");
+    p->free[0]    = FREE;
+    p->refs[FREE] = 1;
+    expect_wrong(p, "page 3 is free, has 1 references");
+    p->refs[FREE]          = 0;
+    p->entries[FREE].known = true;
+    expect_wrong(p, "page 3 is free, has 0 references and is known 1");
+    p->entries[FREE].known = false;
+    p->refs[USED]          = 0;
+    expect_wrong(p, "page 2 has no reference and is neither free nor cached");
+    p->refs[USED] = 1;
+
+    p->refs[IDLE] = 1;
+    expect_wrong(p, "idle page 0 is known 1, has 1 references");
+    p->refs[IDLE]          = 0;
+    p->entries[ALSO].known = false;
+    expect_wrong(p, "idle page 1 is known 0");
+    p->entries[ALSO].known = true;
+    p->entries[ALSO].older = USED;
+    expect_wrong(p, "idle page 1 is known 1");
+    p->entries[ALSO].older = IDLE;
+    p->entries[IDLE].key   = keys[1];
+    expect_wrong(p, "idle page 0 is not found under its key");
+    p->entries[IDLE].key = keys[0];
+    p->n_idle            = 1;
+    expect_wrong(p, "more than 1 idle pages are listed");
+    p->n_idle = 3;
+    expect_wrong(p, "2 idle pages are listed, 3 counted");
+    p->n_idle = 2;
+    p->newest = IDLE;
+    expect_wrong(p, "2 idle pages are listed");
+    p->newest = ALSO;
+    p->n_known++;
+    expect_wrong(p, "2 pages are known, 3 counted");
+    p->n_known--;
+    EXPECT_EQ(bt_kv_pool_check(p), BT_OK);
+    bt_kv_pool_release(p, pages[USED]);
+    bt_kv_pool_destroy(p);
+}
+
+static void retain_free(bt_kv_pool *pool) { bt_kv_pool_retain(pool, 0); }
+static void release_free(bt_kv_pool *pool) { bt_kv_pool_release(pool, 0); }
+static void keep_free(bt_kv_pool *pool) { keep(pool, 0, &(bt_prefix_key){1, 1}); }
+static void reach_beyond(bt_kv_pool *pool) { bt_kv_pool_rows(pool, 0, CFG.n_layers); }
+
+/* A page that nobody has must not get a second owner later: the process ends instead. */
+static void kv_pool_page_without_owner_is_not_touched(void)
+{
+    static void (*const MISUSES[])(bt_kv_pool *) = {retain_free, release_free, keep_free,
+                                                    reach_beyond};
+    bt_kv_pool *pool                             = create();
+
+    for (size_t i = 0; i < sizeof(MISUSES) / sizeof(MISUSES[0]); i++) {
+        int   status = 0;
+        pid_t child  = fork();
+
+        if (child == 0) {
+            setrlimit(RLIMIT_CORE, &(struct rlimit){0, 0});
+            MISUSES[i](pool);
+            _exit(0);
+        }
+        EXPECT(waitpid(child, &status, 0) == child && WIFSIGNALED(status) &&
+               WTERMSIG(status) == SIGABRT);
+    }
+    bt_kv_pool_destroy(pool);
+}
+
 static const bt_test TESTS[] = {
     BT_TEST(kv_pool_acquire_is_all_or_nothing),
     BT_TEST(kv_pool_shared_page_survives_first_release),
@@ -369,6 +470,8 @@ static const bt_test TESTS[] = {
     BT_TEST(kv_prefix_tells_maps_apart),
     BT_TEST(kv_prefix_evicts_what_was_used_longest_ago),
     BT_TEST(kv_prefix_random_chains_keep_the_account),
+    BT_TEST(kv_pool_check_tells_what_is_wrong),
+    BT_TEST(kv_pool_page_without_owner_is_not_touched),
     BT_TEST(kv_pool_create_unwinds_at_every_allocation),
     BT_TEST(kv_pool_create_rejects_zero_and_overflow),
 };

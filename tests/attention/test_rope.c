@@ -51,6 +51,7 @@ static void rope_bad_frequencies_are_refused(void)
     EXPECT_EQ(bt_rope_fill(8, 1, &nan, 1.0, table), BT_ERR_INVALID_ARG);
     EXPECT_HAS(bt_error_text(), "rope frequency 0");
     EXPECT_EQ(bt_rope_fill(8, 1, &one, NAN, table), BT_ERR_INVALID_ARG);
+    EXPECT_EQ(bt_rope_fill(8, 1, &one, INFINITY, table), BT_ERR_INVALID_ARG);
     EXPECT_EQ(bt_rope_fill(8, 1, &one, 1.0, table), BT_OK);
 }
 

@@ -219,7 +219,13 @@ static void gate_check_refuses_numbers_that_do_not_fit(void)
     cfg           = V3;
     cfg.n_experts = BT_MAX_EXPERTS;
     EXPECT_EQ(bt_gate_check(&cfg), BT_OK);
-    cfg.n_experts = BT_MAX_EXPERTS + 4;
+    cfg.n_groups = cfg.topk_groups = 1;
+    cfg.top_k                      = BT_MAX_TOP_K;
+    EXPECT_EQ(bt_gate_check(&cfg), BT_OK);
+    cfg.top_k++;
+    EXPECT_EQ(bt_gate_check(&cfg), BT_ERR_INVALID_ARG);
+    cfg.top_k = 1;
+    cfg.n_experts++;
     EXPECT_EQ(bt_gate_check(&cfg), BT_ERR_INVALID_ARG);
     cfg       = V3;
     cfg.scale = NAN;

@@ -18,7 +18,8 @@ enum {
     MAX_ROWS   = 1000,
     MAX_RANKS  = 4,
     N_BLOCKS   = 4,
-    BLOCK      = N_EXPERTS / N_BLOCKS
+    BLOCK      = N_EXPERTS / N_BLOCKS,
+    TILE_TERMS = (64 << 20) / (HIDDEN * 2) /* of moe/create.c */
 };
 
 static const bt_moe_config CFG = {
@@ -248,6 +249,9 @@ static void expect_counted(const layer *l, const uint64_t before[N_EXPERTS], uin
         if (g_n_ranks == 1 || l->placement.owner[e] != g_rank) EXPECT_EQ(counted[e], want[e]);
 }
 
+/* Of a large step: its end, where the last tile is, and some of what stands before. */
+static bool is_checked(uint32_t r, uint32_t n) { return r + 2000 >= n || r % 16 == 0; }
+
 /* Runs one step with rows[rank][role], every fifth row forced, and holds it to the definition. */
 static void check_step(const all_weights *a, layer *l, const uint32_t rows[MAX_RANKS][BT_N_ROLES],
                        const char *what)
@@ -279,6 +283,7 @@ static void check_step(const all_weights *a, layer *l, const uint32_t rows[MAX_R
         bt_bf16  want[HIDDEN];
         uint16_t experts[TOP_K];
 
+        if (!is_checked(r, n)) continue;
         define_row(a, role, x + (size_t)r * HIDDEN, r % 5 == 1 ? replay : NULL, want, experts);
         EXPECT(memcmp(experts, chosen + (size_t)r * TOP_K, sizeof(experts)) == 0);
         expect_row(y + (size_t)r * HIDDEN, want, r, what);
@@ -307,7 +312,7 @@ static void check_placement(const all_weights *a, const uint16_t *owner, const c
     }
     memset(rows, 0, sizeof(rows));
     check_step(a, &l, (const uint32_t(*)[BT_N_ROLES])rows, "no rows at all");
-    for (uint32_t q = 0; q < g_n_ranks; q++) { /* more terms than one tile holds */
+    for (uint32_t q = 0; q < g_n_ranks; q++) {
         rows[q][BT_ROLE_PROMPT]    = q % 2 == 0 ? MAX_ROWS - 200 : 0;
         rows[q][BT_ROLE_GENERATED] = 200;
     }
@@ -334,6 +339,28 @@ static void moe_equals_its_definition_under_every_placement(void)
     weights_free(&a);
 }
 
+/* One rank has all experts: its tile is full, is added up and begins again. */
+static void moe_more_terms_than_a_tile_holds_equal_their_definition(void)
+{
+    uint32_t    rows[MAX_RANKS][BT_N_ROLES];
+    uint16_t    owner[N_EXPERTS];
+    uint32_t    n_rows = (TILE_TERMS / TOP_K + 1000) / g_n_ranks;
+    all_weights a;
+    layer       l;
+
+    for (uint32_t e = 0; e < N_EXPERTS; e++)
+        owner[e] = (uint16_t)(g_n_ranks - 1);
+    for (uint32_t q = 0; q < g_n_ranks; q++) {
+        rows[q][BT_ROLE_PROMPT]    = n_rows;
+        rows[q][BT_ROLE_GENERATED] = 7;
+    }
+    weights_make(&a);
+    layer_open(&l, n_rows + 7, owner);
+    check_step(&a, &l, (const uint32_t(*)[BT_N_ROLES])rows, "more than a tile");
+    layer_close(&l);
+    weights_free(&a);
+}
+
 static void moe_refuses_rows_that_do_not_fit(void)
 {
     uint32_t     rows[MAX_RANKS][BT_N_ROLES] = {{0}};
@@ -348,6 +375,8 @@ static void moe_refuses_rows_that_do_not_fit(void)
     rows[g_n_ranks - 1][BT_ROLE_GENERATED] = 4;
     EXPECT_EQ(bt_moe_forward(l.moe, &a.w, &counts, NULL, NULL, NULL, NULL, &wait), BT_ERR_PROTOCOL);
     EXPECT_HAS(bt_error_text(), "brings 9 rows to a step of at most 8");
+    rows[g_n_ranks - 1][BT_ROLE_PROMPT] = UINT32_MAX; /* 3 with the others, in 32 bits */
+    EXPECT_EQ(bt_moe_forward(l.moe, &a.w, &counts, NULL, NULL, NULL, NULL, &wait), BT_ERR_PROTOCOL);
     counts.n_ranks++;
     EXPECT_EQ(bt_moe_forward(l.moe, &a.w, &counts, NULL, NULL, NULL, NULL, &wait),
               BT_ERR_INVALID_ARG);
@@ -363,31 +392,58 @@ static void moe_names_a_peer_that_sends_nonsense(void)
     bt_step_rows counts = {.n_ranks = g_n_ranks, .n_rows = (const uint32_t(*)[BT_N_ROLES])rows};
     bt_wait      wait   = waiting(60000);
     size_t       bytes  = bt_wire_elems(HIDDEN, TOP_K) * sizeof(bt_bf16);
-    size_t       zero[MAX_RANKS] = {0}, sizes[MAX_RANKS] = {0};
+    size_t       zero[MAX_RANKS] = {0}, sizes[MAX_RANKS] = {0}, come[MAX_RANKS] = {bytes};
     all_weights  a;
     layer        l;
-    uint16_t    *row = calloc(bytes, 1);
+    uint16_t    *row = calloc(bytes, 1), *came = calloc(bytes, 1);
+    bt_bf16      x[HIDDEN] = {0}, y[HIDDEN]; /* of rank 0's row, which is good */
+    char         says[64];
 
-    if (g_n_ranks == 1) {
-        free(row);
-        return;
-    }
+    NEED(row != NULL && came != NULL);
+    if (g_n_ranks == 1) goto out;
     weights_make(&a);
     layer_open(&l, 8, NULL);
-    rows[liar][BT_ROLE_GENERATED] = 1;
+    rows[0][BT_ROLE_PROMPT] = rows[liar][BT_ROLE_GENERATED] = 1;
+    snprintf(says, sizeof(says), "row 0 of rank %u (world rank %u) names experts", liar, liar);
     if (g_rank == liar) {
         row[HIDDEN + 2] = N_EXPERTS; /* not below the number of experts */
         for (uint32_t q = 0; q < g_n_ranks; q++)
             sizes[q] = q == g_rank ? 0 : bytes;
-        EXPECT_EQ(bt_group_exchange(l.group, row, zero, sizes, row, zero, zero, &wait), BT_OK);
+        EXPECT_EQ(bt_group_exchange(l.group, row, zero, sizes, came, zero, come, &wait), BT_OK);
     } else {
-        EXPECT_EQ(bt_moe_forward(l.moe, &a.w, &counts, NULL, NULL, NULL, NULL, &wait),
-                  BT_ERR_PROTOCOL);
+        EXPECT_EQ(bt_moe_forward(l.moe, &a.w, &counts, x, NULL, y, NULL, &wait), BT_ERR_PROTOCOL);
+        EXPECT_HAS(bt_error_text(), says);
         EXPECT_HAS(bt_error_text(), "ascending ids below 12");
     }
     layer_close(&l);
     weights_free(&a);
+out:
+    free(came);
     free(row);
+}
+
+/* The last rank does not come. */
+static void moe_that_waits_in_vain_says_for_what(void)
+{
+    uint32_t     ranks[MAX_RANKS] = {0, 1, 2, 3}, rows[MAX_RANKS][BT_N_ROLES] = {{0}};
+    bt_step_rows counts = {.n_ranks = g_n_ranks, .n_rows = (const uint32_t(*)[BT_N_ROLES])rows};
+    bt_wait      wait   = waiting(200);
+    all_weights  a;
+    layer        l = {0};
+
+    if (g_n_ranks == 1) return;
+    weights_make(&a);
+    NEED(bt_group_create(g_world, g_n_ranks, ranks, 1, 9, &l.group) == BT_OK); /* with tags apart */
+    NEED(bt_placement_init(&l.placement, N_EXPERTS, N_BLOCKS, g_n_ranks, NULL) == BT_OK);
+    NEED(bt_moe_create(g_dev, l.group, &l.placement, &CFG, 8, &l.moe) == BT_OK);
+    rows[g_n_ranks - 1][BT_ROLE_PROMPT] = 1;
+    if (g_rank != g_n_ranks - 1) {
+        EXPECT_EQ(bt_moe_forward(l.moe, &a.w, &counts, NULL, NULL, NULL, NULL, &wait),
+                  BT_ERR_TIMEOUT);
+        EXPECT_HAS(bt_error_text(), "moe dispatch of layer 7 in epoch 9");
+    }
+    layer_close(&l);
+    weights_free(&a);
 }
 
 static void moe_create_unwinds_at_every_allocation(void)
@@ -441,6 +497,9 @@ static void moe_create_refuses_what_does_not_fit(void)
     cfg.expert_dim = 0;
     EXPECT_EQ(bt_moe_create(g_dev, group, &placement, &cfg, 8, &moe), BT_ERR_INVALID_ARG);
     EXPECT_EQ(bt_moe_create(g_dev, group, &placement, &CFG, UINT32_MAX, &moe), BT_ERR_INVALID_ARG);
+    bt_placement_fini(&placement);
+    NEED(bt_placement_init(&placement, N_EXPERTS, N_BLOCKS, g_n_ranks + 1, NULL) == BT_OK);
+    EXPECT_EQ(bt_moe_create(g_dev, group, &placement, &CFG, 8, &moe), BT_ERR_INVALID_ARG);
     EXPECT(moe == NULL);
     bt_placement_fini(&placement);
     bt_group_destroy(group);
@@ -448,8 +507,10 @@ static void moe_create_refuses_what_does_not_fit(void)
 
 static const bt_test TESTS[] = {
     BT_TEST(moe_equals_its_definition_under_every_placement),
+    BT_TEST(moe_more_terms_than_a_tile_holds_equal_their_definition),
     BT_TEST(moe_refuses_rows_that_do_not_fit),
     BT_TEST(moe_names_a_peer_that_sends_nonsense),
+    BT_TEST(moe_that_waits_in_vain_says_for_what),
     BT_TEST(moe_create_unwinds_at_every_allocation),
     BT_TEST(moe_create_refuses_what_does_not_fit),
 };

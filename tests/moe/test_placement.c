@@ -120,6 +120,7 @@ static void placement_refuses_what_does_not_fit(void)
     EXPECT_EQ(bt_placement_init(&p, 0, 1, 2, NULL), BT_ERR_INVALID_ARG);
     EXPECT_EQ(bt_placement_init(&p, BT_MAX_EXPERTS + 1, 1, 2, NULL), BT_ERR_INVALID_ARG);
     EXPECT_EQ(bt_placement_init(&p, 8, 1, 0, NULL), BT_ERR_INVALID_ARG);
+    EXPECT_EQ(bt_placement_init(&p, 8, 1, UINT16_MAX + 1, NULL), BT_ERR_INVALID_ARG);
     EXPECT_EQ(bt_placement_init(&p, 8, 3, 2, NULL), BT_ERR_INVALID_ARG);
     EXPECT_HAS(bt_error_text(), "8 experts do not form 3 equal sum blocks");
     EXPECT_EQ(bt_placement_init(&p, 256, 128, 2, NULL), BT_ERR_INVALID_ARG);

@@ -1,5 +1,6 @@
 /* bt_model: what loading and a step refuse, what they give back, whom they call. */
 #include "core/alloc.h"
+#include "model/state.h"
 #include "tests/model/engine.h"
 
 static bt_world *g_world;
@@ -117,8 +118,46 @@ static void step_gives_logits_of_the_rows_that_ask(void)
     engine_close(&e);
 }
 
+/* Of all rows, in the last layer too, whichever want logits. */
+static void step_tells_the_experts_of_rows_without_logits(void)
+{
+    static const uint32_t last[1][BT_N_ROLES] = {
+        {2, 1}
+    };
+    size_t     bytes = g_goldens.n_moe * 3 * g_goldens.cfg.moe.gate.top_k * sizeof(uint16_t);
+    uint16_t  *all = malloc(bytes), *some = malloc(bytes);
+    engine     e;
+    small_step s;
+
+    NEED(all != NULL && some != NULL);
+    open_small(&e);
+    small_step_init(&e, &s);
+    s.step.chosen = all;
+    EXPECT_EQ(bt_model_step(e.model, e.pool, &s.step), BT_OK);
+    s.step.chosen       = some;
+    s.step.last_rows    = (bt_step_rows){.n_ranks = 1, .n_rows = last};
+    s.step.n_logit_rows = 1;
+    s.logit_rows[0]     = 2;
+    s.n_layers_done     = 0;
+    EXPECT_EQ(bt_model_step(e.model, e.pool, &s.step), BT_OK);
+    EXPECT(memcmp(all, some, bytes) == 0);
+    small_step_free(&e, &s);
+    engine_close(&e);
+    free(some);
+    free(all);
+}
+
+static void expect_refused(engine *e, const small_step *s, const char *says)
+{
+    EXPECT_EQ(bt_model_step(e->model, e->pool, &s->step), BT_ERR_INVALID_ARG);
+    EXPECT_HAS(bt_error_text(), says);
+}
+
 static void step_refuses_what_does_not_fit(void)
 {
+    uint32_t last[1][BT_N_ROLES] = {
+        {2, 1}
+    };
     engine     e;
     small_step s;
     bt_step    good;
@@ -133,23 +172,46 @@ static void step_refuses_what_does_not_fit(void)
     s.tokens[1] = 11;
 
     s.step.n_rows = 2;
-    EXPECT_EQ(bt_model_step(e.model, e.pool, &s.step), BT_ERR_INVALID_ARG);
+    expect_refused(&e, &s, "step of 2 rows with spans of 2 + 1");
     s.step = good;
 
     s.rows[0][BT_ROLE_PROMPT] = 3; /* the group has agreed on another count */
-    EXPECT_EQ(bt_model_step(e.model, e.pool, &s.step), BT_ERR_INVALID_ARG);
+    expect_refused(&e, &s, "step of 2 + 1 rows: the group has agreed on something else");
     s.rows[0][BT_ROLE_PROMPT] = 2;
+    s.step.group_rows.n_ranks = 2;
+    expect_refused(&e, &s, "step of 2 + 1 rows: the group has agreed on something else");
+    s.step = good;
+
+    s.step.last_rows = (bt_step_rows){
+        .n_ranks = 1, .n_rows = (const uint32_t(*)[BT_N_ROLES])last}; /* as many want logits */
+    last[0][BT_ROLE_PROMPT]++;
+    expect_refused(&e, &s, "2 + 1 rows in the last layer: the group has agreed on something else");
+    last[0][BT_ROLE_PROMPT]--;
+    s.step.last_rows.n_ranks = 2;
+    expect_refused(&e, &s, "2 + 1 rows in the last layer: the group has agreed on something else");
+    s.step.last_rows.n_ranks = 1;
+    EXPECT_EQ(bt_model_step(e.model, e.pool, &s.step), BT_OK);
+    s.step = good;
+
+    e.model->max_logit_rows = 2;
+    expect_refused(&e, &s, "logits of 3 rows wanted, at most 2");
+    e.model->max_logit_rows = 8;
+
+    s.step.fed = s.tokens;
+    expect_refused(&e, &s, "fed by what nothing has chosen");
+    s.step = good;
 
     s.logit_rows[2] = 1; /* not ascending */
-    EXPECT_EQ(bt_model_step(e.model, e.pool, &s.step), BT_ERR_INVALID_ARG);
+    expect_refused(&e, &s, "logit row 2 is 1: not ascending below 3");
     s.logit_rows[2] = 3; /* no such row */
-    EXPECT_EQ(bt_model_step(e.model, e.pool, &s.step), BT_ERR_INVALID_ARG);
+    expect_refused(&e, &s, "logit row 2 is 3: not ascending below 3");
     s.logit_rows[2] = 2;
+    s.n_layers_done = 0;
     EXPECT_EQ(bt_model_step(e.model, e.pool, &s.step), BT_OK);
 
     s.spans[0].n_rows = 8; /* nine rows, the model was made for eight */
     s.step.n_rows     = 9;
-    EXPECT_EQ(bt_model_step(e.model, e.pool, &s.step), BT_ERR_INVALID_ARG);
+    expect_refused(&e, &s, "step of 9 rows with spans of 8 + 1, at most 8");
     small_step_free(&e, &s);
     engine_close(&e);
 }
@@ -224,6 +286,7 @@ static void model_load_refuses_options_that_do_not_fit(void)
 static const bt_test TESTS[] = {
     BT_TEST(step_calls_after_each_layer_once),
     BT_TEST(step_gives_logits_of_the_rows_that_ask),
+    BT_TEST(step_tells_the_experts_of_rows_without_logits),
     BT_TEST(step_refuses_what_does_not_fit),
     BT_TEST(model_load_unwinds_at_every_allocation),
     BT_TEST(model_load_refuses_options_that_do_not_fit),

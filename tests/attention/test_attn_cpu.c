@@ -157,13 +157,14 @@ static void attn_cpu_tiles_carried_over_waves_equal_the_twin(void)
 }
 
 /* Decode steps, whose parts any number of threads share: 3 of them merge the parts of a head each.
- */
-static void attn_cpu_one_row_on_any_threads_equals_the_twin(void)
+ * Two rows of a request, with contexts as short as can be. */
+static void attn_cpu_few_rows_on_any_threads_equal_the_twin(void)
 {
-    static const uint32_t AT[] = {127,  128,  200,  255,  256,  300,  511,  512,  767,  900,
-                                  1023, 1279, 1535, 2047, 2048, 2600, 4095, 4299, 7000, 8800};
-    enum { N_AT = sizeof(AT) / sizeof(AT[0]) };
-    static bt_bf16 want[N_AT][HEADS][DIM];
+    static const uint32_t AT[]     = {127,  128,  200,  255,  256,  300,  511,  512,  767,  900,
+                                      1023, 1279, 1535, 2047, 2048, 2600, 4095, 4299, 7000, 8800};
+    static const uint32_t TWO_AT[] = {0, 30, 63, 126};
+    enum { N_AT = sizeof(AT) / sizeof(AT[0]), N_TWO = sizeof(TWO_AT) / sizeof(TWO_AT[0]) };
+    static bt_bf16 want[N_AT][HEADS][DIM], of_two[HEADS][DIM];
 
     fill(g_q[0], sizeof(g_q) / 2, 11, 4);
     fill(g_kv[0], sizeof(g_kv) / 2, 12, 1);
@@ -177,8 +178,15 @@ static void attn_cpu_one_row_on_any_threads_equals_the_twin(void)
         bt_attn              *attn = NULL;
 
         EXPECT_EQ(bt_device_cpu_create(&opt, &dev), BT_OK);
-        EXPECT_EQ(bt_attn_cpu_ops.create(dev, &g_cfg, 1, g_rope, &attn), BT_OK);
+        EXPECT_EQ(bt_attn_cpu_ops.create(dev, &g_cfg, 2, g_rope, &attn), BT_OK);
         memset(g_out, 0xff, sizeof(g_out));
+        for (size_t i = 0; i < N_TWO; i++) {
+            run(attn, TWO_AT[i], TWO_AT[i] + 2, &(bt_attn_form){BT_FORM_ABSORBED});
+            for (uint32_t pos = TWO_AT[i]; pos < TWO_AT[i] + 2; pos++) {
+                twin_at(pos, BT_FORM_ABSORBED, of_two);
+                expect_at(pos, of_two);
+            }
+        }
         for (size_t i = 0; i < N_AT; i++) {
             run(attn, AT[i], AT[i] + 1, &(bt_attn_form){BT_FORM_ABSORBED});
             expect_at(AT[i], want[i]);
@@ -252,7 +260,7 @@ static const bt_test TESTS[] = {
     BT_TEST(attn_cpu_moving_maxima_equal_the_twin),
     BT_TEST(attn_cpu_subnormals_and_signed_zeros_equal_the_twin),
     BT_TEST(attn_cpu_tiles_carried_over_waves_equal_the_twin),
-    BT_TEST(attn_cpu_one_row_on_any_threads_equals_the_twin),
+    BT_TEST(attn_cpu_few_rows_on_any_threads_equal_the_twin),
     BT_TEST(attn_cpu_heads_wider_than_the_latent_stay_apart),
 };
 

@@ -142,6 +142,36 @@ static void mla_threads_do_not_change_a_bit(void)
     check_threads(SHAPE_SPARSE);
 }
 
+/* Where the heads of one row are a tile, several tiles, or one of several rows' tiles. */
+static void mla_decode_steps_on_any_threads_give_the_same_bits(void)
+{
+    enum { PROMPT = 2140, ALL = PROMPT + 12 };
+    static const uint32_t THREADS[] = {1, 2, 4, 8, 16};
+    bt_mla_config         cfg       = SHAPES[SHAPE_HEADS].cfg;
+    layer_data           *d;
+    record                want = {0};
+
+    cfg.n_heads = 16;
+    d           = layer_data_new("16 heads", &cfg);
+    for (size_t i = 0; i < sizeof(THREADS) / sizeof(THREADS[0]); i++) {
+        layer   l = layer_new(d, g_family, THREADS[i], ALL);
+        request r = request_new(&l, ALL, 3);
+
+        layer_run(&l, &r, 0, PROMPT, PROMPT, BT_ROLE_PROMPT, BT_FORM_NORMAL);
+        layer_run(&l, &r, PROMPT, PROMPT + 4, 2, BT_ROLE_GENERATED, BT_FORM_ABSORBED);
+        layer_run(&l, &r, PROMPT + 4, ALL - 2, 6, BT_ROLE_GENERATED, BT_FORM_ABSORBED);
+        layer_run(&l, &r, ALL - 2, ALL, 1, BT_ROLE_GENERATED, BT_FORM_ABSORBED);
+        if (i == 0)
+            want = record_of(&l, &r);
+        else
+            expect_same(&l, &r, &want, "decode steps");
+        request_free(&l, &r);
+        layer_free(&l);
+    }
+    record_free(&want);
+    layer_data_free(d);
+}
+
 /* Eight requests of other lengths, forms and roles in the same steps. */
 static void mla_neighbours_do_not_change_a_bit(void)
 {
@@ -301,34 +331,34 @@ static void mla_subnormals_and_zeros_keep_the_bits(void)
 
 /* Families of one arithmetic give one result.  The scalar family runs everywhere, so that all
  * others of dp2 are compared with it. */
-static void check_families(int shape)
+static void check_families(int shape, uint32_t n)
 {
     layer_data *d    = layer_data_new(SHAPES[shape].name, &SHAPES[shape].cfg);
-    layer       base = layer_new(d, "scalar", 2, 256);
-    request     want = request_new(&base, 130, 50);
+    layer       base = layer_new(d, "scalar", 2, 600);
+    request     want = request_new(&base, n, 50);
 
     for (int f = 0; f < 2; f++) {
         const char *rest = bt_device_cpu_kernels();
         record      c;
 
         layer_poison(&base);
-        layer_run(&base, &want, 0, 130, 130, BT_ROLE_GENERATED, FORMS[f]);
+        layer_run(&base, &want, 0, n, n, BT_ROLE_GENERATED, FORMS[f]);
         c = record_of(&base, &want);
         while (*rest != 0) {
-            size_t  n = strcspn(rest, ",");
+            size_t  len = strcspn(rest, ",");
             char    name[32];
             layer   l;
             request r;
 
-            snprintf(name, sizeof(name), "%.*s", (int)n, rest);
-            rest += n + (rest[n] == ',');
-            l = layer_new(d, name, 2, 256);
+            snprintf(name, sizeof(name), "%.*s", (int)len, rest);
+            rest += len + (rest[len] == ',');
+            l = layer_new(d, name, 2, 600);
             if (strcmp(l.dev->arithmetic, base.dev->arithmetic) != 0) {
                 layer_free(&l);
                 continue;
             }
-            r = request_new(&l, 130, 50);
-            layer_run(&l, &r, 0, 130, 130, BT_ROLE_GENERATED, FORMS[f]);
+            r = request_new(&l, n, 50);
+            layer_run(&l, &r, 0, n, n, BT_ROLE_GENERATED, FORMS[f]);
             expect_same(&l, &r, &c, name);
             request_free(&l, &r);
             layer_free(&l);
@@ -380,14 +410,16 @@ static void mla_sparse_rows_are_dense_at_first(void)
 
 static void mla_families_of_one_arithmetic_agree(void)
 {
-    check_families(SHAPE_ODD);
-    check_families(SHAPE_SPARSE);
+    check_families(SHAPE_ODD, 130);
+    check_families(SHAPE_SPARSE, 130);
+    check_families(SHAPE_HEADS, 600); /* whose softmax goes on from block to block */
 }
 
 static const bt_test TESTS[] = {
     BT_TEST(mla_chunks_do_not_change_a_bit),
     BT_TEST(mla_chunks_over_the_restarts_do_not_change_a_bit),
     BT_TEST(mla_threads_do_not_change_a_bit),
+    BT_TEST(mla_decode_steps_on_any_threads_give_the_same_bits),
     BT_TEST(mla_neighbours_do_not_change_a_bit),
     BT_TEST(mla_pages_of_another_call_do_not_change_a_bit),
     BT_TEST(mla_later_nan_does_not_change_a_bit),

@@ -64,6 +64,8 @@ static void run_tile(const lane_case *c, const bt_tile *t, uint32_t n_written, b
     for (uint32_t p = 0; p < end; p += BT_ATTN_SPLIT_TOKENS) {
         bt_tile_state *s = p == 0 ? &all : &part;
 
+        memset(s == &all ? g_state[0] : g_state[1], 0xff, /* no numbers, where nothing comes */
+               bt_tile_state_floats(V_DIM) * sizeof(float));
         bt_tile_reset(t, s);
         for (uint32_t b = p; b < end && b < p + BT_ATTN_SPLIT_TOKENS; b += g_keys) {
             uint32_t       n_keys = n_written - b < g_keys ? n_written - b : g_keys;

@@ -11,7 +11,7 @@
 enum { F16 = 1, BF16 = 30, Q8_0 = 8 };
 
 static char   g_file[4096];
-static size_t g_n;
+static size_t g_n, g_n_table; /* the table's end, without its padding */
 
 static void put(const void *data, size_t n)
 {
@@ -42,6 +42,12 @@ static void put_f32_key(const char *name, float v)
     put(&v, sizeof(v));
 }
 
+static void put_f64_key(const char *name, double v)
+{
+    put_key(name, 12);
+    put(&v, sizeof(v));
+}
+
 static void put_tensor(const char *name, uint64_t ne0, uint64_t ne1, uint32_t type, uint64_t offset)
 {
     put_text(name);
@@ -63,9 +69,11 @@ static const char *write_file(void)
     put("GGUF", 4);
     put_u32(3);
     put_u64(2);
-    put_u64(6);
+    put_u64(8);
     put_f32_key("eps", 1e-6f);
     put_f32_key("third", 1.0f / 3);
+    put_f32_key("nine", 1000000.0625f);
+    put_f64_key("wide", 0.1);
     put_key("minus", 11);
     put(&MINUS, sizeof(MINUS));
     put_key("yes", 7);
@@ -82,6 +90,7 @@ static const char *write_file(void)
     put_u32(8);
     put_tensor("matrix", 3, 2, BF16, 0);
     put_tensor("block", 32, 1, Q8_0, 32);
+    g_n_table = g_n;
     while (g_n % 32 != 0)
         put("", 1);
     put(MATRIX, sizeof(MATRIX));
@@ -109,6 +118,10 @@ static void gguf_keys_are_read_by_kind(void)
     EXPECT(x == 1e-6); /* not what the nearest fp32 is */
     EXPECT_EQ(bt_gguf_f64(g, "third", 0, 1, &x), BT_OK);
     EXPECT((float)x == 1.0f / 3);
+    EXPECT_EQ(bt_gguf_f64(g, "nine", 0, 1e9, &x), BT_OK);
+    EXPECT(x == 1000000.06); /* the fewest digits that give it back */
+    EXPECT_EQ(bt_gguf_f64(g, "wide", 0, 1, &x), BT_OK);
+    EXPECT(x == 0.1);
     EXPECT_EQ(bt_gguf_f64(g, "eps", 1, 2, &x), BT_ERR_FORMAT);
     EXPECT_EQ(bt_gguf_u32(g, "none", 0, 1, &v), BT_OK);
     EXPECT_EQ(v, 77);
@@ -184,6 +197,8 @@ static void gguf_file_that_is_cut_short_is_refused(void)
         scratch_write("cut.gguf", g_file, cut);
         EXPECT_EQ(bt_gguf_open(scratch_path("cut.gguf"), &g), BT_ERR_FORMAT);
         end_stderr(own);
+        if (cut >= g_n_table - 8 && cut < g_n_table) /* within the last number */
+            EXPECT_HAS(bt_error_text(), "found the end of the file after");
         EXPECT(g == NULL);
     }
 }

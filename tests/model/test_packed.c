@@ -48,15 +48,17 @@ static void expect_entry(const bt_packed *p, const char *name, const char *want,
 
 static void packed_weights_come_back(void)
 {
-    char        path[512];
-    bt_packed  *p = NULL;
-    struct stat file;
+    static const char old[16 * PAGE_BYTES]; /* what somebody who died left of a larger file */
+    char              path[512];
+    bt_packed        *p = NULL;
+    struct stat       file;
 
     snprintf(path, sizeof(path), "%s", scratch_path("p"));
     EXPECT_EQ(bt_packed_open(path, KEY, &p), BT_OK);
     EXPECT(p == NULL);
     EXPECT_EQ(bt_packed_count(p), 0);
     EXPECT(bt_packed_find(p, "a", BYTES) == NULL);
+    scratch_write("p.part", old, sizeof(old));
     EXPECT_EQ(write_two(path), BT_OK);
     EXPECT(stat(path, &file) == 0 && (file.st_mode & 0777) == 0600);
     EXPECT(access(scratch_path("p.part"), F_OK) != 0);
@@ -123,8 +125,10 @@ static void patch(const char *path, size_t at, const void *with, size_t n)
 
 static void packed_weights_that_are_not_whole_are_refused(void)
 {
-    static const size_t CUTS[] = {0, HEAD_BYTES - 1, HEAD_BYTES, PAGE_BYTES, 5 * PAGE_BYTES - 1};
-    char                path[512];
+    static const size_t CUTS[] = {
+        0,          HEAD_BYTES - 1,     HEAD_BYTES,
+        PAGE_BYTES, 5 * PAGE_BYTES - 1, 6 * PAGE_BYTES - 1}; /* of the padding alone */
+    char path[512];
 
     snprintf(path, sizeof(path), "%s", scratch_path("p"));
     for (size_t i = 0; i < sizeof(CUTS) / sizeof(CUTS[0]); i++) {

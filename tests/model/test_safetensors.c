@@ -1,5 +1,6 @@
 #include "core/alloc.h"
 #include "model/safetensors.h"
+#include "model/safetensors_header.h"
 #include "tests/model/scratch.h"
 #include "tests/support/test.h"
 
@@ -124,6 +125,74 @@ static void safetensors_data_is_where_the_offsets_say(void)
     t = bt_safetensors_find(set, "one");
     EXPECT(t != NULL && t->bytes == 2 && t->n_dims == 0);
     bt_safetensors_close(set);
+}
+
+/* Products that 64 bits do not hold, in whatever place; nothing times anything is nothing. */
+static void safetensors_elements_are_counted_without_wrapping(void)
+{
+    static const uint64_t MANY[]  = {UINT64_C(1) << 32, UINT64_C(1) << 32, 3};
+    static const uint64_t EMPTY[] = {UINT64_C(1) << 60, UINT64_C(1) << 60, 0};
+    uint64_t              n       = 7;
+
+    EXPECT(!bt_st_count_elems(3, MANY, &n));
+    EXPECT(bt_st_count_elems(3, EMPTY, &n) && n == 0);
+    EXPECT(bt_st_count_elems(0, NULL, &n) && n == 1);
+}
+
+/* What a fingerprint looks at: from the first byte to the last, and nothing else. */
+static void safetensors_slices_span_a_tensor(void)
+{
+    static uint8_t  data[100003];
+    const bt_tensor large = {.data = data, .bytes = sizeof(data)},
+                    small = {.data = data, .bytes = 9};
+    size_t bytes;
+
+    EXPECT(bt_tensor_slice(&large, 0, &bytes) == data);
+    EXPECT((const uint8_t *)bt_tensor_slice(&large, BT_TENSOR_SLICES - 1, &bytes) + bytes ==
+           data + sizeof(data));
+    EXPECT(bt_tensor_slice(&small, 0, &bytes) == data && bytes == 9);
+    bt_tensor_slice(&small, BT_TENSOR_SLICES - 1, &bytes);
+    EXPECT_EQ(bytes, 0);
+}
+
+/* Bits of each dtype, as safetensors' own code has them. */
+static void safetensors_dtypes_have_their_sizes(void)
+{
+    static const struct {
+        const char *name;
+        unsigned    bits;
+    } SIZES[] = {
+        {"BF16",    16},
+        {"F32",     32},
+        {"F16",     16},
+        {"F8_E4M3", 8 },
+        {"I32",     32},
+        {"I64",     64},
+        {"F64",     64},
+        {"C64",     64},
+        {"U64",     64},
+        {"U32",     32},
+        {"U16",     16},
+        {"I16",     16},
+        {"U8",      8 },
+        {"I8",      8 },
+        {"BOOL",    8 },
+        {"F8_E5M2", 8 },
+        {"F8_E8M0", 8 },
+        {"F6_E2M3", 6 },
+        {"F6_E3M2", 6 },
+        {"F4",      4 },
+    };
+
+    EXPECT_EQ(sizeof(SIZES) / sizeof(SIZES[0]), BT_ST_N_DTYPES);
+    for (size_t i = 0; i < sizeof(SIZES) / sizeof(SIZES[0]); i++) {
+        char json[128];
+
+        snprintf(json, sizeof(json),
+                 "{\"w\": {\"dtype\": \"%s\", \"shape\": [4], \"data_offsets\": [0, %u]}}",
+                 SIZES[i].name, SIZES[i].bits / 2);
+        EXPECT_EQ(open_json(json, SIZES[i].bits / 2), BT_OK);
+    }
 }
 
 #define T(name, dtype, shape, offsets) \
@@ -473,6 +542,9 @@ static const bt_test TESTS[] = {
     BT_TEST(safetensors_of_shards_form_one_set),
     BT_TEST(safetensors_of_a_language_model_lose_its_prefix),
     BT_TEST(safetensors_data_is_where_the_offsets_say),
+    BT_TEST(safetensors_elements_are_counted_without_wrapping),
+    BT_TEST(safetensors_slices_span_a_tensor),
+    BT_TEST(safetensors_dtypes_have_their_sizes),
     BT_TEST(safetensors_lying_headers_are_refused),
     BT_TEST(safetensors_absurd_header_length_is_refused),
     BT_TEST(safetensors_pointer_of_git_lfs_is_called_so),

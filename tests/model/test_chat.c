@@ -187,6 +187,11 @@ static void chat_template_may_be_a_list_or_a_file(void)
     EXPECT_EQ(render(g_scratch, 2, TALK, &text), BT_OK);
     EXPECT_HAS(text, "User: Hi");
     bt_free(text);
+    write_model("{\"chat_template\": [{\"name\": \"default\", \"template\": \"a\"}, "
+                "{\"name\": \"tool_use\", \"template\": \"b\"}]}");
+    EXPECT_EQ(render(g_scratch, 2, TALK, &text), BT_OK);
+    EXPECT(strcmp(text, "a") == 0);
+    bt_free(text);
     write_model("{\"bos_token\": \"<b>\", \"eos_token\": \"<e>\"}");
     scratch_write("chat_template.jinja", V2_TEMPLATE, strlen(V2_TEMPLATE));
     EXPECT_EQ(render(g_scratch, 3, TALK, &text), BT_OK);
@@ -357,6 +362,24 @@ static void chat_without_a_template_is_refused(void)
     EXPECT(text == NULL);
 }
 
+static void chat_template_file_has_a_largest_size(void)
+{
+    enum { MOST = 1 << 20 };
+    char *large = malloc(MOST + 1), *text = NULL;
+
+    if (large == NULL) abort();
+    memset(large, 'x', MOST + 1);
+    write_model(NULL);
+    scratch_write("chat_template.jinja", large, MOST);
+    EXPECT_EQ(render(g_scratch, 2, TALK, &text), BT_OK);
+    EXPECT_EQ(strlen(text), MOST);
+    bt_free(text);
+    scratch_write("chat_template.jinja", large, MOST + 1);
+    EXPECT_EQ(render(g_scratch, 2, TALK, &text), BT_ERR_FORMAT);
+    EXPECT_HAS(bt_error_text(), "chat_template.jinja: expected a text of at most 1 MiB");
+    free(large);
+}
+
 static void chat_of_unknown_roles_is_refused(void)
 {
     const bt_chat_message tool = {"tool", "42"};
@@ -404,6 +427,7 @@ static const bt_test TESTS[] = {
     BT_TEST(chat_templates_that_cannot_be_rendered_say_where),
     BT_TEST(chat_searches_in_large_maps_count),
     BT_TEST(chat_without_a_template_is_refused),
+    BT_TEST(chat_template_file_has_a_largest_size),
     BT_TEST(chat_of_unknown_roles_is_refused),
     BT_TEST(chat_unwinds_at_every_allocation),
 };

@@ -209,37 +209,40 @@ static void pretokenizer_cuts_as_hugging_face(void)
 static void pretokenizer_other_regexes_are_refused_by_name(void)
 {
     static const char *const BAD[][2] = {
-        {"a{1,2}+",             "\"{1,2}+\" at byte 1 (a repeat that is repeated"            },
-        {"a{2}+",               "\"{2}+\" at byte 1 (a repeat that is repeated"              },
-        {"a{2,}+",              "\"{2,}+\" at byte 1 (a repeat that is repeated"             },
-        {"a{2}?",               "\"{2}?\" at byte 1 (an optional repeat"                     },
-        {"ba{,3}",              "\"{,3}\" at byte 2 (no repeat that both read alike)"        },
-        {"a{ 1}",               "\"{ \" at byte 1 (no repeat that both read alike)"          },
-        {"a{1",                 "\"{1\" at byte 1 (no repeat that both read alike)"          },
-        {"\\p{Letter}",         "\"\\p{Letter}\" at byte 0 (a property that is not known"    },
-        {"\\p{Mn}",             "\"\\p{Mn}\" at byte 0 (a property that is not known"        },
-        {"[^\\p{Cn}]",          "\"\\p{Cn}\" at byte 2 (a property that is not known"        },
-        {"\\p{Greek_Extended}", "at byte 0 (a property that is not known"                    },
-        {"\\p{L",               "\"\\p{\" at byte 0 (a property that is not known"           },
-        {"\\p{}",               "\"\\p{\" at byte 0 (a property that is not known"           },
-        {"\\pL",                "\"\\pL\" at byte 0 (a property that is not known"           },
-        {"\\p",                 "\"\\p\" at byte 0 (a property that is not known"            },
-        {"[\\P{L}]",            "\"\\P{L}\" at byte 1 (a negated property in a class)"       },
-        {"[\\D]",               "\"\\D\" at byte 1 (a negated property in a class)"          },
-        {"[\\p{L}-z]",          "\"-\" at byte 6 (a range that starts with many"             },
-        {"[\\s-\\x{4000}]",     "\"-\" at byte 3 (a range that starts with many"             },
-        {"\\xe9",               "\"\\xe\" at byte 0 (not known"                              },
-        {"\\x4",                "\"\\x4\" at byte 0 (not known"                              },
-        {"\\x{4 5}",            "\"\\x{\" at byte 0 (no hexadecimal number)"                 },
-        {"(?i:ss)",             "\"s\" at byte 5 (under (?i, where one letter may match two)"},
-        {"(?i:'s|xST)",         "\"T\" at byte 9 (under (?i, where"                          },
-        {"(?i:f(?:i))",         "\"i\" at byte 8 (under (?i, where"                          },
-        {"(?i:(?:x)f+f)",       "\"f\" at byte 11 (under (?i, where"                         },
-        {"(?i:\xc3\xa9)",       "\"\xc3\xa9\" at byte 4 (beyond ASCII under (?i)"            },
-        {"(?i:[a" HEART "])",   "\"" HEART "\" at byte 6 (beyond ASCII under (?i)"           },
-        {"(?i:[^a])",           "\"[^\" at byte 4 (not known"                                },
-        {"(?i:\\p{Lu})",        "\"\\p\" at byte 4 (not known"                               },
-        {"(?i:\\x73s)",         "\"\\x\" at byte 4 (not known"                               },
+        {"a{1,2}+",               "\"{1,2}+\" at byte 1 (a repeat that is repeated"            },
+        {"a{2}+",                 "\"{2}+\" at byte 1 (a repeat that is repeated"              },
+        {"a{2,}+",                "\"{2,}+\" at byte 1 (a repeat that is repeated"             },
+        {"a{2}?",                 "\"{2}?\" at byte 1 (an optional repeat"                     },
+        {"ba{,3}",                "\"{,3}\" at byte 2 (no repeat that both read alike)"        },
+        {"a{ 1}",                 "\"{ \" at byte 1 (no repeat that both read alike)"          },
+        {"a{1",                   "\"{1\" at byte 1 (no repeat that both read alike)"          },
+        {"\\p{Letter}",           "\"\\p{Letter}\" at byte 0 (a property that is not known"    },
+        {"\\p{Mn}",               "\"\\p{Mn}\" at byte 0 (a property that is not known"        },
+        {"[^\\p{Cn}]",            "\"\\p{Cn}\" at byte 2 (a property that is not known"        },
+        {"\\p{Greek_Extended}",   "at byte 0 (a property that is not known"                    },
+        {"\\p{L",                 "\"\\p{\" at byte 0 (a property that is not known"           },
+        {"\\p{}",                 "\"\\p{\" at byte 0 (a property that is not known"           },
+        {"\\p{Abcdefghijklmnop}", "\"\\p{\" at byte 0 (a property that is not known"           },
+        {"[^]a]",                 "\"]\" at byte 2 (at the start of a class)"                  },
+        {"[]a]",                  "\"]\" at byte 1 (at the start of a class)"                  },
+        {"\\pL",                  "\"\\pL\" at byte 0 (a property that is not known"           },
+        {"\\p",                   "\"\\p\" at byte 0 (a property that is not known"            },
+        {"[\\P{L}]",              "\"\\P{L}\" at byte 1 (a negated property in a class)"       },
+        {"[\\D]",                 "\"\\D\" at byte 1 (a negated property in a class)"          },
+        {"[\\p{L}-z]",            "\"-\" at byte 6 (a range that starts with many"             },
+        {"[\\s-\\x{4000}]",       "\"-\" at byte 3 (a range that starts with many"             },
+        {"\\xe9",                 "\"\\xe\" at byte 0 (not known"                              },
+        {"\\x4",                  "\"\\x4\" at byte 0 (not known"                              },
+        {"\\x{4 5}",              "\"\\x{\" at byte 0 (no hexadecimal number)"                 },
+        {"(?i:ss)",               "\"s\" at byte 5 (under (?i, where one letter may match two)"},
+        {"(?i:'s|xST)",           "\"T\" at byte 9 (under (?i, where"                          },
+        {"(?i:f(?:i))",           "\"i\" at byte 8 (under (?i, where"                          },
+        {"(?i:(?:x)f+f)",         "\"f\" at byte 11 (under (?i, where"                         },
+        {"(?i:\xc3\xa9)",         "\"\xc3\xa9\" at byte 4 (beyond ASCII under (?i)"            },
+        {"(?i:[a" HEART "])",     "\"" HEART "\" at byte 6 (beyond ASCII under (?i)"           },
+        {"(?i:[^a])",             "\"[^\" at byte 4 (not known"                                },
+        {"(?i:\\p{Lu})",          "\"\\p\" at byte 4 (not known"                               },
+        {"(?i:\\x73s)",           "\"\\x\" at byte 4 (not known"                               },
     };
 
     for (size_t i = 0; i < COUNT(BAD); i++) {
@@ -253,6 +256,58 @@ static void pretokenizer_other_regexes_are_refused_by_name(void)
         if (g_failures != before) fprintf(stderr, "    in case %zu\n", i);
         bt_pretokenizer_destroy(pre);
     }
+}
+
+/* How often the regex matches the text. */
+static size_t n_pieces(const char *regex, const char *text, size_t n)
+{
+    bt_pretokenizer *pre    = create_or_die(regex);
+    bt_pretokens     pieces = {0};
+    size_t           found;
+
+    EXPECT_EQ(bt_pretokenizer_cut(pre, text, n, &pieces), BT_OK);
+    found = pieces.n;
+    bt_pretokens_fini(&pieces);
+    bt_pretokenizer_destroy(pre);
+    return found;
+}
+
+static void pretokenizer_class_may_end_with_a_hyphen(void)
+{
+    EXPECT_EQ(n_pieces("[\\s-]", "a- b", 4), 4);
+}
+
+/* More than the machine's stack of PCRE2's compiled code remembers. */
+static void pretokenizer_match_that_takes_much_memory_is_found(void)
+{
+    enum { N = 200000 };
+    char *text = malloc(N);
+
+    NEED(text != NULL);
+    memset(text, 'a', N);
+    EXPECT_EQ(n_pieces("(?:a|b)+c|a", text, 2000), 2000);
+    EXPECT_EQ(n_pieces("(?:a|b)+", text, N), 1);
+    free(text);
+}
+
+static void pretokenizer_of_too_many_steps_is_refused(void)
+{
+    json_t          *steps = json_array(), *spec;
+    bt_pretokenizer *pre   = NULL;
+
+    for (int i = 0; i < 33; i++)
+        json_array_append_new(steps,
+                              json_pack("{s:s, s:b}", "type", "Digits", "individual_digits", 1));
+    json_array_append_new(steps, json_pack("{s:s, s:b, s:b}", "type", "ByteLevel",
+                                           "add_prefix_space", 0, "use_regex", 0));
+    spec = json_pack("{s:s, s:o}", "type", "Sequence", "pretokenizers", steps);
+    NEED(spec != NULL);
+    EXPECT_EQ(bt_pretokenizer_create("tokenizer.json", spec, &pre), BT_ERR_UNSUPPORTED);
+    EXPECT_HAS(bt_error_text(), "expected at most 32 steps");
+    json_array_remove(steps, 0);
+    EXPECT_EQ(bt_pretokenizer_create("tokenizer.json", spec, &pre), BT_OK);
+    bt_pretokenizer_destroy(pre);
+    json_decref(spec);
 }
 
 static void pretokenizer_create_unwinds_at_every_allocation(void)
@@ -286,6 +341,9 @@ int main(int argc, char **argv)
         BT_TEST(pretokenizer_properties_stand_in_classes),
         BT_TEST(pretokenizer_cuts_as_hugging_face),
         BT_TEST(pretokenizer_other_regexes_are_refused_by_name),
+        BT_TEST(pretokenizer_class_may_end_with_a_hyphen),
+        BT_TEST(pretokenizer_match_that_takes_much_memory_is_found),
+        BT_TEST(pretokenizer_of_too_many_steps_is_refused),
         BT_TEST(pretokenizer_create_unwinds_at_every_allocation),
     };
 

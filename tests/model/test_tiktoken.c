@@ -71,15 +71,15 @@ static void tiktoken_runs_are_cut(void)
         const char *one;
         size_t      n, part; /* bytes of the first part */
     } RUNS[] = {
-        {"a",            25000,  25000 }, /* no cut */
-        {"a",            25001,  25000 },
-        {"\xc3\xa9",     25001,  50000 }, /* characters count, not bytes */
-        {"\t",           25001,  25000 },
-        {"\x1c\xc2\xa0", 12501,  37500 }, /* both are blanks */
-        {"\xe2\x80\x8b", 25001,  75000 }, /* U+200B is none */
-        {"\xe3\x80\x80", 25001,  75000 }, /* U+3000 is */
-        {"a ",           200000, 400000},
-        {"a ",           200001, 400000}, /* a block */
+        {"a",             25000,  25000 }, /* no cut */
+        {"a",             25001,  25000 },
+        {"\xc3\xa9",      25001,  50000 }, /* characters count, not bytes */
+        {"\t",            25001,  25000 },
+        {"\x1c\xc2\xa0",  12501,  37500 }, /* both are blanks */
+        {"a\xe2\x80\x8b", 12501,  50000 }, /* U+200B is none: no new run */
+        {" \xe3\x80\x80", 12501,  50000 }, /* U+3000 is one */
+        {"a ",            200000, 400000},
+        {"a ",            200001, 400000}, /* a block */
     };
 
     for (size_t i = 0; i < sizeof(RUNS) / sizeof(RUNS[0]); i++) {
@@ -109,6 +109,7 @@ static void tiktoken_blocks_hold_what_runs_were_cut_into(void)
     EXPECT_EQ(at, 400000);
     at += bt_tiktoken_part(text + at, 500000 - at, &in);
     EXPECT_EQ(at, 500000);
+    EXPECT_EQ(in, 100000); /* of the next block */
     free(text);
 }
 

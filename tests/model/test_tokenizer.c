@@ -164,7 +164,7 @@ static void put_byte_entry(char *out, uint32_t b, uint32_t *n_stand_ins)
 static void write_small(const char *extra_vocab, const char *merges, const char *pre,
                         const char *frame)
 {
-    char     vocab[256 * 24], file[sizeof(vocab) + 4096];
+    char     vocab[256 * 24], file[sizeof(vocab) + (1 << 15)];
     uint32_t n_stand_ins = 0;
     size_t   at          = 0;
 
@@ -253,6 +253,7 @@ static void tokenizer_dollar_is_the_end_of_a_line(void)
 {
     write_small(AB_VOCAB, "[\"a b\"]", SEQUENCE(SPLIT("b$")), "");
     expect_ids("ab\nabc", 5, (uint32_t[]){'a', 'b', '\n', 300, 'c'});
+    expect_ids("ab\rabc", 4, (uint32_t[]){300, '\r', 300, 'c'}); /* no end of a line */
 }
 
 static void tokenizer_added_tokens_match_longest_first(void)
@@ -264,6 +265,51 @@ static void tokenizer_added_tokens_match_longest_first(void)
     expect_ids("abcd", 2, (uint32_t[]){401, 'd'});
     expect_ids("abdbcdabb", 5, (uint32_t[]){400, 'd', 402, 400, 'b'});
     expect_ids("xbbb", 3, (uint32_t[]){'x', 403, 'b'});
+    /* those that are not normalized go first, though another begins before them */
+    expect_ids("bbcd", 2, (uint32_t[]){'b', 402});
+}
+
+/* What a constraint on text may draw, and how each comes to its id. */
+static void tokenizer_text_is_what_is_not_special(void)
+{
+    bt_tokenizer *tok = NULL;
+
+    write_small(AB_VOCAB ", \"\\uff5c\": 303, \"\\u0144\": 304, \"\\u0120x\": 305", "[]",
+                BYTE_LEVEL,
+                ", \"added_tokens\": [{\"id\": 400, \"content\": \"<s>\", \"special\": true}, "
+                "{\"id\": 401, \"content\": \"<t>\"}, {\"id\": 402, \"content\": \"<n>\", "
+                "\"normalized\": true}, {\"id\": 403, \"content\": \"\\u00e9\\u00e9\"}, "
+                "{\"id\": 404, \"content\": \" x\"}]");
+    EXPECT_EQ(bt_tokenizer_open(g_scratch, &tok), BT_OK);
+    if (tok == NULL) return;
+    EXPECT(bt_tokenizer_is_text(tok, 'a') && bt_tokenizer_is_text(tok, 301));
+    EXPECT(bt_tokenizer_is_text(tok, 401) && bt_tokenizer_is_text(tok, 402));
+    EXPECT(!bt_tokenizer_is_text(tok, 400)); /* special */
+    /* no bytes make them: U+0143 is the last that stands for one */
+    EXPECT(!bt_tokenizer_is_text(tok, 303) && !bt_tokenizer_is_text(tok, 304));
+    EXPECT(!bt_tokenizer_is_text(tok, 403)); /* its bytes are not its text */
+    /* " x" becomes the added token */
+    EXPECT(!bt_tokenizer_is_text(tok, 305) && bt_tokenizer_is_text(tok, 404));
+    EXPECT(!bt_tokenizer_is_text(tok, 310) && !bt_tokenizer_is_text(tok, 405));
+    EXPECT_EQ(bt_tokenizer_added_id(tok, "<n>"), 402);
+    bt_tokenizer_close(tok);
+}
+
+static void tokenizer_merge_that_is_too_long_is_refused(void)
+{
+    enum { HALF = 1 << 13 };
+    char         *merges = malloc(2 * HALF + 8);
+    bt_tokenizer *tok    = NULL;
+
+    if (merges == NULL) abort();
+    memset(merges, 'a', 2 * HALF + 8);
+    memcpy(merges, "[\"", 2);
+    merges[2 + HALF] = ' ';
+    memcpy(merges + 2 + 2 * HALF + 1, "\"]", 3);
+    write_small("", merges, BYTE_LEVEL, "");
+    EXPECT_EQ(bt_tokenizer_open(g_scratch, &tok), BT_ERR_FORMAT);
+    EXPECT_HAS(bt_error_text(), "merges[0]: expected under 16384 bytes, found 16384");
+    free(merges);
 }
 
 #define SPECIAL     "{\"SpecialToken\": {\"id\": \"<b>\"}}"
@@ -352,6 +398,7 @@ static const bad_case BAD[] = {
     {", \"xy\": {\"id\": 300}", "[]", BYTE_LEVEL, "", BT_ERR_FORMAT, {"token \"xy\": expected an id", "found {"}},
     {", \"\": 300", "[]", BYTE_LEVEL, "", BT_ERR_FORMAT, {"token \"\": expected a text", "found none for id 300"}},
     {", \"\\u0000\": 300", "[]", BYTE_LEVEL, "", BT_ERR_FORMAT, {"", "u0000"}},
+    {AB_VOCAB, "[[\"a\", \"b\", \"c\"]]", BYTE_LEVEL, "", BT_ERR_FORMAT, {"field model.merges[0]: expected [\"a\", \"b\"]", "found ["}},
     {AB_VOCAB, "[\" b\"]", BYTE_LEVEL, "", BT_ERR_FORMAT, {"field model.merges[0]: expected a token \"\"", "found none"}},
     {AB_VOCAB, "[[\"a\", \"\"]]", BYTE_LEVEL, "", BT_ERR_FORMAT, {"field model.merges[0]: expected a token \"\"", "found none"}},
     {", \"xy\": \"7\"", "[]", BYTE_LEVEL, "", BT_ERR_FORMAT, {"token \"xy\": expected an id", "found \"7\""}},
@@ -378,7 +425,9 @@ static const bad_case BAD[] = {
     {"", "[]", SEQUENCE(SPLIT("\\\\w+")), "", BT_ERR_UNSUPPORTED, {"not known to mean the same", ""}},
     {"", "[]", SEQUENCE(SPLIT("(?<name>a)")), "", BT_ERR_UNSUPPORTED, {"a group that is not known", ""}},
     {"", "[]", "{\"type\": \"ByteLevel\", \"add_prefix_space\": true, \"use_regex\": false}", "", BT_ERR_UNSUPPORTED, {"ByteLevel: expected add_prefix_space and use_regex false", "found true"}},
+    {"", "[]", "{\"type\": \"ByteLevel\", \"add_prefix_space\": false, \"use_regex\": true}", "", BT_ERR_UNSUPPORTED, {"ByteLevel: expected add_prefix_space and use_regex false", "found false and true"}},
     {"", "[]", "{\"type\": \"ByteLevel\"}", "", BT_ERR_FORMAT, {"add_prefix_space: expected true or false", "found nothing"}},
+    {"", "[]", BYTE_LEVEL, ", \"normalizer\": {\"type\": \"Sequence\", \"normalizers\": [{\"type\": \"NFC\"}]}", BT_ERR_UNSUPPORTED, {"field normalizer: expected none", "Sequence"}},
     {"", "[]", BYTE_LEVEL, ", \"normalizer\": {\"type\": \"NFC\"}", BT_ERR_UNSUPPORTED, {"field normalizer: expected none", "NFC"}},
     {"", "[]", BYTE_LEVEL, ", \"added_tokens\": [{\"id\": 70000, \"content\": \"x\"}]", BT_ERR_FORMAT, {"token \"x\": expected an id from 0 to 65793", "found 70000"}},
     {"", "[]", BYTE_LEVEL, ", \"added_tokens\": [{\"id\": 400, \"content\": \"xy\"}, {\"id\": 400, \"content\": \"xz\"}]", BT_ERR_FORMAT, {"added token \"xz\": expected an id of its own", "found 400"}},
@@ -392,6 +441,8 @@ static const bad_case BAD[] = {
     {AB_VOCAB, "[]", BYTE_LEVEL, ", \"added_tokens\": [{\"id\": 3, \"content\": \"ab\"}]", BT_ERR_FORMAT, {"added token \"ab\": expected the id of the vocabulary, 300", "found 3"}},
     {"", "[]", BYTE_LEVEL, ", \"post_processor\": {\"type\": \"TemplateProcessing\", \"single\": [{\"SpecialToken\": {\"id\": \"<b>\"}}]}", BT_ERR_UNSUPPORTED, {"field post_processor: expected one id of the special token \"<b>\"", "found nothing"}},
     {"", "[]", BYTE_LEVEL, BEGIN_TOKEN ", \"post_processor\": {\"type\": \"TemplateProcessing\", \"single\": [" SPECIAL "," SPECIAL "," SPECIAL "," SPECIAL "," SPECIAL "," SPECIAL "," SPECIAL "," SPECIAL "," SPECIAL "], \"special_tokens\": {\"<b>\": {\"ids\": [400]}}}", BT_ERR_UNSUPPORTED, {"field post_processor: expected at most 8 special tokens", ""}},
+    {"", "[]", BYTE_LEVEL, BEGIN_TOKEN ", \"post_processor\": {\"type\": \"TemplateProcessing\", \"single\": [" SPECIAL "], \"special_tokens\": {\"<b>\": {\"ids\": [400, 400]}}}", BT_ERR_UNSUPPORTED, {"field post_processor: expected one id of the special token \"<b>\"", "found [400,400]"}},
+    {"", "[]", BYTE_LEVEL, BEGIN_TOKEN ", \"post_processor\": {\"type\": \"TemplateProcessing\", \"single\": [" SPECIAL "], \"special_tokens\": {\"<b>\": {\"ids\": [300]}}}", BT_ERR_FORMAT, {"field post_processor: expected the id of a token for \"<b>\"", "found 300"}},
     {"", "[]", BYTE_LEVEL, ", \"post_processor\": " TEMPLATE, BT_ERR_FORMAT, {"field post_processor: expected the id of a token for \"<b>\"", "found 400"}},
     {"", "[]", BYTE_LEVEL, ", \"added_tokens\": [{\"id\": 400, \"content\": \"x\\ny\", \"lstrip\": true}]", BT_ERR_UNSUPPORTED, {"added token \"x?y\": field lstrip", "found true"}},
 };
@@ -583,6 +634,8 @@ static const bt_test TESTS[] = {
     BT_TEST(tokenizer_blanks_are_unicode_white_space),
     BT_TEST(tokenizer_dollar_is_the_end_of_a_line),
     BT_TEST(tokenizer_added_tokens_match_longest_first),
+    BT_TEST(tokenizer_text_is_what_is_not_special),
+    BT_TEST(tokenizer_merge_that_is_too_long_is_refused),
     BT_TEST(tokenizer_begin_is_add_bos_token_or_the_post_processor),
     BT_TEST(tokenizer_bad_files_are_refused_by_name),
     BT_TEST(tokenizer_other_bad_files_are_refused),

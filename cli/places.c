@@ -109,10 +109,10 @@ out:
 
 static bt_rank_kind kind_of(const bt_cell_options *opt, uint32_t rank)
 {
-    uint32_t n_first = opt->n_both != 0 ? opt->n_both : opt->n_prefill;
+    uint32_t n_first = opt->n_both + opt->n_prefill; /* --both goes without the others */
 
     if (rank < n_first) return BT_RANK_PREFILL;
-    return rank < n_first + (opt->n_both != 0 ? 0 : opt->n_decode) ? BT_RANK_DECODE : BT_RANK_SPARE;
+    return rank < n_first + opt->n_decode ? BT_RANK_DECODE : BT_RANK_SPARE;
 }
 
 /* Fills slot after slot; with more ranks than slots it starts over. */
@@ -137,8 +137,8 @@ static bt_status fill_slots(const bt_cell_options *opt, const host_list *list, b
         BT_REQUIRE(p->host != NULL && p->cores != NULL && p->devices != NULL, BT_ERR_NO_MEMORY,
                    "the places of %u ranks", n_ranks);
     }
-    map->n_prefill = opt->n_both != 0 ? 0 : opt->n_prefill;
-    map->n_decode  = opt->n_both != 0 ? 0 : opt->n_decode;
+    map->n_prefill = opt->n_prefill;
+    map->n_decode  = opt->n_decode;
     map->n_both    = opt->n_both;
     map->n_spares  = opt->n_spares;
 out:

@@ -127,7 +127,7 @@ void bt_supervisor_host_line(void *supervisor_, const char *line)
 
     if (sscanf(line, "%255s %7s %n", name, word, &at) != 2) return;
     host = find_host(&s->hosts, name);
-    if (host == NULL || !host->asked) return;
+    if (host == NULL) return;
     if (strcmp(word, "ok") == 0)
         host->heard = true;
     else if (strcmp(word, "WRONG") == 0)

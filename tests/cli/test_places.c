@@ -54,6 +54,47 @@ static void places_follow_slots_in_order(void)
     bt_rank_map_fini(&map);
 }
 
+static void places_of_a_list_have_one_slot_unless_it_says_more(void)
+{
+    static const struct {
+        const char *hosts, *want;
+    } CASES[] = {
+        {"n1,2nd",    "P n1 D 2nd S n1"}, /* no number of slots: it begins a name */
+        {"n1:0,n2",   "P n1 D n2 S n1" },
+        {",n1:2,,n2", "P n1 D n1 S n2" },
+    };
+
+    for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
+        bt_cell_options opt = {
+            .n_prefill = 1, .n_decode = 1, .n_spares = 1, .hosts = CASES[i].hosts};
+        bt_rank_map map = {0};
+
+        EXPECT_EQ(bt_places_read(&opt, &map), BT_OK);
+        EXPECT(strcmp(text_of(&map), CASES[i].want) == 0);
+        bt_rank_map_fini(&map);
+    }
+}
+
+/* Each start writes its map into the same file. */
+static void places_written_again_are_those_alone(void)
+{
+    bt_cell_options opt = {.n_both = 2, .n_spares = 1, .hosts = "n1,n2,n3"};
+    bt_rank_map     map = {0};
+    int             fd  = memfd_create("map", MFD_CLOEXEC);
+    char            text[64];
+
+    EXPECT_EQ(bt_places_read(&opt, &map), BT_OK);
+    EXPECT_EQ(bt_places_write(&map, fd), BT_OK);
+    EXPECT_EQ(pread(fd, text, sizeof(text), 0), 25);
+    EXPECT(memcmp(text, "both n1\nboth n2\nspare n3\n", 25) == 0);
+    EXPECT(bt_places_leave_out(&map, is_in, "n2 n3"));
+    EXPECT_EQ(bt_places_write(&map, fd), BT_OK);
+    EXPECT_EQ(pread(fd, text, sizeof(text), 0), 8);
+    EXPECT(memcmp(text, "both n1\n", 8) == 0);
+    bt_rank_map_fini(&map);
+    close(fd);
+}
+
 static void places_of_a_host_file_are_its_lines(void)
 {
     static const char FILE_TEXT[] =
@@ -191,6 +232,7 @@ static void places_can_be_said_beside_all_options(void)
     bt_cell_rename(&opt, "b");
     EXPECT(strcmp(bt_cell_value(&opt, "--left-out"), "n2") == 0);
     EXPECT(strcmp(bt_cell_value(&opt, "--cell"), "b") == 0);
+    bt_cell_default(&opt, "--orphan-s", "0"); /* for who has not said it */
     EXPECT(strcmp(bt_cell_value(&opt, "--orphan-s"), "9") == 0);
 }
 
@@ -198,6 +240,8 @@ int main(int argc, char **argv)
 {
     static const bt_test TESTS[] = {
         BT_TEST(places_follow_slots_in_order),
+        BT_TEST(places_of_a_list_have_one_slot_unless_it_says_more),
+        BT_TEST(places_written_again_are_those_alone),
         BT_TEST(places_of_a_host_file_are_its_lines),
         BT_TEST(places_of_a_host_file_have_slots_however_they_are_written),
         BT_TEST(places_on_one_machine_are_none),

@@ -58,6 +58,11 @@ static void progress_names_the_rank_that_will_be_last(void)
     EXPECT(bt_progress_take(&p, "1 0 13568096", S) && bt_progress_take(&p, "0 0 13568096", S));
     bt_progress_last_rank(&p, S, text, sizeof(text));
     EXPECT(strcmp(text, "rank 0: 0 of 13 MiB, no rate yet") == 0);
+    bt_progress_last_rank(&p, 9 * S, text, sizeof(text)); /* it stands still */
+    EXPECT(strcmp(text, "rank 0: 0 of 13 MiB, no rate yet") == 0);
+    EXPECT(bt_progress_take(&p, "0 1048576 13568096", 9 * S)); /* a rate, and none */
+    bt_progress_last_rank(&p, 9 * S, text, sizeof(text));
+    EXPECT(strcmp(text, "rank 1: 0 of 13 MiB, no rate yet") == 0);
     bt_progress_fini(&p);
 }
 
@@ -73,7 +78,7 @@ static void progress_never_falls_when_a_rank_begins(void)
     EXPECT(strcmp(text, "rank 0: not begun") == 0);
     EXPECT(bt_progress_take(&p, "0 0 300", 2 * S));
     EXPECT(bt_progress_part(&p) == 0.5);
-    EXPECT(bt_progress_take(&p, "0 300 300", 3 * S));
+    EXPECT(bt_progress_take(&p, "0 400 300", 3 * S)); /* never more than all */
     EXPECT(bt_progress_part(&p) == 1);
     bt_progress_fini(&p);
 }

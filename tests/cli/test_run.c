@@ -4,75 +4,7 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 
-#include "tests/support/command.h"
-#include "tests/support/test.h"
-
-enum { START_S = 120, END_S = 60 };
-
-static const char *g_bin;
-static char        g_model[256];
-static bt_command  g_run, g_client;
-static char        g_address[64];
-
-/* NAME ARGS... from the test's directory of programs. */
-static void build_argv(char *program, size_t capacity, const char *name, const char *const *args,
-                       const char **argv)
-{
-    int n = 0;
-
-    snprintf(program, capacity, "%s/%s", g_bin, name);
-    argv[n++] = program;
-    for (; *args != NULL; args++)
-        argv[n++] = *args;
-    argv[n] = NULL;
-}
-
-static void start_run(const char *fake, const char *const *more)
-{
-    char              program[256], setting[64];
-    const char       *args[24] = {"--model", g_model, "--port", "0"};
-    const char       *argv[32];
-    const char *const env[] = {setting, NULL};
-
-    for (int i = 0; more[i] != NULL; i++)
-        args[4 + i] = more[i];
-    snprintf(setting, sizeof(setting), "FAKE=%s", fake);
-    build_argv(program, sizeof(program), "baton-run", args, argv);
-    bt_command_start(&g_run, argv, env);
-}
-
-static bool serving(void)
-{
-    const char *at;
-
-    EXPECT(bt_command_wait_for(&g_run, ")\n", START_S) ||
-           bt_command_wait_for(&g_run, "serving ", START_S));
-    bt_command_wait_for(&g_run, "ready after", START_S);
-    at = strstr(g_run.output, " at 127.0.0.1:");
-    EXPECT(at != NULL);
-    if (at == NULL) {
-        fprintf(stderr, "not serving; it wrote:\n%s\n", g_run.output);
-        return false;
-    }
-    sscanf(at, " at %63s", g_address);
-    return true;
-}
-
-static int client(const char *name, const char *const *more)
-{
-    char        program[256];
-    const char *args[24] = {"--address", g_address, "--model", g_model};
-    const char *argv[32];
-
-    for (int i = 0; more[i] != NULL; i++)
-        args[4 + i] = more[i];
-    build_argv(program, sizeof(program), name, args, argv);
-    return bt_command_run(&g_client, argv, NULL, END_S);
-}
-
-#define ARGS(...) ((const char *const[]){__VA_ARGS__, NULL})
-#define BOTH_1    ARGS("--both", "1")
-#define TWO_RANKS ARGS("--prefill", "1", "--decode", "1")
+#include "tests/cli/fake_cell.h"
 
 static void stop(int sig)
 {
@@ -182,57 +114,6 @@ static void clients_tell_lost_streams(void)
     EXPECT_HAS(g_client.output, "the prompt on stdin cannot be read: it is closed");
     EXPECT_HAS(g_client.output, "code 1\n");
     stop(SIGTERM);
-}
-
-static void run_chat_answers_and_ends(void)
-{
-    start_run("", ARGS("--both", "2", "--chat", "Good morrow.", "--max-tokens", "4"));
-    EXPECT_EQ(bt_command_finish(&g_run, START_S + END_S), 0);
-    EXPECT_HAS(g_run.output, "> Good morrow.");
-    EXPECT_HAS(g_run.output, "4 generated (length)");
-}
-
-/* No port is taken that a cell on this machine may serve at, and none is told that is not taken. */
-static void run_chat_tells_the_port_that_it_takes(void)
-{
-    static const char *const env[] = {"FAKE=", NULL};
-    char                     program[256];
-    const char              *argv[16];
-
-    build_argv(program, sizeof(program), "baton-run",
-               ARGS("--model", g_model, "--both", "1", "--chat", "Good morrow.", "--max-tokens",
-                    "4", "--log", "info"),
-               argv);
-    EXPECT_EQ(bt_command_run(&g_run, argv, env, START_S + END_S), 0);
-    EXPECT_HAS(g_run.output, "by default: port=8000, with --chat 0 ");
-    EXPECT_HAS(g_run.output, "coordinator - core/settings.c");
-    EXPECT_HAS(g_run.output, " port=0 (flag)");
-}
-
-/* Before anything is started. */
-static void run_chat_without_a_template_is_said(void)
-{
-    static const char *const FILES[] = {"config.json", "model.safetensors", "tokenizer.json"};
-    char                     dir[]   = "/tmp/baton-run-XXXXXX", from[300], to[64], program[256];
-    const char              *argv[16];
-
-    EXPECT(mkdtemp(dir) != NULL);
-    for (size_t i = 0; i < 3; i++) {
-        snprintf(from, sizeof(from), "%s/%s", g_model, FILES[i]);
-        snprintf(to, sizeof(to), "%s/%s", dir, FILES[i]);
-        EXPECT_EQ(symlink(from, to), 0);
-    }
-    build_argv(program, sizeof(program), "baton-run",
-               ARGS("--model", dir, "--chat", "Good morrow."), argv);
-    EXPECT_EQ(bt_command_run(&g_run, argv, NULL, END_S), 1);
-    EXPECT_HAS(g_run.output, "expected a chat_template in tokenizer_config.json");
-    EXPECT_HAS(g_run.output, "leave it out to serve without");
-    EXPECT(strstr(g_run.output, "coordinator - ") == NULL);
-    for (size_t i = 0; i < 3; i++) {
-        snprintf(to, sizeof(to), "%s/%s", dir, FILES[i]);
-        unlink(to);
-    }
-    rmdir(dir);
 }
 
 static void run_death_of_a_rank_is_named(void)
@@ -687,9 +568,6 @@ static const bt_test TESTS[] = {
     BT_TEST(run_generates_for_a_client),
     BT_TEST(generate_refusals_are_told),
     BT_TEST(clients_tell_lost_streams),
-    BT_TEST(run_chat_answers_and_ends),
-    BT_TEST(run_chat_tells_the_port_that_it_takes),
-    BT_TEST(run_chat_without_a_template_is_said),
     BT_TEST(run_death_of_a_rank_is_named),
     BT_TEST(run_death_while_serving_ends_requests),
     BT_TEST(run_signal_at_once_ends_cleanly),
@@ -705,11 +583,7 @@ static const bt_test TESTS[] = {
     BT_TEST(run_port_in_use_is_named),
 };
 
-/* usage: test_run BIN_DIR [test] */
 int main(int argc, char **argv)
 {
-    if (argc < 2) return EXIT_FAILURE;
-    g_bin = argv[1];
-    snprintf(g_model, sizeof(g_model), "%s/models/demo", BT_SOURCE_DIR);
-    return BT_RUN_TESTS(TESTS, argc > 2 ? argv[2] : NULL);
+    return fake_cell_main(argc, argv, TESTS, sizeof(TESTS) / sizeof(TESTS[0]));
 }

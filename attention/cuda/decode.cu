@@ -3,8 +3,9 @@
  *
  * A block holds WARPS_M * 16 lanes and all C latent columns of their sums in registers: for scores
  * warps stand WARPS_M high over lanes and 8 / WARPS_M wide over keys, for sums each has all lanes
- * and an eighth of the columns.  Pages pass through STAGES tiles in shared memory.  Which tile
- * height runs changes no bit: a page's sum of weights adds the 8 blocks of 8 keys ascending,
+ * and an eighth of the columns.  Pages pass through STAGES tiles in shared memory, each filled as
+ * soon as it is free, so that of three two are under way at any time.  Which tile height runs
+ * changes no bit: a page's sum of weights adds the 8 blocks of 8 keys ascending,
  * whichever warps hold them. */
 #include "attention/cuda/softmax.cuh"
 
@@ -313,17 +314,23 @@ static __device__ void put_out(const bt_cuda_decode &d, const work &w, uint32_t 
     }
 }
 
-/* Bytes: queries, pages, weights, then the floats of the exchange, and places of keys. */
+/* Whether a warp's queries stay in registers; see query_rows. */
+template <int WARPS_M> static constexpr bool KEEPS_QUERIES = WARPS_M == 1;
+
+/* Bytes: queries (those that warps keep lie at first where the last page will), pages, weights,
+ * then the floats of the exchange, and places of keys. */
 template <int C, int WARPS_M, int STAGES, bool LISTS> static constexpr size_t shared_bytes(void)
 {
     enum { COLS = C + BT_CUDA_MAX_ROPE, BM = WARPS_M * 16, WARPS_N = N_WARPS / WARPS_M };
-    return sizeof(bt_bf16) * ((size_t)(BM + STAGES * PAGE) * COLS + BM * PAGE) +
+    enum { QUERIES = KEEPS_QUERIES<WARPS_M> ? 0 : BM };
+    return sizeof(bt_bf16) * ((size_t)(QUERIES + STAGES * PAGE) * COLS + BM * PAGE) +
            sizeof(float) * BM * (WARPS_N + KEY_BLOCKS + 1) + (LISTS ? sizeof(uint32_t) * PAGE : 0);
 }
 enum { HOPPER_SHARED = 227 << 10 };
-static_assert(shared_bytes<512, 4, 2, true>() <= HOPPER_SHARED,
-              "two pages beside the tallest tile");
-static_assert(shared_bytes<512, 4, 1, true>() <= GPU_LEAST_SHARED, "one page beside it");
+static_assert(shared_bytes<512, 1, 3, true>() <= HOPPER_SHARED, "three pages for the lowest tile");
+static_assert(shared_bytes<512, 4, 2, true>() <= HOPPER_SHARED, "two beside the tallest");
+static_assert(shared_bytes<512, 1, 2, true>() <= GPU_LEAST_SHARED, "one less where there is less");
+static_assert(shared_bytes<512, 4, 1, true>() <= GPU_LEAST_SHARED, "one less where there is less");
 
 /* LISTS: spans of one row, of which some have lists. */
 template <int C, int WARPS_M, int STAGES, bool WIDE, bool LISTS>
@@ -335,10 +342,16 @@ static __global__ void __launch_bounds__(THREADS, 1)
         BM      = WARPS_M * 16,
         WARPS_N = N_WARPS / WARPS_M,
         NT_S    = KEY_BLOCKS / WARPS_N,
-        NT_O    = C / N_WARPS / 8
+        NT_O    = C / N_WARPS / 8,
+        TILE    = PAGE * COLS,
+        AHEAD   = STAGES > 1 ? STAGES - 1 : 1 /* pages that are filled before they are used */
     };
-    GPU_DYNAMIC_SHARED(bt_bf16, queries);
-    bt_bf16  *ring = queries + BM * COLS, *weights = ring + STAGES * PAGE * COLS;
+    constexpr bool KEPT = KEEPS_QUERIES<WARPS_M>;
+    static_assert(AHEAD <= 2, "the first pages");
+    static_assert(STAGES > 1 || !KEPT, "queries lie where no page comes before they are kept");
+    GPU_DYNAMIC_SHARED(bt_bf16, shared);
+    bt_bf16  *ring = KEPT ? shared : shared + BM * COLS, *weights = ring + STAGES * TILE;
+    bt_bf16  *queries = KEPT ? weights - TILE : shared;
     float    *maxima = (float *)(weights + BM * PAGE), *sums = maxima + BM * WARPS_N;
     exchange  x    = {maxima, sums, sums + BM * KEY_BLOCKS, weights};
     uint32_t  warp = threadIdx.x / GPU_WARP, lane = threadIdx.x % GPU_WARP;
@@ -377,19 +390,32 @@ static __global__ void __launch_bounds__(THREADS, 1)
     rows_pos(w, d.dims.n_heads, row0, pos);
     fill_queries<C, BM, WIDE>(d, w, queries);
     fill(w.first_page, ring); /* one group with the queries */
-    copy_async_wait<0>();
+    if constexpr (AHEAD == 2) {
+        if (LISTS) {
+            __syncthreads(); /* the first page's places have been read */
+            put_places();
+            __syncthreads();
+        }
+        if (w.first_page + 1 < w.end_page)
+            fill(w.first_page + 1, ring + TILE);
+        else
+            copy_async_commit();
+    }
+    copy_async_wait<AHEAD - 1>();
     __syncthreads();
-    query_rows<COLS, WARPS_M == 1> q(queries, row0);
-    for (uint32_t page = w.first_page; page < w.end_page; page++) {
-        uint32_t start = page * PAGE, i = page - w.first_page;
-        bt_bf16 *tile = ring + i % STAGES * PAGE * COLS;
+    query_rows<COLS, KEPT> q(queries, row0);
+    for (uint32_t page = w.first_page, at = 0; page < w.end_page; page++) {
+        uint32_t start = page * PAGE;
+        bt_bf16 *tile  = ring + at;
         float    s[NT_S][4];
 
         if (STAGES > 1) put_places();
-        copy_async_wait<0>();
+        copy_async_wait<AHEAD - 1>();
         __syncthreads();
-        if (STAGES > 1 && page + 1 < w.end_page)
-            fill(page + 1, ring + (i + 1) % STAGES * PAGE * COLS);
+        if (STAGES > 1 && page + AHEAD < w.end_page)
+            fill(page + AHEAD, ring + (at == 0 ? AHEAD * TILE : at - TILE));
+        else if (AHEAD > 1)
+            copy_async_commit();
         score<COLS, NT_S>(s, q, tile, key0);
         softmax<NT_S>(s, x, d.dims.scale, start, row0, key0, pos, state);
         shrink_sums<WARPS_M, NT_O>(acc, x);
@@ -408,6 +434,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
             __syncthreads();
             fill(page + 1, ring);
         }
+        at = at == (STAGES - 1) * TILE ? 0 : at + TILE;
     }
     __syncthreads(); /* the exchange is free */
     if (warp % WARPS_N == 0 && lane % 4 == 0) {
@@ -463,13 +490,15 @@ static int run(void *stream, const bt_cuda_decode *d)
                       dim3(THREADS), shared_bytes<C, WARPS_M, STAGES, LISTS>(), stream, *d);
 }
 
-/* Two pages in shared memory where the device has room for them. */
+/* As many pages in shared memory as the device has room for. */
 template <int C, int WARPS_M, bool LISTS>
 static int run_staged(void *stream, const bt_cuda_decode *d)
 {
-    return shared_bytes<C, WARPS_M, 2, LISTS>() <= gpu_max_shared()
-               ? run<C, WARPS_M, 2, LISTS>(stream, d)
-               : run<C, WARPS_M, 1, LISTS>(stream, d);
+    enum { MOST = KEEPS_QUERIES<WARPS_M> ? 3 : 2 };
+
+    return shared_bytes<C, WARPS_M, MOST, LISTS>() <= gpu_max_shared()
+               ? run<C, WARPS_M, MOST, LISTS>(stream, d)
+               : run<C, WARPS_M, MOST - 1, LISTS>(stream, d);
 }
 
 template <int C, bool LISTS> static int run_tiled(void *stream, const bt_cuda_decode *d, bool wide)

@@ -103,12 +103,17 @@ static void attention_of_the_real_shape_is_right(void)
         {190, 3},
         {0,   0}
     };
+    static const uint32_t ALONE[][2] = {
+        {330, 1},
+        {130, 1},
+        {0,   0}
+    };
 
-    for (int pages = 1; pages <= 2; pages++) { /* one or two pages in shared memory */
-        world w = make_world(WIDE, SPANS, 9);
-        call  k = make_call(&w, 2);
+    for (int i = 0; i < 4; i++) {
+        world w = make_world(WIDE, i < 2 ? SPANS : ALONE, 9);
+        call  k = make_call(&w, i < 2 ? 2 : 6);
 
-        simt_limit_shared(pages == 1 ? 163 << 10 : 232448);
+        simt_limit_shared(i % 2 == 0 ? 163 << 10 : 232448); /* pages in it: 1, 2; of one row 2, 3 */
         poison_the_rest(&w);
         EXPECT_EQ(bt_cuda_decode_run(NULL, &k.d), 0);
         expect_right(&w, &k, 0.01);
@@ -164,14 +169,14 @@ static void bits_do_not_depend_on_tiles_neighbours_or_order(void)
     };
 
     for (uint32_t seed = 0; seed < 4; seed++) {
-        world    w     = make_world(*DIMS[seed], SPANS, seed);
-        call     k     = make_call(&w, 2);
+        world    w = make_world(*DIMS[seed], SPANS, seed);
+        call     k = make_call(&w, seed % 2 == 0 ? 2 : 5); /* 5: more than the pages in memory */
         size_t   elems = (size_t)w.n_rows * w.dims.n_heads * w.dims.kv_lora;
         bt_bf16 *out   = ARRAY(bt_bf16, elems);
 
         poison_the_rest(&w);
         EXPECT_EQ(bt_cuda_decode_run(NULL, &k.d), 0);
-        if (seed == 3) simt_limit_shared(163 << 10); /* one page at a time, not two */
+        if (seed == 3) simt_limit_shared(163 << 10); /* a page less at a time */
         for (uint32_t rows = 1; rows <= 16; rows = rows * 2 + 1) {
             simt_seed(rows);
             memset(out, 0xff, elems * sizeof(*out));

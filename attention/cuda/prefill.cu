@@ -180,7 +180,7 @@ static __device__ __forceinline__ void put_out(const bt_cuda_prefill &p, const w
         uint32_t row  = row0 + half * 8 + lane / 4;
         size_t   at   = ((size_t)w.span.first_row + w.row0 + row) * p.dims.n_heads + blockIdx.y;
         bool     last = pos[half] / split == p.part;
-        float    max = state[half].max, sum = state[half].sum, a = 0, b = 1;
+        float    max = state[half].max, sum = state[half].sum, a = 0, b = 1, inverse;
 
         if (row < w.n_rows && pos[half] >= w.part_start && p.part != 0) {
             float before = p.run_ms[2 * at], top = gpu_max(max, before);
@@ -190,7 +190,8 @@ static __device__ __forceinline__ void put_out(const bt_cuda_prefill &p, const w
             sum = p.run_ms[2 * at + 1] * a + sum * b;
             max = top;
         }
-        __syncwarp(); /* a quad has read what its first lane writes below */
+        inverse = 1.0f / sum; /* here: in the loop each element would divide */
+        __syncwarp();         /* a quad has read what its first lane writes below */
         if (row >= w.n_rows || pos[half] < w.part_start) continue;
         GPU_UNROLL
         for (int i = 0; i < 2 * NT; i++) {
@@ -200,7 +201,7 @@ static __device__ __forceinline__ void put_out(const bt_cuda_prefill &p, const w
             if (col >= dv) continue;
             if (p.part != 0) v = p.run_o[at * dv + col] * a + v * b;
             if (last) /* + 0: as for the absorbed form */
-                p.out[at * dv + col] = bf16_of(v * (1.0f / sum) + 0.0f);
+                p.out[at * dv + col] = bf16_of(v * inverse + 0.0f);
             else
                 p.run_o[at * dv + col] = v;
         }

@@ -85,18 +85,13 @@ static __device__ __forceinline__ void fill_raw(uint8_t *dst, const uint8_t *src
         dst[i] = i < n ? src[i] : 0;
 }
 
-/* How many of `most` elements from k0 on there are. */
-static __device__ __forceinline__ int n_left(uint32_t k0, uint32_t k, int most)
-{
-    return k0 >= k ? 0 : k - k0 < (uint32_t)most ? (int)(k - k0) : most;
-}
-
 template <bt_weight_kind KIND> struct weight {
     enum { BITS = KIND == BT_WEIGHT_BF16 ? 16 : KIND == BT_WEIGHT_FP8 ? 8 : 4 };
 };
 
 /* What a thread brings of every slice: the same chunk of some rows of x and of the weights, and the
- * scales of the 8 columns of some rows that it widens.  Rows are APART from each other. */
+ * scales of the 8 columns of some rows that it widens.  Rows are APART from each other.  A copy for
+ * nothing names what has come last. */
 template <int BM, int BN, int THREADS, bt_weight_kind KIND> struct share {
     enum {
         W_BITS  = weight<KIND>::BITS,
@@ -108,24 +103,24 @@ template <int BM, int BN, int THREADS, bt_weight_kind KIND> struct share {
         V_ROWS  = BN / APART
     };
     static_assert(W_ROWS * W_APART == BN, "each thread brings as many rows");
-    const bt_bf16 *x[X_ROWS]; /* at slice 0 */
-    const uint8_t *w;         /* of the first row at slice 0; the next rows each w_step bytes on */
+    const bt_bf16 *x[X_ROWS]; /* of the slice to come */
+    const uint8_t *w;         /* likewise, of the first row; the next rows each w_step bytes on */
+    int            x_left, w_left; /* elements from there to the end of the row */
     const void    *scale;
-    size_t         scale_step;
-    uint32_t       w_step;
-    uint32_t       has_x, has_w, has_scale; /* bit i: row i exists */
+    uint32_t       w_step, scale_step;
+    uint32_t       n_x, n_w, n_scale; /* how many of the rows there are */
 };
 
-/* Bit i: weight row r + i apart of the tile exists. */
+/* How many of n weight rows, the first of them row r of the tile, there are. */
 template <int BN>
 static __device__ __forceinline__ uint32_t weight_rows(const bt_cuda_gemm &g, uint32_t r, int n,
                                                        int apart)
 {
-    uint32_t has = 0;
+    uint32_t there = 0;
 
     for (int i = 0; i < n; i++)
-        has |= (uint32_t)(weight_row<BN>(g, r + i * apart) != UINT32_MAX) << i;
-    return has;
+        there += weight_row<BN>(g, r + i * apart) != UINT32_MAX;
+    return there;
 }
 
 template <int BM, int BN, int THREADS, bt_weight_kind KIND>
@@ -135,7 +130,8 @@ make_share(const bt_cuda_gemm &g, const bt_bf16 *x, const row_tile &rows)
     typedef share<BM, BN, THREADS, KIND> S;
     S                                    s = {};
     uint32_t r = threadIdx.x / (BK / TILE_CHUNK), chunk = threadIdx.x % (BK / TILE_CHUNK);
-    uint32_t w_r = threadIdx.x / (BK / S::PER_W), row = weight_row<BN>(g, w_r);
+    uint32_t w_r = threadIdx.x / (BK / S::PER_W), w_col = threadIdx.x % (BK / S::PER_W) * S::PER_W;
+    uint32_t row  = weight_row<BN>(g, w_r);
     uint32_t half = g.out == BT_CUDA_OUT_SWIGLU ? 2 : 1; /* of a tile's rows are neighbours */
 
     for (int i = 0; i < S::X_ROWS; i++) {
@@ -144,51 +140,51 @@ make_share(const bt_cuda_gemm &g, const bt_bf16 *x, const row_tile &rows)
 
         if (has && g.x_row != NULL) at = g.x_row[at];
         s.x[i] = x + (has ? at * g.ld_x : 0) + chunk * TILE_CHUNK;
-        s.has_x |= (uint32_t)has << i;
+        s.n_x += has;
     }
-    s.has_w  = weight_rows<BN>(g, w_r, S::W_ROWS, S::W_APART);
+    s.x_left = (int)g.k - (int)(chunk * TILE_CHUNK);
+    s.w_left = (int)g.k - (int)w_col;
+    s.n_w    = weight_rows<BN>(g, w_r, S::W_ROWS, S::W_APART);
     s.w_step = S::W_APART / half * g.k / 8 * S::W_BITS;
     s.w      = (const uint8_t *)g.w[rows.group] +
-          ((row == UINT32_MAX ? 0 : (size_t)row * g.k) + threadIdx.x % (BK / S::PER_W) * S::PER_W) *
-              S::W_BITS / 8;
+          ((row == UINT32_MAX ? 0 : (size_t)row * g.k) + w_col) * S::W_BITS / 8;
     if (KIND != BT_WEIGHT_BF16) {
-        size_t ld =
+        uint32_t ld =
             KIND == BT_WEIGHT_FP8 ? (g.k + BT_FP8_BLOCK - 1) / BT_FP8_BLOCK : g.k / BT_INT4_GROUP;
         size_t bytes = KIND == BT_WEIGHT_FP8 ? sizeof(float) : sizeof(bt_bf16);
 
         row          = weight_row<BN>(g, r);
-        s.has_scale  = weight_rows<BN>(g, r, S::V_ROWS, S::APART);
+        s.n_scale    = weight_rows<BN>(g, r, S::V_ROWS, S::APART);
         s.scale_step = S::APART / half * ld;
-        s.scale =
-            (const uint8_t *)g.w_scale[rows.group] + (row == UINT32_MAX ? 0 : row * ld) * bytes;
+        s.scale      = (const uint8_t *)g.w_scale[rows.group] +
+                  (row == UINT32_MAX ? 0 : (size_t)row * ld) * bytes;
     }
+    gpu_keep(s.n_x), gpu_keep(s.n_w), gpu_keep(s.n_scale);
+    gpu_keep(s.w_step), gpu_keep(s.scale_step);
     return s;
 }
 
-/* Slice `slice` of k of both operands into one stage: x tile, then weights. */
+/* The slice to come of both operands into one stage: x tile, then weights. */
 template <int BM, int BN, int THREADS, bt_weight_kind KIND, bool WIDE>
-static __device__ __forceinline__ void fill_stage(const share<BM, BN, THREADS, KIND> &s, uint32_t k,
-                                                  bt_bf16 *stage, uint32_t slice)
+static __device__ __forceinline__ void fill_stage(share<BM, BN, THREADS, KIND> &s, bt_bf16 *stage)
 {
     typedef share<BM, BN, THREADS, KIND> S;
     uint32_t r = threadIdx.x / (BK / TILE_CHUNK), chunk = threadIdx.x % (BK / TILE_CHUNK);
     uint32_t w_r = threadIdx.x / (BK / S::PER_W), w_chunk = threadIdx.x % (BK / S::PER_W);
-    uint32_t k0  = slice * BK;
-    int      n_x = n_left(k0 + chunk * TILE_CHUNK, k, TILE_CHUNK);
-    int      n_w = n_left(k0 + w_chunk * S::PER_W, k, S::PER_W);
+    uint32_t n_x = s.x_left > 0 ? s.n_x : 0, n_w = s.w_left > 0 ? s.n_w : 0;
+    uint32_t x_on = s.x_left > BK ? BK : 0, w_on = s.w_left > BK ? BK / 8 * S::W_BITS : 0;
     bt_bf16 *to = tile_chunk<BK>(stage, r, chunk), *weights = stage + BM * BK;
 
     GPU_UNROLL
-    for (int i = 0; i < S::X_ROWS; i++) {
-        int n = s.has_x >> i & 1 ? n_x : 0;
-
+    for (uint32_t i = 0; i < S::X_ROWS; i++) {
         if (BM % S::APART == 0 || r < BM)
-            fill_chunk(to + i * S::APART * BK, s.x[i] + (n > 0 ? k0 : 0), n, WIDE);
+            fill_chunk(to + i * S::APART * BK, s.x[i], i < n_x ? s.x_left : 0, WIDE);
+        s.x[i] += x_on;
     }
     GPU_UNROLL
-    for (int i = 0; i < S::W_ROWS; i++) {
-        int            n    = s.has_w >> i & 1 ? n_w : 0;
-        const uint8_t *from = s.w + (n > 0 ? s.w_step * i + k0 / 8 * S::W_BITS : 0);
+    for (uint32_t i = 0; i < S::W_ROWS; i++) {
+        int            n    = i < n_w ? s.w_left : 0;
+        const uint8_t *from = s.w + (i < n_w ? i * s.w_step : 0);
 
         if constexpr (KIND != BT_WEIGHT_BF16)
             fill_raw((uint8_t *)weights + (w_r + i * S::W_APART) * (BK / 8 * S::W_BITS) +
@@ -198,10 +194,13 @@ static __device__ __forceinline__ void fill_stage(const share<BM, BN, THREADS, K
             fill_chunk(tile_chunk<BK>(weights, w_r, w_chunk) + i * S::W_APART * BK,
                        (const bt_bf16 *)from, n, WIDE);
     }
+    s.w += w_on;
+    s.x_left -= BK;
+    s.w_left -= BK;
     copy_async_commit();
 }
 
-/* The scales of the rows that a thread widens. */
+/* The scales of the rows that a thread widens; those of rows that are not there stay. */
 template <int BM, int BN, int THREADS, bt_weight_kind KIND>
 static __device__ __forceinline__ void load_scales(const share<BM, BN, THREADS, KIND> &s,
                                                    uint32_t k, uint32_t slice, float *scale)
@@ -209,24 +208,25 @@ static __device__ __forceinline__ void load_scales(const share<BM, BN, THREADS, 
     uint32_t k0 = slice * BK + threadIdx.x % (BK / TILE_CHUNK) * TILE_CHUNK;
 
     GPU_UNROLL
-    for (int i = 0; i < share<BM, BN, THREADS, KIND>::V_ROWS; i++) {
-        bool has = s.has_scale >> i & 1;
-
+    for (uint32_t i = 0; i < share<BM, BN, THREADS, KIND>::V_ROWS; i++) {
+        if (i >= s.n_scale) continue;
         if (KIND == BT_WEIGHT_FP8)
-            scale[i] =
-                has ? ((const float *)s.scale)[i * s.scale_step + slice * BK / BT_FP8_BLOCK] : 0;
+            scale[i] = ((const float *)s.scale)[i * s.scale_step + slice * BK / BT_FP8_BLOCK];
         else
             scale[i] =
-                has && k0 < k
-                    ? f32_of(((const bt_bf16 *)s.scale)[i * s.scale_step + k0 / BT_INT4_GROUP])
-                    : 0;
+                k0 < k ? f32_of(((const bt_bf16 *)s.scale)[i * s.scale_step + k0 / BT_INT4_GROUP])
+                       : 0;
     }
 }
 
-/* Weight i of a word, which has weight + 8: beside 2^23 that is a float's last bits. */
+/* Weight i of a word, which has weight + 8: where it stands, 4 i bits up, it is the units of a
+ * float of 2^(23 - 4 i).  A float has room for five of them; the last three come down first. */
 static __device__ __forceinline__ float f32_of_int4(uint32_t word, int i)
 {
-    return __uint_as_float((word >> 4 * i & 15) | 0x4b000000u) - (0x1p23f + 8);
+    uint32_t up = i < 5 ? 4 * i : 4 * i - 12, size = 1u << (23 - up);
+
+    if (i >= 5) word >>= 12;
+    return __uint_as_float((word & 15u << up) | (127 + 23 - up) << 23) - (float)(size + 8);
 }
 
 /* A slice's weights of 4 bits times their scales as bf16. */
@@ -278,16 +278,35 @@ static __device__ __forceinline__ void widen_fp8(const uint8_t *raw, const float
 
 static __device__ __forceinline__ float silu(float z) { return z / (bt_expf(-z) + 1.0f); }
 
-/* Two neighbouring columns of a row; of them, those below n. */
-static __device__ __forceinline__ void put2(const bt_cuda_gemm &g, size_t at, uint32_t col, float a,
-                                            float b)
+/* Whether two neighbouring columns, the first of them even, are one store wherever they lie. */
+static __device__ __forceinline__ bool stores_pairs(const bt_cuda_gemm &g)
 {
+    return (g.ld_y | g.y_group | g.n) % 2 == 0 && (uintptr_t)g.y % 8 == 0;
+}
+
+/* Two neighbouring columns of a row; of them, those below n. */
+static __device__ __forceinline__ void put2(const bt_cuda_gemm &g, bool pairs, size_t at,
+                                            uint32_t col, float a, float b)
+{
+    if (col >= g.n) return;
     if (g.out == BT_CUDA_OUT_F32) {
-        if (col < g.n) ((float *)g.y)[at + col] = a;
-        if (col + 1 < g.n) ((float *)g.y)[at + col + 1] = b;
+        float *y = (float *)g.y + at + col;
+
+        if (pairs) {
+            *(gpu_vec8 *)y = gpu_vec8{__float_as_uint(a), __float_as_uint(b)};
+            return;
+        }
+        y[0] = a;
+        if (col + 1 < g.n) y[1] = b;
     } else {
-        if (col < g.n) ((bt_bf16 *)g.y)[at + col] = bf16_of(a);
-        if (col + 1 < g.n) ((bt_bf16 *)g.y)[at + col + 1] = bf16_of(b);
+        bt_bf16 *y = (bt_bf16 *)g.y + at + col;
+
+        if (pairs) {
+            *(uint32_t *)y = bf16x2_of(a, b);
+            return;
+        }
+        y[0] = bf16_of(a);
+        if (col + 1 < g.n) y[1] = bf16_of(b);
     }
 }
 
@@ -297,7 +316,7 @@ static __device__ __forceinline__ void put_tile(const bt_cuda_gemm &g, const row
                                                 uint32_t row0, uint32_t col0, float acc[MT][NT][4])
 {
     uint32_t lane   = threadIdx.x % GPU_WARP;
-    bool     swiglu = g.out == BT_CUDA_OUT_SWIGLU;
+    bool     swiglu = g.out == BT_CUDA_OUT_SWIGLU, pairs = stores_pairs(g);
 
     GPU_UNROLL
     for (int m = 0; m < MT; m++) {
@@ -322,7 +341,7 @@ static __device__ __forceinline__ void put_tile(const bt_cuda_gemm &g, const row
                 } else {
                     col += blockIdx.x * BN;
                 }
-                put2(g, at, col + lane % 4 * 2, a, b);
+                put2(g, pairs, at, col + lane % 4 * 2, a, b);
             }
         }
     }
@@ -347,25 +366,25 @@ static __device__ __forceinline__ void multiply_tile(const bt_cuda_gemm &g, cons
     bt_bf16                     *stages         = shared + WIDENED;
     float                        acc[MT][NT][4] = {};
     share<BM, BN, THREADS, KIND> mine           = make_share<BM, BN, THREADS, KIND>(g, x, rows);
+    float scale[share<BM, BN, THREADS, KIND>::V_ROWS] = {}; /* of the slice to be widened */
 
     GPU_UNROLL
     for (uint32_t s = 0; s < STAGES - 1; s++) {
         if (s < n_slices)
-            fill_stage<BM, BN, THREADS, KIND, WIDE>(mine, g.k, stages + s * STAGE, s);
+            fill_stage<BM, BN, THREADS, KIND, WIDE>(mine, stages + s * STAGE);
         else
             copy_async_commit();
     }
+    if constexpr (NARROW) load_scales(mine, g.k, 0, scale);
     for (uint32_t s = 0; s < n_slices; s++) {
         bt_bf16 *stage   = stages + s % STAGES * STAGE;
         bt_bf16 *weights = NARROW ? shared : stage + BM * BK;
-        float    scale[share<BM, BN, THREADS, KIND>::V_ROWS];
 
-        if constexpr (NARROW) load_scales(mine, g.k, s, scale); /* come while this waits */
         copy_async_wait<STAGES - 2>();
         __syncthreads();
         if (s + STAGES - 1 < n_slices)
-            fill_stage<BM, BN, THREADS, KIND, WIDE>(
-                mine, g.k, stages + (s + STAGES - 1) % STAGES * STAGE, s + STAGES - 1);
+            fill_stage<BM, BN, THREADS, KIND, WIDE>(mine,
+                                                    stages + (s + STAGES - 1) % STAGES * STAGE);
         else
             copy_async_commit();
         if constexpr (NARROW) {
@@ -375,6 +394,8 @@ static __device__ __forceinline__ void multiply_tile(const bt_cuda_gemm &g, cons
                 widen_fp8<BN, THREADS>(raw, scale, weights);
             else
                 widen_int4<BN, THREADS>(raw, scale, weights);
+            if (s + 1 < n_slices)
+                load_scales(mine, g.k, s + 1, scale); /* come while it multiplies */
             __syncthreads();
         }
         GPU_UNROLL

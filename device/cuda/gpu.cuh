@@ -34,6 +34,7 @@ enum { GPU_WARP = 32, GPU_LEAST_SHARED = 163 << 10 };
 #define GPU_CONSTANT      __grid_constant__ /* a parameter struct that is read where it lies */
 
 struct __align__(16) gpu_vec16 { uint32_t x, y, z, w; };
+struct __align__(8) gpu_vec8 { uint32_t x, y; };
 
 static __device__ __forceinline__ float f32_of(bt_bf16 v)
 {
@@ -108,6 +109,10 @@ template <int N_LEFT> static __device__ __forceinline__ void copy_async_wait(voi
 {
     asm volatile("cp.async.wait_group %0;" ::"n"(N_LEFT) : "memory");
 }
+
+/* A value that a loop is to find in a register: the compiler would compute some of them again in
+ * each turn. */
+static __device__ __forceinline__ void gpu_keep(uint32_t &v) { asm volatile("" : "+r"(v)); }
 
 /* Shared memory that a block may ask for on the current device. */
 static inline uint32_t gpu_max_shared(void)

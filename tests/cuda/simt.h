@@ -172,6 +172,9 @@ template <typename T> T atomicMin(T *at, T v)
 struct alignas(16) gpu_vec16 {
     uint32_t x, y, z, w;
 };
+struct alignas(8) gpu_vec8 {
+    uint32_t x, y;
+};
 
 #define mma_bf16(d, a, b)          simt::warp_mma(d, a, b, SIMT_HERE)
 #define load_matrix(r, row)        simt::warp_load_matrix(r, row, false, SIMT_HERE)
@@ -182,6 +185,7 @@ static inline void copy_async16(void *dst, const void *src, bool valid)
 }
 static inline void                copy_async_commit(void) { simt::copy_commit(); }
 template <int N_LEFT> inline void copy_async_wait(void) { simt::copy_wait(N_LEFT); }
+static inline void                gpu_keep(uint32_t &) {}
 /* A GPU has one NaN (cuda_bf16.hpp, __internal_float2bfloat16), a CPU keeps what it can of it. */
 static inline bt_bf16  bf16_of(float f) { return f == f ? bt_bf16_from_f32(f) : 0x7fff; }
 static inline float    f32_of(bt_bf16 v) { return bt_bf16_to_f32(v); }

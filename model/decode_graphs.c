@@ -164,7 +164,7 @@ static bt_wait capture_wait(const walk *w)
     return wait;
 }
 
-/* Rows to all ranks, the shared expert beside it. */
+/* Rows to all ranks; where the graph is cut, the shared expert beside it. */
 static bt_status dispatch(walk *w, const bt_moe_weights *mw)
 {
     bt_model *m     = w->model;
@@ -177,7 +177,6 @@ static bt_status dispatch(walk *w, const bt_moe_weights *mw)
         if (!w->captures) BT_TRY(bt_moe_dispatch(m->moe, &w->wait));
         BT_TRY(open_stretch(w));
     } else if (w->captures) {
-        BT_TRY(bt_moe_shared(m->moe, mw, &w->rows, m->normed));
         BT_TRY(bt_moe_dispatch(m->moe, &taken));
     }
 out:
@@ -213,6 +212,8 @@ static bt_status walk_layer(walk *w, uint32_t layer)
     w->wait.layer = (int32_t)layer;
     if (w->captures) BT_TRY(attend(w, layer));
     if (bt_model_layer_is_moe(m->cfg, layer)) {
+        /* the gate's product, of few columns, leaves most of a GPU to the shared expert */
+        if (w->captures && !w->cut) BT_TRY(bt_moe_shared(m->moe, &lw->moe, &w->rows, m->normed));
         if (w->captures) BT_TRY(bt_moe_gate(m->moe, &lw->moe, &w->rows, m->normed, NULL));
         BT_TRY(dispatch(w, &lw->moe));
         if (w->captures) BT_TRY(bt_moe_experts(m->moe, &lw->moe));

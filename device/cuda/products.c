@@ -82,9 +82,51 @@ out:
     return st;
 }
 
-bt_status bt_cuda_products(bt_device *dev, bt_role role, uint32_t n_gemms, const bt_gemm *gemms)
+static bt_status run_list(bt_device_cuda *cuda, uint32_t n_gemms, const bt_gemm *gemms)
 {
     bt_status st = BT_OK;
+
+    for (uint32_t i = 0, n; i < n_gemms; i += n) {
+        bool   by_rows = false;
+        size_t x_group = 0, y_group = 0;
+
+        n = run_of(&gemms[i], n_gemms - i, &by_rows, &x_group, &y_group);
+        BT_TRY(run_group(cuda, &gemms[i], n, by_rows, x_group, y_group));
+    }
+out:
+    return st;
+}
+
+/* Whether these are several products of the same rows, each a launch of its own. */
+static bool of_one_x(uint32_t n_gemms, const bt_gemm *gemms)
+{
+    for (uint32_t i = 1; i < n_gemms; i++)
+        if (gemms[i].x != gemms[0].x || gemms[i].m != gemms[0].m ||
+            same_shape(&gemms[i - 1], &gemms[i]))
+            return false;
+    return n_gemms > 1 && gemms[0].m != 0;
+}
+
+/* The first beside the others: with few rows each leaves most of the GPU idle. */
+static bt_status run_beside(bt_device *dev, uint32_t n_gemms, const bt_gemm *gemms)
+{
+    bt_status st = BT_OK, ended;
+
+    BT_TRY(bt_device_fork(dev));
+    st    = run_list((bt_device_cuda *)dev, n_gemms - 1, gemms + 1);
+    ended = bt_device_unfork(dev);
+    if (st == BT_OK) st = ended;
+    if (st == BT_OK) st = run_list((bt_device_cuda *)dev, 1, gemms);
+    if (st == BT_OK) st = bt_device_join(dev);
+out:
+    return st;
+}
+
+bt_status bt_cuda_products(bt_device *dev, bt_role role, uint32_t n_gemms, const bt_gemm *gemms)
+{
+    bt_device_cuda *cuda   = (bt_device_cuda *)dev;
+    bool            beside = cuda->stream == cuda->main && of_one_x(n_gemms, gemms);
+    bt_status       st     = BT_OK;
 
     (void)role; /* one arithmetic for both */
     for (uint32_t i = 0; i < n_gemms; i++)
@@ -94,13 +136,7 @@ bt_status bt_cuda_products(bt_device *dev, bt_role role, uint32_t n_gemms, const
     for (uint32_t i = 0; i < n_gemms; i++)
         BT_REQUIRE(gemms[i].weight == NULL, BT_ERR_UNSUPPORTED,
                    "product %u of %u weighs its rows: not on a GPU", i, n_gemms);
-    for (uint32_t i = 0, n; i < n_gemms; i += n) {
-        bool   by_rows = false;
-        size_t x_group = 0, y_group = 0;
-
-        n = run_of(&gemms[i], n_gemms - i, &by_rows, &x_group, &y_group);
-        BT_TRY(run_group((bt_device_cuda *)dev, &gemms[i], n, by_rows, x_group, y_group));
-    }
+    BT_TRY(beside ? run_beside(dev, n_gemms, gemms) : run_list(cuda, n_gemms, gemms));
 out:
     return st;
 }

@@ -369,6 +369,49 @@ static void a_block_has_the_bits_of_its_parts(void)
     drop(dev);
 }
 
+/* Two of them with one y, which they should not have: which one's stays is a matter of luck then.
+ */
+static void products_of_one_x_run_beside_each_other(void)
+{
+    enum { K = 64, N = 24, SEEDS = 32 };
+    bt_device *dev = make();
+    uint64_t   rng = 8;
+    bt_bf16   *host[2], *x = random_bf16(K, 1, &rng), out[3][N];
+    bt_linear *w[2] = {weights(dev, N, K, 1, &host[0]), weights(dev, 2 * N, K, 2, &host[1])};
+    void      *mem  = NULL;
+    int        n    = 0;
+
+    EXPECT_EQ(bt_device_alloc(dev, (K + 2 * N) * sizeof(*x), &mem), BT_OK);
+    EXPECT_EQ(bt_device_upload(dev, mem, x, K * sizeof(*x)), BT_OK);
+    for (int i = 0; i < 2 + SEEDS; i++) {
+        bt_bf16 *y    = (bt_bf16 *)mem + K;
+        bt_gemm  g[2] = {
+             {.w = w[0], .x = mem, .ld_x = K, .y = y, .ld_y = N,     .m = 1, .y_dtype = BT_BF16},
+             {.w = w[1], .x = mem, .ld_x = K, .y = y, .ld_y = 2 * N, .m = 1, .y_dtype = BT_BF16}
+        };
+
+        fake_gpu_seed((unsigned long)i);
+        if (i < 2)
+            EXPECT_EQ(bt_device_gemm(dev, BT_ROLE_GENERATED, 1, &g[i]), BT_OK);
+        else
+            EXPECT_EQ(bt_device_gemm(dev, BT_ROLE_GENERATED, 2, g), BT_OK);
+        EXPECT_EQ(bt_device_download(dev, out[i < 2 ? i : 2], y, sizeof(out[0])), BT_OK);
+        EXPECT_EQ(bt_device_sync(dev), BT_OK);
+        if (i < 2) continue;
+        n += memcmp(out[2], out[0], sizeof(out[0])) == 0;
+        EXPECT(memcmp(out[2], out[0], sizeof(out[0])) == 0 ||
+               memcmp(out[2], out[1], sizeof(out[0])) == 0); /* and what follows waits for both */
+    }
+    EXPECT(n > 0 && n < SEEDS);
+    for (int i = 0; i < 2; i++) {
+        bt_device_linear_destroy(dev, w[i]);
+        free(host[i]);
+    }
+    bt_device_free(dev, mem);
+    free(x);
+    drop(dev);
+}
+
 /* Of mem[5][n]: b += a beside c += a, then b += c; d and e are their norms, with the weight a. */
 static void three_sums(bt_device *dev, bt_bf16 *mem, uint32_t n)
 {
@@ -567,6 +610,7 @@ int main(int argc, char **argv)
         BT_TEST(checksum_is_that_of_host_memory),
         BT_TEST(row_operations_are_those_of_the_cpu),
         BT_TEST(a_block_has_the_bits_of_its_parts),
+        BT_TEST(products_of_one_x_run_beside_each_other),
         BT_TEST(a_graph_is_the_work_that_it_kept),
         BT_TEST(a_spoiled_capture_is_an_error_and_leaves_nothing),
         BT_TEST(machines_that_cannot_are_told_why),

@@ -1,8 +1,10 @@
 /* bench/bench_cuda.c - the kernels of an MLA layer and of its experts on a GPU, at the sizes of V3,
- * each beside the roof that it meets: memory (measured here, by a copy) or bf16 products (the data
- * sheet's, an argument).
+ * each beside the roofs: memory (measured here, by a copy) and bf16 products (the data sheet's, an
+ * argument).  A line ends with the nearer of the two and the share of it; of a case that has a
+ * target (docs/cuda.md) and misses it, with that too.  What a launch costs whatever it does comes
+ * first: a decode step is some twenty of them a layer.
  *
- *     bench_cuda [decode | prefill | experts | dense] [TFLOP/S]
+ *     bench_cuda [launch | decode | prefill | experts | dense] [TFLOP/S]
  *                               all unless told; 989: H100 and H200, dense bf16
  *
  * A time is the median of ROUNDS, each the mean of some calls in a graph, as in a decode step.  The
@@ -20,6 +22,7 @@
 
 #include "attention/cuda/attn_kernels.h"
 #include "device/cuda/gemm.h"
+#include "device/cuda/rows.h"
 
 enum {
     ROUNDS    = 7,
@@ -37,7 +40,9 @@ enum {
     GROUPS    = 2 * EXPERT * (HIDDEN / 32),  /* and of one of 4 bits */
     MANY_ROWS = 1024 /* an expert's: bf16 weights cost more time than their products below 300 */
 };
-static const size_t COLD_BYTES = (size_t)256 << 20;
+static const size_t COLD_BYTES = (size_t)256 << 20, KV_BYTES = (size_t)256 << 20;
+/* Percent of the roof, of calls that read KV_BYTES or more, of prompts, of many rows. */
+enum { DECODE_TARGET = 85, PREFILL_TARGET = 60, PRODUCTS_TARGET = 65 };
 
 static cudaStream_t g_stream;
 static double       g_gbps, g_tflops = 989;
@@ -137,13 +142,50 @@ static double time_us(int (*call)(void *ctx, unsigned i), void *ctx, unsigned n_
     return (double)ms[ROUNDS / 2] * 1e3 / n_calls;
 }
 
-static void print(double us, double bytes, double flops)
+/* target: percent of the nearer roof, 0: none. */
+static void print(double us, double bytes, double flops, double target)
 {
     double gbps = bytes / us * 1e-3, tflops = flops / us * 1e-6;
+    double memory = 100 * gbps / g_gbps, products = 100 * tflops / g_tflops;
+    double share = memory > products ? memory : products;
 
-    printf("%-58s %9.1f us %7.0f GB/s %5.1f %% %7.1f TFLOP/s %5.1f %%\n", g_case, us, gbps,
-           100 * gbps / g_gbps, tflops, 100 * tflops / g_tflops);
+    printf("%-58s %9.1f us %7.0f GB/s %5.1f %% %7.1f TFLOP/s %5.1f %%  %s %.0f %%", g_case, us,
+           gbps, memory, tflops, products, memory > products ? "memory" : "products", share);
+    if (share < target) printf(" MISSES %.0f %%", target);
+    printf("\n");
     fflush(stdout);
+}
+
+/* ---- a launch */
+
+typedef struct {
+    uint32_t rows;
+    bt_bf16 *x, *y, *weight;
+} norming;
+
+static int norm(void *ctx, unsigned i)
+{
+    const norming *n = ctx;
+
+    (void)i;
+    return bt_cuda_rms_norm(g_stream, n->rows, HIDDEN, n->x, HIDDEN, n->weight, 1e-6f, n->y,
+                            HIDDEN);
+}
+
+/* One behind the other in a graph, each of almost nothing, from the caches. */
+static void bench_launch(void)
+{
+    norming n = {.x      = take_random((size_t)256 * HIDDEN * sizeof(bt_bf16)),
+                 .y      = take((size_t)256 * HIDDEN * sizeof(bt_bf16)),
+                 .weight = take_random(HIDDEN * sizeof(bt_bf16))};
+
+    for (n.rows = 1; n.rows <= 256; n.rows *= 16) {
+        snprintf(g_case, sizeof(g_case), "a launch in a graph: norm of %u rows", n.rows);
+        print(time_us(norm, &n, 1), 2.0 * n.rows * HIDDEN * sizeof(bt_bf16), 0, 0);
+    }
+    MUST(cudaFree(n.x));
+    MUST(cudaFree(n.y));
+    MUST(cudaFree(n.weight));
 }
 
 /* ---- the memory's roof */
@@ -246,7 +288,10 @@ static void bench_decode(uint32_t heads, uint32_t batch, uint32_t rows, uint32_t
         .part_o      = take((size_t)n * heads * parts * LORA * sizeof(float)),
         .part_ms     = take((size_t)n * heads * parts * 2 * sizeof(float))
     };
-    print(time_us(decode, &x, layers), bytes, 2 * lanes * context * (KV_DIM + LORA));
+    print(time_us(decode, &x, layers), bytes, 2 * lanes * context * (KV_DIM + LORA),
+          rows > 1 && layer >= KV_BYTES ? PREFILL_TARGET
+          : layer >= KV_BYTES           ? DECODE_TARGET
+                                        : 0);
     void *all[] = {ids,           spans,   x.pool,     (void *)x.d.ql,
                    (void *)x.d.q, x.d.out, x.d.part_o, x.d.part_ms};
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
@@ -289,7 +334,7 @@ static void bench_prefill(uint32_t heads, uint32_t rows)
 
     MUST(cudaMemcpy(item, &host, sizeof(host), cudaMemcpyHostToDevice));
     print(time_us(prefill, &p, 1), (double)n * heads * (q_dim + 3 * 128) * sizeof(bt_bf16),
-          2 * pairs * (double)(q_dim + 128));
+          2 * pairs * (double)(q_dim + 128), PREFILL_TARGET);
     void *all[] = {ids,         item,          p.pages.base, (void *)p.q, (void *)p.k,
                    (void *)p.v, (void *)p.out, p.run_o,      p.run_ms};
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
@@ -353,7 +398,7 @@ static void bench_experts(const expert_data *d, bt_weight_kind kind, uint32_t n,
     bytes += scales;
     print(time_us(product, &g, 1),
           (double)n * ((double)bytes + (double)rows * (HIDDEN + EXPERT) * 2),
-          2.0 * n * rows * 2 * EXPERT * HIDDEN);
+          2.0 * n * rows * 2 * EXPERT * HIDDEN, rows == MANY_ROWS ? PRODUCTS_TARGET : 0);
 }
 
 static void bench_all_experts(void)
@@ -404,7 +449,8 @@ static int dense_product(void *ctx, unsigned i)
 
 static void bench_dense(const char *name, uint32_t n, uint32_t k, bt_weight_kind kind)
 {
-    const char *dtype = KINDS[kind];
+    static const uint32_t ROWS[] = {1, 32, 256, MANY_ROWS};
+    const char           *dtype  = KINDS[kind];
 
     snprintf(g_case, sizeof(g_case), "%s, %u x %u, %s", name, n, k, dtype);
     size_t   bytes  = weight_bytes(kind, (size_t)n * k);
@@ -420,7 +466,9 @@ static void bench_dense(const char *name, uint32_t n, uint32_t k, bt_weight_kind
     bt_bf16 *rows   = take_random((size_t)MANY_ROWS * k * sizeof(bt_bf16));
     bt_bf16 *y      = take((size_t)MANY_ROWS * n * sizeof(bt_bf16));
 
-    for (uint32_t m = 1; m <= MANY_ROWS; m *= 16) {
+    for (int i = 0; i < 4; i++) {
+        uint32_t m = ROWS[i];
+
         x.g = (bt_cuda_gemm){.n        = n,
                              .k        = k,
                              .kind     = kind,
@@ -432,7 +480,7 @@ static void bench_dense(const char *name, uint32_t n, uint32_t k, bt_weight_kind
                              .ld_y     = n};
         snprintf(g_case, sizeof(g_case), "%s, %u x %u, %s, %u rows", name, n, k, dtype, m);
         print(time_us(dense_product, &x, copies),
-              (double)bytes + (double)scales + (double)m * (n + k) * 2, 2.0 * m * n * k);
+              (double)bytes + (double)scales + (double)m * (n + k) * 2, 2.0 * m * n * k, 0);
     }
     void *all[] = {x.weights, x.scales, rows, y};
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
@@ -464,14 +512,17 @@ static void bench_all_dense(void)
     for (int i = 0; i < N_KINDS; i++) {
         bench_dense("q_a", 1536, HIDDEN, (bt_weight_kind)i);
         bench_dense("kv_a", KV_DIM, HIDDEN, (bt_weight_kind)i);
+        bench_dense("q_b", 128 * (128 + ROPE), 1536, (bt_weight_kind)i);
         bench_dense("o", HIDDEN, 16384, (bt_weight_kind)i);
     }
+    bench_dense("gate", 256, HIDDEN, BT_WEIGHT_BF16);
 }
 
 static const struct {
     const char *name, *bytes;
     void (*run)(void);
 } BENCHES[] = {
+    {"launch",  "rows, read and written",                                       bench_launch     },
     {"decode",  "pages, queries, outputs, parts if several (written and read)", bench_all_decode },
     {"prefill", "queries, keys, values, outputs",                               bench_all_prefill},
     {"experts", "weights, scales, rows, outputs",                               bench_all_experts},
@@ -499,7 +550,7 @@ int main(int argc, char **argv)
     int                   n = 0, only;
 
     if (!parse(argc, argv, &only)) {
-        fprintf(stderr, "bench_cuda [decode | prefill | experts | dense] [TFLOP/S]\n");
+        fprintf(stderr, "bench_cuda [launch | decode | prefill | experts | dense] [TFLOP/S]\n");
         return EXIT_FAILURE;
     }
     if (cudaGetDeviceCount(&n) != cudaSuccess || n == 0) {

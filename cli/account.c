@@ -38,15 +38,13 @@ static const char *role_of(const bt_cell_options *cell, uint32_t rank)
 
 static const char *plural(unsigned long long n) { return n == 1 ? "" : "s"; }
 
-/* Of another rank that has computed tokens. */
-static bool others_have_tokens(uint32_t n_ranks, const bt_account *accounts, uint32_t rank)
+/* Of any rank. */
+static bool have_tokens(uint32_t n_ranks, const bt_account *accounts)
 {
     for (uint32_t r = 0; r < n_ranks; r++) {
         const bt_account *a = &accounts[r];
 
-        if (r != rank && a->known && (a->prompt_tokens != 0 || a->generated_tokens != 0)) {
-            return true;
-        }
+        if (a->known && (a->prompt_tokens != 0 || a->generated_tokens != 0)) return true;
     }
     return false;
 }
@@ -79,7 +77,7 @@ void bt_account_print(const bt_cell_options *cell, const bt_account *accounts)
             add(line, &n, " (of %llu that were drafted %llu were right)", a->drafted, a->right);
         if (a->prompt_tokens == 0 && a->generated_tokens == 0)
             add(line, &n, "%s",
-                a->steps != 0 && others_have_tokens(bt_cell_n_ranks(cell), accounts, r)
+                a->steps != 0 && have_tokens(bt_cell_n_ranks(cell), accounts)
                     ? ", its experts for the others' tokens"
                     : ", no tokens");
         if (a->pages != 0)

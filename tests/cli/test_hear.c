@@ -2,17 +2,21 @@
 #include <unistd.h>
 
 #include "cli/supervisor_state.h"
+#include "core/clock.h"
 #include "tests/support/test.h"
+
+static int  g_n_fails;
+static bool g_ended_ranks;
 
 void bt_supervisor_fail(supervisor *s, const char *fmt, ...)
 {
     (void)s, (void)fmt;
-    EXPECT(false);
+    g_n_fails++;
 }
 bool bt_supervisor_ended_ranks(const supervisor *s)
 {
     (void)s;
-    return false;
+    return g_ended_ranks;
 }
 bt_status bt_supervisor_start_client(supervisor *s)
 {
@@ -50,11 +54,166 @@ static void hear_of_cells_of_others_changes_nothing(void)
         EXPECT(s.fresh_at_ns != 0);
         bt_progress_fini(&s.progress);
     }
+    EXPECT_EQ(g_n_fails, 0);
+}
+
+/* A cell that serves, of two ranks, with the programs that serve it. */
+static supervisor serving(const bt_run_options *opt)
+{
+    supervisor s = {.opt = opt, .cell = opt->cell, .phase = SERVING, .has_served = true};
+
+    s.launch.pid = getpid();
+    snprintf(s.launch_name, sizeof(s.launch_name), "mine");
+    bt_child_init(&s.fresh);
+    bt_echo_init(&s.echo, BT_LOG_ERROR);
+    return s;
+}
+
+static void hear_that_the_cell_is_lost_restarts_it(void)
+{
+    bt_run_options opt = {.restarts = 3};
+    supervisor     s   = serving(&opt);
+    uint64_t       died, term;
+
+    bt_supervisor_on_announcement(&s, "lost mine: rank 1 has died");
+    died = s.died_ns;
+    term = s.launch_term_ns;
+    EXPECT(died != 0 && term > died);
+    bt_supervisor_on_announcement(&s, "lost mine");
+    EXPECT(s.died_ns == died && s.launch_term_ns == term); /* counted from the first */
+    s          = serving(&opt);
+    s.draining = true;
+    bt_supervisor_on_announcement(&s, "lost mine");
+    EXPECT(s.died_ns == 0 && s.launch_term_ns == 0); /* it ends anyway */
+    opt.restarts = 0;
+    s            = serving(&opt);
+    bt_supervisor_on_announcement(&s, "lost mine");
+    EXPECT(s.died_ns == 0 && s.launch_term_ns == 0);
+}
+
+static void hear_of_a_failure_ends_what_is_not_restarted(void)
+{
+    bt_run_options opt = {.restarts = 3};
+    supervisor     s   = serving(&opt);
+
+    g_n_fails = 0;
+    bt_supervisor_on_announcement(&s, "failed rank 1 has died");
+    EXPECT_EQ(g_n_fails, 0);
+    opt.restarts  = 0;
+    g_ended_ranks = true;
+    bt_supervisor_on_announcement(&s, "failed rank 1 has died"); /* by our own word */
+    EXPECT_EQ(g_n_fails, 0);
+    g_ended_ranks = false;
+    bt_supervisor_on_announcement(&s, "failed rank 1 has died");
+    EXPECT_EQ(g_n_fails, 1);
+}
+
+/* The ranks outlive a coordinator: they attach to the next one, at the same ports. */
+static void hear_of_another_coordinator_keeps_the_ranks(void)
+{
+    bt_run_options opt = {.restarts = 3};
+    supervisor     s   = serving(&opt);
+
+    bt_supervisor_on_announcement(&s, "alive");
+    EXPECT(s.has_spoken && s.heard_ns == 0);
+    s.phase = STARTING;
+    bt_supervisor_on_announcement(&s, "control 127.0.0.1:9");
+    EXPECT(s.phase == LOADING && s.launch_at_ns == 0);
+    EXPECT(strcmp(s.control, "127.0.0.1:9") == 0);
+    bt_supervisor_on_announcement(&s, "ready 127.0.0.1:4711");
+    EXPECT(s.phase == SERVING && s.port == 4711);
+    s.phase        = STARTING;
+    s.launch.ended = true;
+    bt_supervisor_on_announcement(&s, "control 127.0.0.1:9");
+    EXPECT(s.launch_at_ns != 0);
+    s.heard_ns = UINT64_MAX; /* what is only to be started has time */
+    bt_supervisor_hear(&s, 7);
+    EXPECT(s.heard_ns == UINT64_MAX);
+    s            = serving(&opt);
+    s.phase      = LOADING;
+    s.has_served = false;
+    bt_supervisor_on_announcement(&s, "serving mine"); /* "ready" comes, with an address */
+    EXPECT_EQ(s.phase, LOADING);
+}
+
+/* Ranks that would wait for one that has died while it loads are ended, where mpirun does not. */
+static void hear_that_a_rank_failed_ends_those_that_load(void)
+{
+    static const char LINE[] =
+        "2026-01-01 00:00:00.000 E rank=1 - launch/rank.c:71 the worker died: "
+        "baton-worker (pid 9) was ended by signal 9 (Killed)";
+    bt_account accounts[2] = {0};
+
+    for (int i = 0; i < 4; i++) {
+        bt_run_options opt = {
+            .cell = {.n_both = 2, .replace = i != 1}
+        };
+        supervisor s = serving(&opt);
+
+        s.accounts          = accounts;
+        s.phase             = i == 2 ? SERVING : LOADING;
+        s.launch_has_served = i == 3;
+        bt_supervisor_on_rank_line(&s, LINE);
+        EXPECT_EQ(s.launch_term_ns != 0, i == 0);
+        EXPECT_EQ(s.rank_failed, i == 0);
+    }
+}
+
+static void hear_of_the_last_rank_makes_a_cell_that_joins_serve(void)
+{
+    bt_account     accounts[2] = {0};
+    bt_run_options opt         = {.cell = {.n_both = 2}, .join = "127.0.0.1:9"};
+    supervisor     s           = serving(&opt);
+
+    s.accounts = accounts;
+    s.phase    = LOADING;
+    bt_supervisor_on_rank_line(&s, "I rank=0 - worker/main.c:1 ready: rank 0 serves");
+    EXPECT_EQ(s.phase, LOADING);
+    bt_supervisor_on_rank_line(&s, "I rank=1 - worker/main.c:1 ready: rank 1 serves");
+    EXPECT_EQ(s.phase, SERVING);
+}
+
+/* The fresh cell beside one that lacks ranks. */
+static void hear_of_a_fresh_cell(void)
+{
+    bt_run_options opt = {.renew = true, .restarts = 3, .stall_ns = BT_NS_PER_S};
+    supervisor     s   = serving(&opt);
+    uint64_t       term;
+
+    EXPECT_EQ(bt_progress_init(&s.progress, 1), BT_OK);
+    bt_supervisor_renew(&s);
+    bt_supervisor_renew(&s); /* one at a time */
+    EXPECT_EQ(s.n_renewed, 1);
+    s.fresh_at_ns = 0;
+    s.fresh.pid   = getpid();
+    bt_supervisor_on_announcement(&s, "lost renewed-1");
+    term = s.fresh_term_ns;
+    bt_supervisor_on_announcement(&s, "lost renewed-1: again");
+    EXPECT(term != 0 && s.fresh_term_ns == term);
+    s.fresh_term_ns = 0;
+    s.fresh_serves  = true;
+    bt_supervisor_watch_fresh(&s, bt_now_ns() + 9 * BT_NS_PER_S); /* it need not speak any more */
+    EXPECT_EQ(s.fresh_term_ns, 0);
+    bt_supervisor_on_announcement(&s, "worn renewed-1");
+    s.fresh_term_ns = 5;
+    s.launch.ended  = true;
+    EXPECT(bt_supervisor_take_fresh(&s));
+    EXPECT(strcmp(s.launch_name, "renewed-1") == 0 && s.launch_term_ns == 5);
+    EXPECT(s.fresh_at_ns != 0 && s.n_renewed == 2); /* it lacks some too */
+    bt_progress_fini(&s.progress);
 }
 
 int main(int argc, char **argv)
 {
-    static const bt_test TESTS[] = {BT_TEST(hear_of_cells_of_others_changes_nothing)};
+    static const bt_test TESTS[] = {
+        BT_TEST(hear_of_cells_of_others_changes_nothing),
+        BT_TEST(hear_that_the_cell_is_lost_restarts_it),
+        BT_TEST(hear_of_a_failure_ends_what_is_not_restarted),
+        BT_TEST(hear_of_another_coordinator_keeps_the_ranks),
+        BT_TEST(hear_that_a_rank_failed_ends_those_that_load),
+        BT_TEST(hear_of_the_last_rank_makes_a_cell_that_joins_serve),
+        BT_TEST(hear_of_a_fresh_cell),
+    };
 
     return BT_RUN_TESTS(TESTS, argc > 1 ? argv[1] : NULL);
 }

@@ -226,10 +226,14 @@ static void places_can_be_said_beside_all_options(void)
                               NULL};
     bt_cell_options opt    = {0};
     bt_rank_map     map    = {.n_both = 1};
+    uint32_t        n;
 
     EXPECT_EQ(argp_parse(&bt_cell_argp, 20, argv, 0, NULL, &opt), 0);
     bt_cell_place(&opt, &map, "map", "n2");
-    bt_cell_rename(&opt, "b");
+    EXPECT(opt.hosts == NULL && strcmp(opt.rank_map, "map") == 0); /* which exclude each other */
+    n = opt.n_worker_args;
+    bt_cell_rename(&opt, "b"); /* in the place of the one before */
+    EXPECT_EQ(opt.n_worker_args, n);
     EXPECT(strcmp(bt_cell_value(&opt, "--left-out"), "n2") == 0);
     EXPECT(strcmp(bt_cell_value(&opt, "--cell"), "b") == 0);
     bt_cell_default(&opt, "--orphan-s", "0"); /* for who has not said it */

@@ -441,6 +441,15 @@ static void run_bad_command_lines_are_refused(void)
         {{"--max-tokens=5", "--model=" BT_SOURCE_DIR "/models/demo", NULL},
          "--max-tokens has no effect without --chat: leave it out, since clients say",                                                          64},
         {{"--slurm", NULL},                                                                     "SLURM_JOB_ID is not set",                      64},
+        {{"--spares=1", "--on-death=stop", "--model=" BT_SOURCE_DIR "/models/demo", NULL},
+         "--spares needs --on-death=replace",                                                                                                   64},
+        {{"--tls-client-ca=a", "--model=" BT_SOURCE_DIR "/models/demo", NULL},
+         "--tls-client-ca needs both",                                                                                                          64},
+        {{"--chat=one", "--chat-tls-ca=a", "--model=" BT_SOURCE_DIR "/models/demo", NULL},
+         "--chat-tls-ca goes with --chat and --tls-cert",                                                                                       64},
+        {{"--renew", "--model=" BT_SOURCE_DIR "/models/demo",
+          NULL},                                                                       /* of themselves there are none */
+         "--renew goes with --on-death replace and --restarts N",                                                      64},
         {{"--cell", "", NULL},                                                                  "--cell is \"\", expected a name",              64},
     };
 

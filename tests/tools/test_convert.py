@@ -515,6 +515,10 @@ def files_of_a_set_are_one_model():
     short = Gguf({"split.no": (U16, 3), "split.count": (U16, 4)}, {})
     short.write(path("set-00004-of-00004.gguf"))
     refused("tensors in all, found", first)
+    Gguf({"split.no": (U16, 3), "split.count": (U16, 5)}, {}).write(path("set-00004-of-00004.gguf"))
+    refused("expected file 4 of 4, found number 4 of 5", first)
+    shutil.copy(path("set-00002-of-00004.gguf"), first)
+    refused(["expected the first of 4 files", "found number 2"], first)
 
 
 # ---- files that are not what they say

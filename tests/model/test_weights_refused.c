@@ -162,6 +162,34 @@ static void weights_of_4_bits_name_what_does_not_belong(void)
     checkpoint_close(&c);
 }
 
+/* Experts that cannot come leave those that would go. */
+static void weights_that_lack_an_expert_keep_those_they_have(void)
+{
+    static const char LACKING[] = "model.layers.1.mlp.experts.3.down_proj.weight";
+    checkpoint        c;
+    bt_weights        w;
+    bt_safetensors   *set = NULL;
+
+    checkpoint_open(&c, "v2-lite");
+    c.own[3] = false;
+    NEED(load_list(&c, &w) == BT_OK);
+    for (size_t i = 0; i < c.n; i++)
+        if (strcmp(c.tensors[i].name, LACKING) == 0) c.tensors[i] = c.tensors[--c.n];
+    NEED(bt_safetensors_write(c.file, c.n, c.tensors) == BT_OK);
+    NEED(bt_safetensors_open(c.file, &set) == BT_OK);
+    c.own[3] = true;
+    c.own[0] = false;
+    EXPECT_EQ(bt_weights_move_experts(
+                  &c.cfg, set,
+                  &(bt_weights_options){.dev = g_dev, .own_experts = c.own, .absorbed = true}, &w),
+              BT_ERR_FORMAT);
+    EXPECT_HAS(bt_error_text(), LACKING);
+    EXPECT(w.layers[1].moe.gate_up[0] != NULL && w.layers[1].moe.down[0] != NULL);
+    bt_safetensors_close(set);
+    bt_weights_fini(&w);
+    checkpoint_close(&c);
+}
+
 /* Of the embedding or the head, in the layer for multi-token prediction. */
 static bool is_copy(const char *name)
 {
@@ -483,6 +511,7 @@ static const bt_test TESTS[] = {
     BT_TEST(weights_name_a_scale_of_4_bits_that_is_none),
     BT_TEST(weights_of_4_bits_name_sizes_that_differ),
     BT_TEST(weights_of_4_bits_name_what_does_not_belong),
+    BT_TEST(weights_that_lack_an_expert_keep_those_they_have),
     BT_TEST(weights_name_each_missing_tensor),
     BT_TEST(weights_without_a_use_are_refused),
     BT_TEST(weights_of_indexers_are_those_of_config_json),

@@ -1,0 +1,150 @@
+#include "coordinator/inflow.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+enum { FILES_MAX = 1 << 16, PIECES_MAX = 16 };
+
+/* A file that is polled. */
+typedef struct {
+    int                poll_fd; /* 1 + the epoll instance; 0: none */
+    struct epoll_event event;   /* what it is polled for */
+    uint64_t           turn;    /* when it was read last, */
+    size_t             n_bytes; /* and how much in that turn */
+    bool               cut_short;
+} source;
+
+static pthread_mutex_t g_lock = PTHREAD_MUTEX_INITIALIZER;
+static source          g_sources[FILES_MAX];
+static int             g_short[FILES_MAX]; /* [g_n_short]: those that are cut short */
+static uint32_t        g_n_short;
+static uint64_t        g_turn = 1;
+
+/* ---- epoll_ctl(), epoll_wait() */
+
+static void note(int poll_fd, int op, int fd, const struct epoll_event *event)
+{
+    source *s = &g_sources[fd];
+
+    s->poll_fd = op == EPOLL_CTL_DEL ? 0 : poll_fd + 1;
+    if (event != NULL) s->event = *event;
+    if (op == EPOLL_CTL_ADD) s->n_bytes = 0; /* another file by the same number */
+}
+
+/* By their names for the linker, as in accept.c. */
+__attribute__((visibility("default"))) int
+bt_epoll_ctl(int poll_fd, int op, int fd, struct epoll_event *event) __asm__("epoll_ctl");
+
+int bt_epoll_ctl(int poll_fd, int op, int fd, struct epoll_event *event)
+{
+    bool known = fd >= 0 && fd < FILES_MAX;
+    int  rc;
+
+    if (known) pthread_mutex_lock(&g_lock);
+    rc = (int)syscall(SYS_epoll_ctl, poll_fd, op, fd, event);
+    if (known) {
+        if (rc == 0) note(poll_fd, op, fd, event);
+        pthread_mutex_unlock(&g_lock);
+    }
+    return rc;
+}
+
+/* Asking for its events anew tells of those that are there already.  A file that has been closed is
+ * no matter. */
+static void begin_turn(void)
+{
+    pthread_mutex_lock(&g_lock);
+    g_turn++;
+    for (uint32_t i = 0; i < g_n_short; i++) {
+        source *s = &g_sources[g_short[i]];
+
+        s->cut_short = false;
+        if (s->poll_fd != 0)
+            syscall(SYS_epoll_ctl, s->poll_fd - 1, EPOLL_CTL_MOD, g_short[i], &s->event);
+    }
+    g_n_short = 0;
+    pthread_mutex_unlock(&g_lock);
+}
+
+__attribute__((visibility("default"))) int bt_epoll_wait(int poll_fd, struct epoll_event *events,
+                                                         int n, int wait_ms) __asm__("epoll_wait");
+
+int bt_epoll_wait(int poll_fd, struct epoll_event *events, int n, int wait_ms)
+{
+    begin_turn();
+    return (int)syscall(SYS_epoll_pwait, poll_fd, events, n, wait_ms, NULL, 0);
+}
+
+/* ---- recvmsg() */
+
+/* The bytes that may be read of it in this turn. */
+static size_t room_of(int fd)
+{
+    size_t  room = SIZE_MAX;
+    source *s    = &g_sources[fd];
+
+    pthread_mutex_lock(&g_lock);
+    if (s->poll_fd != 0) {
+        if (s->turn != g_turn) s->n_bytes = 0;
+        s->turn = g_turn;
+        room    = BT_INFLOW_BYTES - s->n_bytes;
+    }
+    if (room == 0 && !s->cut_short) {
+        s->cut_short         = true;
+        g_short[g_n_short++] = fd;
+    }
+    pthread_mutex_unlock(&g_lock);
+    return room;
+}
+
+static void count(int fd, ssize_t n)
+{
+    if (n <= 0) return;
+    pthread_mutex_lock(&g_lock);
+    g_sources[fd].n_bytes += (size_t)n;
+    pthread_mutex_unlock(&g_lock);
+}
+
+/* The first n pieces of from, cut to room bytes; returns n. */
+static size_t cut(const struct iovec *from, size_t n_from, size_t room, struct iovec *to)
+{
+    size_t n = 0;
+
+    for (; n < n_from && n < PIECES_MAX && room > 0; n++) {
+        to[n] = from[n];
+        if (to[n].iov_len > room) to[n].iov_len = room;
+        room -= to[n].iov_len;
+    }
+    return n;
+}
+
+__attribute__((visibility("default"))) ssize_t bt_recvmsg(int fd, struct msghdr *message,
+                                                          int flags) __asm__("recvmsg");
+
+ssize_t bt_recvmsg(int fd, struct msghdr *message, int flags)
+{
+    size_t        room = fd >= 0 && fd < FILES_MAX && flags == 0 ? room_of(fd) : SIZE_MAX;
+    struct iovec  pieces[PIECES_MAX];
+    struct msghdr part = *message;
+    ssize_t       n;
+
+    if (room == SIZE_MAX) return syscall(SYS_recvmsg, fd, message, flags);
+    if (room == 0) {
+        errno = EAGAIN;
+        return -1;
+    }
+    message->msg_iovlen = cut(part.msg_iov, part.msg_iovlen, room, pieces);
+    message->msg_iov    = pieces;
+    n                   = syscall(SYS_recvmsg, fd, message, flags);
+    message->msg_iov    = part.msg_iov;
+    message->msg_iovlen = part.msg_iovlen;
+    count(fd, n);
+    return n;
+}

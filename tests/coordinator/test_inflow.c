@@ -1,0 +1,145 @@
+/* recvmsg() of coordinator/inflow.c: so much of a connection at a time, and an edge for the rest.
+ */
+#include <errno.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "coordinator/inflow.c"
+#include "tests/support/test.h"
+
+enum { PIECE = 48 << 10, SENT = 2 * BT_INFLOW_BYTES + 1000 };
+
+typedef struct {
+    int fds[2], poll_fd; /* what goes into fds[0] comes out of fds[1] */
+} connection;
+
+/* Polled as gRPC does. */
+static void open_one(connection *c, bool polled)
+{
+    struct epoll_event event = {.events = EPOLLIN | EPOLLET};
+    int                bytes = 4 * SENT;
+
+    EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, c->fds), 0);
+    EXPECT_EQ(setsockopt(c->fds[0], SOL_SOCKET, SO_SNDBUF, &bytes, sizeof(bytes)), 0);
+    c->poll_fd = epoll_create1(0);
+    if (polled) EXPECT_EQ(epoll_ctl(c->poll_fd, EPOLL_CTL_ADD, c->fds[1], &event), 0);
+}
+
+static void close_one(connection *c)
+{
+    close(c->fds[0]);
+    close(c->fds[1]);
+    close(c->poll_fd);
+}
+
+static int n_events(const connection *c)
+{
+    struct epoll_event event;
+
+    return epoll_wait(c->poll_fd, &event, 1, 0);
+}
+
+static uint8_t byte_of(size_t at) { return (uint8_t)(at * 7 + at / 251); }
+
+static void send_all(const connection *c)
+{
+    static uint8_t bytes[SENT];
+    size_t         n = 0;
+
+    for (size_t i = 0; i < SENT; i++)
+        bytes[i] = byte_of(i);
+    while (n < SENT) {
+        ssize_t more = send(c->fds[0], bytes + n, SENT - n, 0);
+
+        EXPECT(more > 0);
+        if (more <= 0) return;
+        n += (size_t)more;
+    }
+}
+
+static ssize_t recv_some(const connection *c, size_t n)
+{
+    static uint8_t bytes[PIECE];
+    struct iovec   piece   = {bytes, n};
+    struct msghdr  message = {.msg_iov = &piece, .msg_iovlen = 1};
+
+    return recvmsg(c->fds[1], &message, 0);
+}
+
+/* Until it would block; returns where that is. */
+static size_t read_on(const connection *c, size_t at)
+{
+    static uint8_t first[PIECE], second[PIECE];
+    struct iovec   pieces[2] = {
+          {first,  PIECE},
+          {second, PIECE}
+    };
+    struct msghdr message = {.msg_iov = pieces, .msg_iovlen = 2};
+    ssize_t       n;
+
+    while ((n = recvmsg(c->fds[1], &message, 0)) > 0) {
+        EXPECT(message.msg_iov == pieces && message.msg_iovlen == 2);
+        EXPECT_EQ(pieces[0].iov_len, PIECE);
+        for (size_t i = 0; i < (size_t)n; i++)
+            if ((i < PIECE ? first[i] : second[i - PIECE]) != byte_of(at + i)) return 0;
+        at += (size_t)n;
+    }
+    EXPECT(n == -1 && errno == EAGAIN);
+    return at;
+}
+
+static void connection_is_read_a_part_at_a_time(void)
+{
+    connection c;
+
+    open_one(&c, true);
+    send_all(&c);
+    for (size_t at = 0; at < SENT; at += BT_INFLOW_BYTES) {
+        size_t end = at + BT_INFLOW_BYTES < SENT ? at + BT_INFLOW_BYTES : SENT;
+
+        EXPECT_EQ(n_events(&c), 1); /* without an edge nobody would read on */
+        EXPECT_EQ(read_on(&c, at), end);
+        EXPECT_EQ(read_on(&c, end), end); /* not before it is polled again */
+    }
+    EXPECT_EQ(n_events(&c), 0); /* it was empty */
+    send_all(&c);
+    EXPECT_EQ(n_events(&c), 1);
+    EXPECT_EQ(read_on(&c, 0), BT_INFLOW_BYTES);
+    close_one(&c);
+}
+
+static void another_connection_of_its_number_begins_anew(void)
+{
+    connection c;
+
+    open_one(&c, true);
+    send_all(&c);
+    EXPECT_EQ(recv_some(&c, 1000), 1000);
+    close_one(&c);
+    open_one(&c, true);
+    send_all(&c);
+    EXPECT_EQ(read_on(&c, 0), BT_INFLOW_BYTES);
+    close_one(&c);
+}
+
+static void what_is_not_polled_has_no_bound(void)
+{
+    connection c;
+
+    open_one(&c, true);
+    EXPECT_EQ(epoll_ctl(c.poll_fd, EPOLL_CTL_DEL, c.fds[1], NULL), 0);
+    send_all(&c);
+    EXPECT_EQ(read_on(&c, 0), SENT);
+    close_one(&c);
+}
+
+static const bt_test TESTS[] = {
+    BT_TEST(connection_is_read_a_part_at_a_time),
+    BT_TEST(another_connection_of_its_number_begins_anew),
+    BT_TEST(what_is_not_polled_has_no_bound),
+};
+
+int main(int argc, char **argv) { return BT_RUN_TESTS(TESTS, argc > 1 ? argv[1] : NULL); }

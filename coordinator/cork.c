@@ -154,6 +154,23 @@ void bt_cork_release(bt_corks *corks)
     }
 }
 
+static void hang_up(void *ctx, int fd)
+{
+    char peer[96];
+
+    if (peer_text(fd, peer, sizeof(peer)) && key_of(peer) == *(const uint64_t *)ctx)
+        shutdown(fd, SHUT_RDWR); /* gRPC closes it */
+}
+
+void bt_cork_hang_up(const bt_corks *corks, grpc_call *call)
+{
+    char    *peer = grpc_call_get_peer(call);
+    uint64_t key  = key_of(peer);
+
+    gpr_free(peer);
+    bt_rpc_each_socket(corks->port, hang_up, &key);
+}
+
 void bt_cork_fini(bt_corks *corks)
 {
     bt_cork_release(corks);

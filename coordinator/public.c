@@ -13,7 +13,7 @@
 #include "core/alloc.h"
 #include "core/clock.h"
 
-enum { END_TRIES = 2000, MAX_ARGS = 16 };
+enum { END_S = 20, MAX_ARGS = 16 };
 /* Largest message: for each token its id and what it stands for, which some gateways send along;
  * and a constant for everything else. */
 enum { TOKEN_BYTES = 32, OTHER_BYTES = 256 << 10 };
@@ -239,12 +239,29 @@ static void receive(bt_call *call)
     begin(call, &op, 1, &call->received);
 }
 
+/* The call that has waited for its client the longest goes, since who begins calls to hold the port
+ * finishes none; if none waits, the newest.  A call that is cancelled stays in gRPC's memory until
+ * its client has read that, so its connection goes too, of one call in each turn of the loop: the
+ * others on it end by that. */
+static void make_room(bt_call *newest)
+{
+    bt_public *pub  = newest->pub;
+    bt_call   *call = pub->waiting != NULL ? pub->waiting : newest;
+
+    if (!pub->hung_up) bt_cork_hang_up(&pub->corks, call->call);
+    pub->hung_up = true;
+    end_wait(call);
+    grpc_call_cancel_with_status(call->call, GRPC_STATUS_RESOURCE_EXHAUSTED,
+                                 "too many calls are open: try again later", NULL);
+}
+
 static void on_arrived(bt_rpc_tag *tag, bool ok)
 {
     bt_call *call = tag->ctx;
 
     if (ok) {
         listen_for(call->pub, call->listener);
+        if (call->pub->n_calls > BT_PUBLIC_ALL_CALLS) make_room(call);
         if (call->method != NULL) {
             receive(call);
         } else {
@@ -469,6 +486,20 @@ void bt_public_drain(bt_public *pub)
 
 uint32_t bt_public_n_streams(const bt_public *pub) { return pub->n_streams; }
 
+/* Cancelled operations complete at once, however many there are; their tags point into what is
+ * about to be freed. */
+static void await_end(bt_public *pub)
+{
+    uint64_t heard_ns = bt_now_ns();
+
+    while ((!pub->is_down || pub->n_calls > 0) && bt_now_ns() - heard_ns < END_S * BT_NS_PER_S) {
+        bt_public_poll(pub);
+        if (bt_rpc_loop_run_once(pub->loop, bt_now_ns() + 10 * BT_NS_PER_MS) > 0)
+            heard_ns = bt_now_ns();
+    }
+    BT_ASSERT(pub->is_down && pub->n_calls == 0);
+}
+
 void bt_public_destroy(bt_public *pub)
 {
     if (pub == NULL) return;
@@ -478,13 +509,7 @@ void bt_public_destroy(bt_public *pub)
         grpc_server_shutdown_and_notify(pub->server, bt_rpc_loop_cq(pub->loop), &pub->down);
         bt_rpc_loop_begin(pub->loop);
         grpc_server_cancel_all_calls(pub->server);
-        /* Cancelled operations complete at once; their tags point into what is about to be freed.
-         */
-        for (int i = 0; i < END_TRIES && (!pub->is_down || pub->n_calls > 0); i++) {
-            bt_public_poll(pub);
-            bt_rpc_loop_run_once(pub->loop, bt_now_ns() + 10 * BT_NS_PER_MS);
-        }
-        BT_ASSERT(pub->is_down && pub->n_calls == 0);
+        await_end(pub);
         grpc_server_destroy(pub->server);
     }
     bt_cork_fini(&pub->corks);

@@ -6,9 +6,15 @@
 #include "coordinator/public.h"
 #include "proto/health.pb-c.h"
 
-/* Generate calls that are open at once, of all clients (13 KiB each, before their prompts); and
- * calls of one connection, which has some for questions too. */
-enum { BT_PUBLIC_STREAMS = 16384, BT_PUBLIC_CALLS = BT_PUBLIC_STREAMS + 1024 };
+/* Generate calls that are open at once, of all clients (13 KiB each, before their prompts); calls
+ * of one connection, which has some for questions too; calls of all connections, since gRPC holds
+ * only those to a bound that have acknowledged it; and Watch calls, which may wait for ever. */
+enum {
+    BT_PUBLIC_STREAMS   = 16384,
+    BT_PUBLIC_CALLS     = BT_PUBLIC_STREAMS + 1024,
+    BT_PUBLIC_ALL_CALLS = BT_PUBLIC_STREAMS + 4096,
+    BT_PUBLIC_WATCHERS  = 1024
+};
 
 typedef struct bt_call       bt_call;
 typedef struct bt_dialect    bt_dialect;
@@ -94,6 +100,7 @@ struct bt_public {
     uint64_t          unread_ns;              /* for how long one may */
     uint64_t          polled_ns;              /* when that was last looked at */
     bt_call          *watchers;               /* list of the health Watch calls, */
+    uint32_t          n_watchers;             /* so many, */
     bool              served;                 /* and what they know of the fleet */
     bt_listener       listeners[BT_METHODS_MAX + 1]; /* [n_listeners] */
     size_t            n_listeners;
@@ -102,6 +109,7 @@ struct bt_public {
     char             *public_path, *served_name, *version, *default_sampling; /* owned */
     uint64_t          n_calls;      /* not yet freed, waiting ones too */
     uint32_t          n_streams;    /* Generate calls not yet freed */
+    bool              hung_up;      /* on a client, for too many calls, since the last poll */
     uint32_t          most_streams; /* since there was none */
     uint64_t          started_ns;
     double            last_receive;               /* Unix time of the last Generate */

@@ -200,6 +200,7 @@ void bt_public_poll(bt_public *pub)
         bt_call_release(s->call);
     }
     bt_cork_release(&pub->corks);
+    pub->hung_up = false;
     bt_public_cut_off_silent(pub);
     bt_public_listen_again(pub);
     give_back(pub);

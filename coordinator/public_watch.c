@@ -63,6 +63,7 @@ static void on_closed(bt_rpc_tag *tag, bool ok)
     *(w->prev != NULL ? &w->prev->watch.next : &call->pub->watchers) = w->next;
     if (w->next != NULL) w->next->watch.prev = w->prev;
     w->listed = false;
+    call->pub->n_watchers--;
     bt_call_release(call);
 }
 
@@ -78,6 +79,9 @@ void bt_public_watch(bt_call *call, const ProtobufCMessage *request)
                         pub, ((const Grpc__Health__V1__HealthCheckRequest *)request)->service)};
     if (pub->watchers != NULL) pub->watchers->watch.prev = call;
     pub->watchers = call;
+    if (++pub->n_watchers > BT_PUBLIC_WATCHERS)
+        grpc_call_cancel_with_status(call->call, GRPC_STATUS_RESOURCE_EXHAUSTED,
+                                     "too many calls watch: try again later", NULL);
     bt_call_watch_close(call, on_closed);
     tell(call);
 }

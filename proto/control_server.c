@@ -6,11 +6,14 @@
 
 #include "core/alloc.h"
 #include "core/clock.h"
+#include "core/rank_map.h"
 #include "proto/control_wire.h"
 #include "proto/secret.h"
 #include "proto/text.h"
 
-enum { REASON_MAX = 512, RING_INIT = 16, LOOK_S = 1 };
+enum { REASON_MAX = 512, RING_INIT = 16, LOOK_S = 1, END_S = 20 };
+/* Calls of who has not said hello: ranks do so at once. */
+enum { UNKNOWN_MAX = 2 * BT_RANKS_MAX };
 /* Of a hello.  A stranger's longer message is not unpacked, which may take many times its size. */
 enum { HELLO_BYTES = 1 << 20 };
 
@@ -30,6 +33,7 @@ struct bt_control_peer {
     grpc_byte_buffer  **queue; /* ring of messages to send */
     uint32_t            queue_cap, queue_at, n_queued;
     uint64_t            attached_ns; /* 0: it is still waited for */
+    bool                unknown;     /* counts as such */
     bool                said_hello, sending, ended, finishing;
     grpc_status_code    code; /* that ends the stream */
     char                reason[REASON_MAX];
@@ -49,9 +53,12 @@ typedef struct {
 struct bt_control_server {
     bt_rpc_loop      *loop; /* borrowed */
     grpc_server      *server;
+    uint16_t          port; /* 0: it does not listen */
     void             *method;
     bt_control_events events;
     bt_control_peer  *peers;
+    uint64_t          n_peers;   /* so many, the one that is waited for too */
+    uint32_t          n_unknown; /* calls of who has not said hello, of any method */
     bt_rpc_tag        down;
     bool              stopping, is_down;
     bool              deaf, deaf_to_strays;      /* there was no memory to wait for the next one */
@@ -68,8 +75,25 @@ static void begin(bt_control_peer *p, const grpc_op *ops, size_t n, bt_rpc_tag *
     p->n_ops++;
 }
 
+/* Whether one more may be here that has not said hello.  Else its call just ends: who begins calls
+ * and reads nothing would hold them all. */
+static bool admit(bt_control_server *s)
+{
+    if (s->n_unknown == UNKNOWN_MAX) return false;
+    s->n_unknown++;
+    return true;
+}
+
+/* It has said hello, or has gone. */
+static void is_known(bt_control_peer *p)
+{
+    if (p->unknown) p->server->n_unknown--;
+    p->unknown = false;
+}
+
 static void peer_free(bt_control_peer *p)
 {
+    is_known(p);
     if (p->prev != NULL) p->prev->next = p->next;
     if (p->server->peers == p) p->server->peers = p->next;
     if (p->next != NULL) p->next->prev = p->prev;
@@ -78,6 +102,7 @@ static void peer_free(bt_control_peer *p)
     bt_free(p->queue);
     grpc_metadata_array_destroy(&p->request_headers);
     if (p->call != NULL) grpc_call_unref(p->call);
+    p->server->n_peers--;
     bt_free(p);
 }
 
@@ -183,6 +208,7 @@ static void handle(bt_control_peer *p, grpc_byte_buffer *buffer)
         end(p, GRPC_STATUS_FAILED_PRECONDITION, "a second hello", true);
     else {
         p->said_hello = true;
+        is_known(p);
         p->server->events.message(p->server->events.ctx, p, &m);
     }
     bt_up_free(&m);
@@ -260,6 +286,12 @@ static void on_attached(bt_rpc_tag *tag, bool ok)
         done(p);
         return;
     }
+    p->unknown = admit(s);
+    if (!p->unknown) {
+        done(p);
+        listen_for_peer(s);
+        return;
+    }
     if (!knows_the_secret(p)) {
         turn_away(p);
         done(p);
@@ -295,7 +327,8 @@ static void listen_for_peer(bt_control_server *s)
     p->closed   = (bt_rpc_tag){on_closed, p};
     p->finished = (bt_rpc_tag){on_simple, p};
     p->n_ops    = 1;
-    p->next     = s->peers;
+    s->n_peers++;
+    p->next = s->peers;
     if (p->next != NULL) p->next->prev = p;
     s->peers = p;
     grpc_metadata_array_init(&p->request_headers);
@@ -349,8 +382,11 @@ static void stray_free(stray *x)
 
 static void on_answered(bt_rpc_tag *tag, bool ok)
 {
+    stray *x = tag->ctx;
+
     (void)ok;
-    stray_free(tag->ctx);
+    x->server->n_unknown--;
+    stray_free(x);
 }
 
 static void on_stray(bt_rpc_tag *tag, bool ok)
@@ -362,11 +398,11 @@ static void on_stray(bt_rpc_tag *tag, bool ok)
                                {.op = GRPC_OP_RECV_CLOSE_ON_SERVER}};
     grpc_call_error e;
 
-    if (!ok) {
+    if (ok) listen_for_stray(x->server);
+    if (!ok || !admit(x->server)) {
         stray_free(x);
         return;
     }
-    listen_for_stray(x->server);
     ops[1].data.send_status_from_server.status         = GRPC_STATUS_UNIMPLEMENTED;
     ops[1].data.send_status_from_server.status_details = &details;
     ops[2].data.recv_close_on_server.cancelled         = &x->cancelled;
@@ -419,11 +455,12 @@ bt_status bt_control_server_create(bt_rpc_loop *loop, const char *address,
     grpc_server_register_completion_queue(s->server, bt_rpc_loop_cq(loop), NULL);
     s->method =
         grpc_server_register_method(s->server, BT_CONTROL_METHOD, NULL, GRPC_SRM_PAYLOAD_NONE, 0);
-    st = bt_rpc_listen(s->server, address, NULL, port_out);
+    st = bt_rpc_listen(s->server, address, NULL, &s->port);
     grpc_server_start(s->server); /* also a server that never listened must start to be shut down */
     if (st == BT_OK) {
         listen_for_peer(s);
         listen_for_stray(s);
+        *port_out   = s->port;
         *server_out = s;
         s           = NULL; /* handed over */
     }
@@ -446,15 +483,34 @@ void bt_control_server_stop(bt_control_server *server)
     grpc_server_cancel_all_calls(server->server);
 }
 
+/* Calls that point to the server; unknown peers twice. */
+static uint64_t n_calls(const bt_control_server *s) { return s->n_peers + s->n_unknown; }
+
+/* False: nothing has completed for so long, and calls are left. */
+static bool await_calls(bt_control_server *s, uint64_t wait_ns)
+{
+    uint64_t heard_ns = bt_now_ns();
+
+    while ((!s->is_down || n_calls(s) > 0) && bt_now_ns() - heard_ns < wait_ns)
+        if (bt_rpc_loop_run_once(s->loop, bt_now_ns() + 10 * BT_NS_PER_MS) > 0)
+            heard_ns = bt_now_ns();
+    return s->is_down && n_calls(s) == 0;
+}
+
+/* Cancelled operations complete at once, however many there are; the tags point into memory that we
+ * are about to free.  Connections on which nobody reads end only when they are cut. */
+static void await_end(bt_control_server *s)
+{
+    if (await_calls(s, BT_NS_PER_S)) return;
+    bt_rpc_hang_up(s->port);
+    BT_ASSERT(await_calls(s, END_S * BT_NS_PER_S));
+}
+
 void bt_control_server_destroy(bt_control_server *server)
 {
     if (server == NULL) return;
     bt_control_server_stop(server);
-    /* Cancelled operations complete at once; the tags point into memory that we are about to free.
-     */
-    for (int i = 0; i < 2000 && (!server->is_down || server->peers != NULL); i++)
-        bt_rpc_loop_run_once(server->loop, bt_now_ns() + 10 * BT_NS_PER_MS);
-    BT_ASSERT(server->is_down && server->peers == NULL);
+    await_end(server);
     grpc_server_destroy(server->server);
     explicit_bzero(server->secret, sizeof(server->secret));
     bt_free(server);

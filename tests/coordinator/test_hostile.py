@@ -182,6 +182,55 @@ class Flood(Hostile):
         self.serves()
 
 
+class Begun(Hostile):
+    """Calls that are begun by the ten thousand, by clients that never acknowledge how many they may have, which is all that
+    binds gRPC, and read no answer: memory is bounded, others are served at once, and the end is in order."""
+    SANITIZED = any(name in os.environ for name in ("ASAN_OPTIONS", "TSAN_OPTIONS"))  # they keep what is freed, and take their time
+    CALLS = 10000 if SANITIZED else 50000
+    MAY_TAKE = 20480 * (28 << 10)  # BT_PUBLIC_ALL_CALLS, and what each holds
+
+    def begin_many(self, address, path, message=None):
+        host, port = address.rsplit(":", 1)
+        s = socket.socket()
+        self.addCleanup(s.close)
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        s.connect((host, int(port)))
+        s.settimeout(2)
+        head, body = headers(path), b"" if message is None else struct.pack(">BI", 0, len(message)) + message
+        try:
+            s.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(SETTINGS, 0, 0))
+            for n in range(0, self.CALLS, 500):
+                s.sendall(b"".join(frame(HEADERS, 4, 2 * k + 1, head) + (frame(DATA, 1, 2 * k + 1, body) if body else b"")
+                                   for k in range(n, n + 500)))
+        except OSError:  # it is no longer read, or cut off
+            pass
+
+    def check(self, address, path, message=None):
+        before = self.rss()
+        for _ in range(2):
+            self.begin_many(address, path, message)
+        self.serves()
+        took = self.rss("VmHWM") - before
+        print(f"{path}: {took / MIB:.0f} MiB taken", flush=True)
+        if not self.SANITIZED:
+            self.assertLess(took, self.MAY_TAKE)
+
+    def test_requests_that_do_not_come(self):
+        self.check(self.address, INFO)
+
+    def test_methods_that_are_not_there(self):
+        self.check(self.address, "/a/b")
+
+    def test_watchers(self):
+        self.check(self.address, WATCH, b"")
+
+    def test_strangers_at_the_control_port(self):
+        self.check(self.cell.address, "/a/b")
+
+    def test_ranks_that_say_nothing(self):
+        self.check(self.cell.address, "/baton.control.v1.Control/Attach")
+
+
 class Compressed(Hostile):
     PLAIN = 50 * MIB
 

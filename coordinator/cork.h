@@ -32,10 +32,10 @@ void           bt_cork_leave(bt_corks *corks, bt_connection *connection); /* acc
  */
 void bt_cork_hold(bt_corks *corks, bt_connection *connection);
 void bt_cork_release(bt_corks *corks);
-/* After the last leave(). */
 /* Ends the call's connection, with all its calls.  Looks at every socket.  Of a call that has been
  * cancelled gRPC no longer knows the peer. */
 void bt_cork_hang_up(const bt_corks *corks, grpc_call *call);
+/* After the last leave(). */
 void bt_cork_fini(bt_corks *corks);
 
 #endif

@@ -170,6 +170,9 @@ bt_part bt_schema_object(bt_schema *s, const json_t *schema, const bt_schema_at 
 bt_part bt_schema_array(bt_schema *s, const json_t *schema, const bt_schema_at *at);
 bt_part bt_schema_string(bt_schema *s, const json_t *schema, const bt_schema_at *at);
 bt_part bt_schema_number(bt_schema *s, const json_t *schema, bool integer, const bt_schema_at *at);
+/* The number that a keyword says; NULL where it is not there.  Anything else is refused. */
+const json_t *bt_schema_bound(bt_schema *s, const json_t *schema, const char *keyword,
+                              const bt_schema_at *at);
 /* min to max items, but for none, of which no two are equal: each of a list of values. */
 bt_part bt_schema_unique(bt_schema *s, const json_t *items, uint32_t min, uint32_t max,
                          const bt_schema_at *at);

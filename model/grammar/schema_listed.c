@@ -22,23 +22,12 @@ static bool keeps_length(bt_schema *s, const json_t *schema, const json_t *v,
            n <= bt_schema_count(s, schema, "maxLength", BT_UNLIMITED, at);
 }
 
-/* A bound that is not there is kept. */
-static const json_t *number_of(bt_schema *s, const json_t *schema, const char *keyword,
-                               const bt_schema_at *at)
-{
-    const json_t *bound = json_object_get(schema, keyword);
-
-    if (bound != NULL && !json_is_number(bound))
-        bt_schema_unexpected(s, schema, keyword, at, "a number");
-    return bound;
-}
-
 static bool keeps_range(bt_schema *s, const json_t *schema, const json_t *v, const bt_schema_at *at)
 {
-    const json_t *min   = number_of(s, schema, "minimum", at);
-    const json_t *max   = number_of(s, schema, "maximum", at);
-    const json_t *above = number_of(s, schema, "exclusiveMinimum", at);
-    const json_t *below = number_of(s, schema, "exclusiveMaximum", at);
+    const json_t *min   = bt_schema_bound(s, schema, "minimum", at);
+    const json_t *max   = bt_schema_bound(s, schema, "maximum", at);
+    const json_t *above = bt_schema_bound(s, schema, "exclusiveMinimum", at);
+    const json_t *below = bt_schema_bound(s, schema, "exclusiveMaximum", at);
 
     return (min == NULL || !bt_schema_is_less(v, min)) &&
            (max == NULL || !bt_schema_is_less(max, v)) &&

@@ -96,12 +96,13 @@ static bound bound_of(const json_t *v, bool excluded)
     return b;
 }
 
-static void expect_number(bt_schema *s, const json_t *schema, const char *keyword,
-                          const bt_schema_at *at)
+const json_t *bt_schema_bound(bt_schema *s, const json_t *schema, const char *keyword,
+                              const bt_schema_at *at)
 {
     const json_t *v = json_object_get(schema, keyword);
 
     if (v != NULL && !json_is_number(v)) bt_schema_unexpected(s, schema, keyword, at, "a number");
+    return v;
 }
 
 /* 1: no number that comes is as large, -1: none is as small. */
@@ -118,12 +119,11 @@ static int beyond(const json_t *v)
 static bound read_bound(bt_schema *s, const json_t *schema, const char *including,
                         const char *excluding, int sign, const bt_schema_at *at)
 {
-    const json_t *in = json_object_get(schema, including), *ex = json_object_get(schema, excluding);
+    const json_t *in = bt_schema_bound(s, schema, including, at);
+    const json_t *ex = bt_schema_bound(s, schema, excluding, at);
     double        a = json_number_value(in) * sign, b = json_number_value(ex) * sign;
     bool          excluded = ex != NULL && (in == NULL || b >= a);
 
-    expect_number(s, schema, including, at);
-    expect_number(s, schema, excluding, at);
     if (s->g->st != BT_OK || (in == NULL && ex == NULL)) return (bound){0};
     if (beyond(excluded ? ex : in) * sign < 0) return (bound){0};
     if (beyond(excluded ? ex : in) * sign > 0)

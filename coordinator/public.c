@@ -486,18 +486,14 @@ void bt_public_drain(bt_public *pub)
 
 uint32_t bt_public_n_streams(const bt_public *pub) { return pub->n_streams; }
 
-/* Cancelled operations complete at once, however many there are; their tags point into what is
- * about to be freed. */
-static void await_end(bt_public *pub)
+/* Else it goes on, as it does by polls. */
+static bool is_over(void *pub_)
 {
-    uint64_t heard_ns = bt_now_ns();
+    bt_public *pub = pub_;
 
-    while ((!pub->is_down || pub->n_calls > 0) && bt_now_ns() - heard_ns < END_S * BT_NS_PER_S) {
-        bt_public_poll(pub);
-        if (bt_rpc_loop_run_once(pub->loop, bt_now_ns() + 10 * BT_NS_PER_MS) > 0)
-            heard_ns = bt_now_ns();
-    }
-    BT_ASSERT(pub->is_down && pub->n_calls == 0);
+    if (pub->is_down && pub->n_calls == 0) return true;
+    bt_public_poll(pub);
+    return false;
 }
 
 void bt_public_destroy(bt_public *pub)
@@ -509,7 +505,9 @@ void bt_public_destroy(bt_public *pub)
         grpc_server_shutdown_and_notify(pub->server, bt_rpc_loop_cq(pub->loop), &pub->down);
         bt_rpc_loop_begin(pub->loop);
         grpc_server_cancel_all_calls(pub->server);
-        await_end(pub);
+        /* Cancelled operations complete at once, however many there are; their tags point into
+         * what is about to be freed. */
+        BT_ASSERT(bt_rpc_loop_await(pub->loop, is_over, pub, END_S * BT_NS_PER_S));
         grpc_server_destroy(pub->server);
     }
     bt_cork_fini(&pub->corks);

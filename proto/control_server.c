@@ -486,14 +486,10 @@ void bt_control_server_stop(bt_control_server *server)
 /* Calls that point to the server; unknown peers twice. */
 static uint64_t n_calls(const bt_control_server *s) { return s->n_peers + s->n_unknown; }
 
-/* False: nothing has completed for so long, and calls are left. */
-static bool await_calls(bt_control_server *s, uint64_t wait_ns)
+static bool is_over(void *server)
 {
-    uint64_t heard_ns = bt_now_ns();
+    const bt_control_server *s = server;
 
-    while ((!s->is_down || n_calls(s) > 0) && bt_now_ns() - heard_ns < wait_ns)
-        if (bt_rpc_loop_run_once(s->loop, bt_now_ns() + 10 * BT_NS_PER_MS) > 0)
-            heard_ns = bt_now_ns();
     return s->is_down && n_calls(s) == 0;
 }
 
@@ -501,9 +497,9 @@ static bool await_calls(bt_control_server *s, uint64_t wait_ns)
  * are about to free.  Connections on which nobody reads end only when they are cut. */
 static void await_end(bt_control_server *s)
 {
-    if (await_calls(s, BT_NS_PER_S)) return;
+    if (bt_rpc_loop_await(s->loop, is_over, s, BT_NS_PER_S)) return;
     bt_rpc_hang_up(s->port);
-    BT_ASSERT(await_calls(s, END_S * BT_NS_PER_S));
+    BT_ASSERT(bt_rpc_loop_await(s->loop, is_over, s, END_S * BT_NS_PER_S));
 }
 
 void bt_control_server_destroy(bt_control_server *server)

@@ -160,6 +160,17 @@ uint32_t bt_rpc_loop_spin_once(bt_rpc_loop *loop, uint64_t deadline_ns)
     return run(loop, deadline_ns, false);
 }
 
+bool bt_rpc_loop_await(bt_rpc_loop *loop, bool (*is_over)(void *ctx), void *ctx, uint64_t wait_ns)
+{
+    uint64_t heard_ns = bt_now_ns();
+
+    while (!is_over(ctx)) {
+        if (bt_now_ns() - heard_ns >= wait_ns) return false;
+        if (bt_rpc_loop_run_once(loop, bt_now_ns() + 10 * BT_NS_PER_MS) > 0) heard_ns = bt_now_ns();
+    }
+    return true;
+}
+
 void bt_rpc_loop_defer(bt_rpc_loop *loop, bt_rpc_later *later)
 {
     later->next    = loop->deferred;

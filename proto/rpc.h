@@ -41,7 +41,10 @@ grpc_completion_queue *bt_rpc_loop_cq(bt_rpc_loop *loop);
  * deadline_ns (bt_now_ns clock) for one, and returns with it, so that what it brings is acted upon
  * before anything else.  Returns how many. */
 uint32_t bt_rpc_loop_run_once(bt_rpc_loop *loop, uint64_t deadline_ns);
-/* The same without sleep: looks again and again, so that its core neither halts nor works for
+/* Runs it until is_over(), which is asked before each look.  False: nothing has completed for
+ * wait_ns, and it is not. */
+bool bt_rpc_loop_await(bt_rpc_loop *loop, bool (*is_over)(void *ctx), void *ctx, uint64_t wait_ns);
+/* As run_once(), without sleep: looks again and again, so that its core neither halts nor works for
  * others meanwhile. */
 uint32_t bt_rpc_loop_spin_once(bt_rpc_loop *loop, uint64_t deadline_ns);
 /* Operations in flight that will still complete; every starter counts with begin(), each completion

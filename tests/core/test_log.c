@@ -195,24 +195,33 @@ static uint32_t count_left_out(const char *text)
     return n;
 }
 
-static void bound_place_leaves_out_lines_and_says_how_many(void)
+/* What a process that writes too many lines has put into its log; returns how many there are. */
+static uint32_t written_by(void (*write_to)(int err), char *text, size_t capacity)
 {
-    static char text[1 << 21];
-    char        path[] = "/tmp/bt-log-XXXXXX";
-    int         fd = mkstemp(path), status = -1;
-    const char *flood;
-    uint32_t    n;
-    pid_t       child;
+    char     path[] = "/tmp/bt-log-XXXXXX";
+    int      fd = mkstemp(path), status = -1;
+    uint32_t n;
+    pid_t    child;
 
     text[0] = '\0';
     EXPECT(fd >= 0 && unlink(path) == 0);
     child = fork();
-    if (child == 0) log_from_two_places(fd);
+    if (child == 0) write_to(fd);
     EXPECT(waitpid(child, &status, 0) == child && status == 0);
     lseek(fd, 0, SEEK_SET);
-    read_all(fd, text, sizeof(text));
+    read_all(fd, text, capacity);
     n = count_lines(text);
     EXPECT(n > BT_LOG_BURST && n < LINES - 100);
+    close(fd);
+    return n;
+}
+
+static void bound_place_leaves_out_lines_and_says_how_many(void)
+{
+    static char text[1 << 21];
+    const char *flood;
+    uint32_t    n = written_by(log_from_two_places, text, sizeof(text));
+
     flood = strstr(text, "another place at once, after ");
     EXPECT(flood != NULL);
     if (flood != NULL)
@@ -222,7 +231,6 @@ static void bound_place_leaves_out_lines_and_says_how_many(void)
                      "\u00e9\u2027\u202f\u2065\u206a\u4f60\U0001f600\n");
     EXPECT_HAS(text, " ??[2J\xe2\n");
     EXPECT_EQ(count_left_out(text), LINES + 1 - n);
-    close(fd);
 }
 
 /* Of more places than are told apart, the last ones share what a place may write; a line too long
@@ -245,23 +253,10 @@ static void log_from_many_places(int err)
 static void places_without_number_are_bound_together(void)
 {
     static char text[1 << 21];
-    char        path[] = "/tmp/bt-log-XXXXXX";
-    int         fd = mkstemp(path), status = -1;
-    uint32_t    n;
-    pid_t       child;
 
-    text[0] = '\0';
-    EXPECT(fd >= 0 && unlink(path) == 0);
-    child = fork();
-    if (child == 0) log_from_many_places(fd);
-    EXPECT(waitpid(child, &status, 0) == child && status == 0);
-    lseek(fd, 0, SEEK_SET);
-    read_all(fd, text, sizeof(text));
-    n = count_lines(text);
-    EXPECT(n > BT_LOG_BURST && n < LINES - 100);
+    written_by(log_from_many_places, text, sizeof(text));
     EXPECT(strcspn(text, "\n") > 1000);
     EXPECT_HAS(strchr(text, '\n'), "places.c:0 line 0 of many\n");
-    close(fd);
 }
 
 static void error_text_is_printable_too(void)

@@ -21,7 +21,8 @@
 #include <sanitizer/common_interface_defs.h>
 #endif
 
-/* Saves the callee-saved registers and the stack pointer at *from; goes on at `to`. */
+/* Saves the callee-saved registers and the stack pointer at *from; goes on at `to`.  By a jump: a
+ * return elsewhere than where the call came from is mispredicted each time. */
 extern "C" void simt_switch(void **from, void *to);
 #if defined(__x86_64__)
 __asm__(".text\n"
@@ -32,7 +33,7 @@ __asm__(".text\n"
         "  movq %rsp, (%rdi)\n"
         "  movq %rsi, %rsp\n"
         "  popq %r15\n  popq %r14\n  popq %r13\n  popq %r12\n  popq %rbx\n  popq %rbp\n"
-        "  ret\n"
+        "  popq %rcx\n  jmp *%rcx\n"
         ".size simt_switch, .-simt_switch\n");
 /* What it takes from a stack: registers, then where it returns to; above, where that would. */
 enum { FRAME_WORDS = 8, FRAME_RETURN = 6 };
@@ -134,7 +135,7 @@ unsigned    lane(void) { return g_self % WARP; }
 static uint64_t random_below(uint64_t n)
 {
     g_random = g_random * 6364136223846793005u + 1442695040888963407u;
-    return (g_random >> 33) % n;
+    return (g_random >> 32) * n >> 32; /* n < 2^32 */
 }
 
 /* ---- switching */
@@ -180,10 +181,13 @@ static void fiber_main(void)
     abort();
 }
 
+/* Stacks begin a few lines apart from each other within their pages: else all that a warp's threads
+ * touch lies in the same few sets of the first-level cache. */
 static void prepare(fiber &f)
 {
     if (!f.stack) f.stack.reset(new char[STACK_BYTES]);
-    void **top = (void **)(((uintptr_t)f.stack.get() + STACK_BYTES) & ~(uintptr_t)15);
+    size_t below = (size_t)(&f - g_fibers.data()) % 32 * 128;
+    void **top   = (void **)(((uintptr_t)f.stack.get() + STACK_BYTES - below) & ~(uintptr_t)15);
 
 #ifdef SIMT_ASAN /* the outermost frames of the thread that ended here never returned */
     __asan_unpoison_memory_region((char *)top - OUTER_BYTES, OUTER_BYTES);
@@ -228,11 +232,13 @@ static bool release_warp(unsigned first, unsigned n_lanes)
     bool any = false;
 
     for (unsigned i = first; i < first + n_lanes; i++) {
-        fiber   &f        = g_fibers[i];
+        fiber &f = g_fibers[i];
+
+        if (f.st != AT_WARP) continue;
+
         void    *args[32] = {};
         uint32_t here     = 0;
 
-        if (f.st != AT_WARP) continue;
         for (unsigned j = first; j < first + n_lanes; j++) {
             fiber &g = g_fibers[j];
 
@@ -447,11 +453,14 @@ struct mma_arg {
 static float low_of(uint32_t v) { return bt_bf16_to_f32((bt_bf16)v); }
 static float high_of(uint32_t v) { return bt_bf16_to_f32((bt_bf16)(v >> 16)); }
 
+typedef float row8 __attribute__((vector_size(32)));
+
 /* D[16][8] += A[16][16] B[16][8].  A product of two bf16 is exact in fp32, so each step is a fused
  * multiply-add; k ascends. */
 static void multiply(void *const arg[32])
 {
-    float a[16][16], b[16][8], d[16][8];
+    float a[16][16];
+    row8  b[16], d[16];
 
     for (int l = 0; l < 32; l++) {
         const mma_arg *m = (const mma_arg *)arg[l];
@@ -472,8 +481,7 @@ static void multiply(void *const arg[32])
     }
     for (int row = 0; row < 16; row++)
         for (int k = 0; k < 16; k++)
-            for (int col = 0; col < 8; col++)
-                d[row][col] += a[row][k] * b[k][col];
+            d[row] += a[row][k] * b[k];
     for (int l = 0; l < 32; l++)
         for (int q = 0; q < 4; q++)
             ((const mma_arg *)arg[l])->d[q] = d[l / 4 + q / 2 * 8][2 * (l % 4) + q % 2];

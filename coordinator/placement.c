@@ -92,6 +92,21 @@ static uint32_t prefix_pages(const bt_relay *r, const bt_relay_request *q, uint3
     return bt_prefix_index_rematch(index, n, q->keys, &q->matches[rank]);
 }
 
+/* Of them, those that requests which decode there hold: they count already. */
+static uint32_t held_pages(const bt_relay *r, const bt_relay_request *q, uint32_t rank)
+{
+    const bt_rank_state *k    = &r->ranks[rank];
+    bt_prefix_match      none = {0}, *m = q->matches != NULL ? &q->matches[rank] : &none;
+    uint32_t             n = prefix_pages(r, q, rank);
+
+    if (m->held_version == k->held.version) return m->n_held;
+    m->held_version = k->held.version;
+    m->n_held       = 0;
+    for (uint32_t i = 0; i < n; i++)
+        m->n_held += bt_held_pages_has(&k->held, bt_prefix_index_page(&k->index, &q->keys[i]));
+    return m->n_held;
+}
+
 /* Pages for what is known, and for the next token of each open choice; the prompt's full pages
  * once. */
 static uint32_t pages_now(const bt_relay *r, const bt_relay_request *q)
@@ -113,16 +128,17 @@ static bool is_better(const bt_relay *r, uint32_t rank, int64_t much, int best, 
     return r->ranks[rank].index.n_new < r->ranks[best].index.n_new;
 }
 
-/* Pages that the decode rank would hold with the request, which needs so many; cached ones of its
- * prefix count once. */
+/* Pages that the decode rank would hold with the request, which needs so many; those that others
+ * hold too count once. */
 static int64_t pages_with(const bt_relay *r, const bt_relay_request *q, uint32_t need,
                           uint32_t rank)
 {
-    return (int64_t)r->ranks[rank].taken_pages + need - prefix_pages(r, q, rank);
+    return (int64_t)r->ranks[rank].taken_pages + need - held_pages(r, q, rank);
 }
 
-/* The decode rank that would hold the fewest pages, of those that have room for it beside `others`
- * pages and are not kept for an older request. */
+/* The decode rank that would hold the fewest pages, those of its prefix that are in the cache not
+ * counted, since they need not be sent; of those that have room for it beside `others` pages and
+ * are not kept for an older request. */
 static int choose_decode(const bt_relay *r, const bt_relay_request *q, uint32_t others,
                          uint64_t now_ns)
 {
@@ -132,15 +148,15 @@ static int choose_decode(const bt_relay *r, const bt_relay_request *q, uint32_t 
 
     for (uint32_t i = 0; i < r->cfg.n_ranks; i++) {
         const bt_rank_state *k = &r->ranks[i];
-        int64_t              all;
+        int64_t              much;
 
-        if (!bt_relay_decodes(r, i) || k->kept) continue;
-        all = pages_with(r, q, need, i);
-        if (all + others > k->limits.n_pages || k->refused_until_ns > now_ns) continue;
+        if (!bt_relay_decodes(r, i) || k->kept || k->refused_until_ns > now_ns) continue;
+        if (pages_with(r, q, need, i) + others > k->limits.n_pages) continue;
         if (!bt_rank_has_rows(k, q->n_open)) continue;
-        if (is_better(r, i, all, best, least)) {
+        much = (int64_t)k->taken_pages + need - prefix_pages(r, q, i);
+        if (is_better(r, i, much, best, least)) {
             best  = (int)i;
-            least = all;
+            least = much;
         }
     }
     return best;
@@ -218,6 +234,26 @@ static void hold(bt_rank_state *k, uint64_t now_ns)
     if (k->n_held++ == 0) k->progress_ns = now_ns;
 }
 
+/* The prompt's pages, of which the ticket names those that others hold too. */
+static void count_held(bt_relay *r, bt_relay_request *q, bool comes)
+{
+    bt_rank_state *k = &r->ranks[q->decode_rank];
+
+    k->taken_pages -= k->held.n_found;
+    bt_held_pages_count(&k->held, q->n_held / r->cfg.page_tokens, q->n_held_pages, q->held_pages,
+                        comes);
+    k->taken_pages += k->held.n_found;
+}
+
+static void forget_held(bt_relay *r, bt_relay_request *q)
+{
+    if (q->held_pages == NULL) return;
+    count_held(r, q, false);
+    bt_free(q->held_pages);
+    q->held_pages   = NULL;
+    q->n_held_pages = 0;
+}
+
 void bt_relay_free_decode(bt_relay *relay, bt_relay_request *q)
 {
     bt_rank_state *k = &relay->ranks[q->decode_rank];
@@ -227,6 +263,7 @@ void bt_relay_free_decode(bt_relay *relay, bt_relay_request *q)
     q->decode_holds = false;
     k->taken_pages -= q->decode_pages;
     q->decode_pages = 0;
+    forget_held(relay, q);
     k->n_choices -= q->decode_choices;
     k->n_held--;
     k->refused_until_ns = 0; /* there is room again */
@@ -311,7 +348,7 @@ static void reserve(bt_relay *r, bt_relay_request *q, uint32_t decode, uint32_t 
     q->decode_holds   = true;
     q->decode_choices = q->n_open;
     r->ranks[decode].n_choices += q->n_open;
-    q->n_held = prefix_pages(r, q, decode) * r->cfg.page_tokens;
+    q->n_held = held_pages(r, q, decode) * r->cfg.page_tokens;
     count_decode_pages(r, q);
     hold(&r->ranks[decode], now_ns);
     q->prefill_counts = rest_of(r, q, prefill);
@@ -481,6 +518,22 @@ static bool pages_are_sound(const bt_relay *r, const bt_relay_request *q, const 
     return true;
 }
 
+/* What the request holds by its ticket; false: out of memory. */
+static bool take_held(bt_relay *r, bt_relay_request *q, const bt_up *ticket)
+{
+    uint32_t n = q->n_prompt / r->cfg.page_tokens;
+
+    q->held_pages = n == 0 ? NULL : bt_calloc(n, sizeof(*q->held_pages));
+    if (q->held_pages == NULL && n > 0) return false;
+    for (uint32_t i = 0; i < n; i++)
+        q->held_pages[i] = ticket->u.ticket.pages[i].id;
+    q->n_held_pages = n;
+    q->n_held       = ticket->u.ticket.held;
+    count_decode_pages(r, q);
+    if (n > 0) count_held(r, q, true);
+    return true;
+}
+
 static void prefill(bt_relay *r, bt_relay_request *q, bt_up *ticket, uint64_t now_ns)
 {
     bt_down          m = {.kind = BT_DOWN_PREFILL};
@@ -505,7 +558,7 @@ static void prefill(bt_relay *r, bt_relay_request *q, bt_up *ticket, uint64_t no
         ticket->u.ticket.form_map = NULL;
     }
     bt_prefix_index_add(&r->ranks[q->prefill_rank].index, q->n_keys, q->keys);
-    bt_prefix_index_add(&r->ranks[q->decode_rank].index, q->n_keys, q->keys);
+    bt_prefix_index_add_pages(&r->ranks[q->decode_rank].index, q->n_keys, q->keys, q->held_pages);
 
     bt_relay_turn(r, q, BT_PREFILL);
     q->heard_ns = now_ns;
@@ -542,7 +595,9 @@ void bt_relay_ticket(bt_relay *relay, uint32_t rank, bt_up *m, uint64_t now_ns)
             bt_relay_pages(relay, q->n_prompt), relay->ranks[rank].limits.n_pages);
         return;
     }
-    q->n_held = m->u.ticket.held;
-    count_decode_pages(relay, q);
+    if (!take_held(relay, q, m)) {
+        bt_relay_end_no_memory(relay, q);
+        return;
+    }
     prefill(relay, q, m, now_ns);
 }

@@ -1,5 +1,6 @@
 #include "coordinator/prefix_index.h"
 
+#include <stdbool.h>
 #include <sys/random.h>
 
 #include "core/alloc.h"
@@ -46,7 +47,9 @@ bt_status bt_prefix_index_init(bt_prefix_index *index, uint32_t n_pages)
     while (index->n_slots / 2 < n_pages && index->n_slots < 1u << 30)
         index->n_slots *= 2;
     index->slots = bt_calloc(index->n_slots, sizeof(*index->slots));
-    BT_REQUIRE(index->slots != NULL, BT_ERR_NO_MEMORY, "index of %u pages", n_pages);
+    index->pages = bt_calloc(index->n_slots, sizeof(*index->pages));
+    BT_REQUIRE(index->slots != NULL && index->pages != NULL, BT_ERR_NO_MEMORY, "index of %u pages",
+               n_pages);
 out:
     return st;
 }
@@ -54,23 +57,42 @@ out:
 void bt_prefix_index_fini(bt_prefix_index *index)
 {
     bt_free(index->slots);
+    bt_free(index->pages);
     *index = (bt_prefix_index){0};
 }
 
-static uint64_t *slot_of(const bt_prefix_index *index, const bt_page_key *key)
+static uint32_t slot_of(const bt_prefix_index *index, const bt_page_key *key)
 {
-    return &index->slots[key->lo & (index->n_slots - 1)];
+    return (uint32_t)key->lo & (index->n_slots - 1);
 }
 
 void bt_prefix_index_add(bt_prefix_index *index, uint32_t n, const bt_page_key *keys)
 {
-    for (uint32_t i = 0; i < n; i++) {
-        uint64_t *slot = slot_of(index, &keys[i]);
+    bt_prefix_index_add_pages(index, n, keys, NULL);
+}
 
-        index->n_new += *slot != keys[i].hi;
-        *slot = keys[i].hi;
+void bt_prefix_index_add_pages(bt_prefix_index *index, uint32_t n, const bt_page_key *keys,
+                               const uint32_t *pages)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t slot   = slot_of(index, &keys[i]);
+        bool     is_new = index->slots[slot] != keys[i].hi;
+
+        index->n_new += is_new;
+        index->slots[slot] = keys[i].hi;
+        if (pages != NULL)
+            index->pages[slot] = pages[i];
+        else if (is_new)
+            index->pages[slot] = BT_NO_PAGE;
     }
     index->version++;
+}
+
+uint32_t bt_prefix_index_page(const bt_prefix_index *index, const bt_page_key *key)
+{
+    uint32_t slot = slot_of(index, key);
+
+    return index->slots[slot] == key->hi ? index->pages[slot] : BT_NO_PAGE;
 }
 
 uint32_t bt_prefix_index_match(const bt_prefix_index *index, uint32_t n, const bt_page_key *keys)
@@ -78,7 +100,7 @@ uint32_t bt_prefix_index_match(const bt_prefix_index *index, uint32_t n, const b
     uint32_t found = 0;
 
     for (uint32_t i = 0; i < n && i - found < GAP_MAX; i++)
-        if (*slot_of(index, &keys[i]) == keys[i].hi) found = i + 1;
+        if (index->slots[slot_of(index, &keys[i])] == keys[i].hi) found = i + 1;
     return found;
 }
 
@@ -86,6 +108,7 @@ uint32_t bt_prefix_index_rematch(const bt_prefix_index *index, uint32_t n, const
                                  bt_prefix_match *last)
 {
     if (last->version != index->version)
-        *last = (bt_prefix_match){index->version, bt_prefix_index_match(index, n, keys)};
+        *last = (bt_prefix_match){.version = index->version,
+                                  .n_pages = bt_prefix_index_match(index, n, keys)};
     return last->n_pages;
 }

@@ -13,12 +13,15 @@
 
 #include "core/status.h"
 
+#define BT_NO_PAGE UINT32_MAX
+
 typedef struct {
     uint64_t lo, hi; /* as 16 bytes on the wire */
 } bt_page_key;
 
 typedef struct {
     uint64_t *slots; /* owned */
+    uint32_t *pages; /* owned [n_slots]: where the rank has it, as it said last; or BT_NO_PAGE */
     uint32_t  n_slots;
     uint32_t  version; /* counts what was added, from 1 */
     uint64_t  n_new;   /* pages that were not there when they were added, since it was 0 */
@@ -27,6 +30,7 @@ typedef struct {
 /* What a match found, of a version; zeroed: nothing yet. */
 typedef struct {
     uint32_t version, n_pages;
+    uint32_t held_version, n_held; /* of n_pages: those that requests hold (bt_held_pages) */
 } bt_prefix_match;
 
 /* A new one, drawn at random; never 0. */
@@ -39,6 +43,11 @@ bt_status bt_page_keys(uint64_t seed, uint32_t page_tokens, uint32_t n_prompt,
 bt_status bt_prefix_index_init(bt_prefix_index *index, uint32_t n_pages); /* NO_MEMORY */
 void      bt_prefix_index_fini(bt_prefix_index *index);
 void      bt_prefix_index_add(bt_prefix_index *index, uint32_t n, const bt_page_key *keys);
+/* The same, of pages that the rank has named. */
+void bt_prefix_index_add_pages(bt_prefix_index *index, uint32_t n, const bt_page_key *keys,
+                               const uint32_t *pages);
+/* The page of that key, BT_NO_PAGE where it is not known. */
+uint32_t bt_prefix_index_page(const bt_prefix_index *index, const bt_page_key *key);
 /* How many of the first pages are probably there: a key stands for all pages before its own too, so
  * that it makes up for a few before it that were overwritten. */
 uint32_t bt_prefix_index_match(const bt_prefix_index *index, uint32_t n, const bt_page_key *keys);

@@ -103,6 +103,8 @@ bt_status bt_relay_create(const bt_relay_config *config, const bt_relay_events *
     BT_TRY(bt_relay_seat_ranks(r, config->seats));
     for (uint32_t i = 0; i < config->n_ranks; i++)
         BT_TRY(bt_prefix_index_init(&r->ranks[i].index, config->ranks[i].n_pages));
+    for (uint32_t i = 0; i < config->n_ranks; i++)
+        BT_TRY(bt_held_pages_init(&r->ranks[i].held, config->ranks[i].n_pages));
     r->prefix_seed = config->prefix_seed != 0 ? config->prefix_seed : bt_prefix_seed();
     *relay_out     = r;
     r              = NULL; /* handed over */
@@ -120,8 +122,10 @@ void bt_relay_destroy(bt_relay *relay)
         request_free(relay, relay->placed.first);
     bt_table_fini(&relay->numbers);
     bt_table_fini(&relay->names);
-    for (uint32_t i = 0; relay->ranks != NULL && i < relay->cfg.n_ranks; i++)
+    for (uint32_t i = 0; relay->ranks != NULL && i < relay->cfg.n_ranks; i++) {
         bt_prefix_index_fini(&relay->ranks[i].index);
+        bt_held_pages_fini(&relay->ranks[i].held);
+    }
     bt_free(relay->seats[0].ranks);
     bt_free(relay->seats[1].ranks);
     bt_free(relay->ranks);
@@ -254,6 +258,8 @@ void bt_relay_requeue(bt_relay *r, bt_relay_request *q, bool abort_decode, uint6
     again->resumed            = true;
     again->decode_holds = again->prefill_holds = false;
     again->prefill_counts = again->decode_pages = again->prefill_pages = 0;
+    again->held_pages   = NULL; /* these stay with the placement */
+    again->n_held_pages = 0;
     bt_relay_forget_early(again);
     again->heard_ns = now_ns;
     bt_table_remove(&r->names, q->name_key);

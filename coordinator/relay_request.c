@@ -53,6 +53,7 @@ void bt_relay_request_destroy(bt_relay_request *q)
     bt_free(q->prompt);
     bt_relay_forget_keys(q);
     bt_free(q->form_map);
+    bt_free(q->held_pages);
     bt_sampling_free(&q->sampling);
     bt_free(q);
 }

@@ -2,6 +2,7 @@
 #ifndef BT_COORDINATOR_RELAY_STATE_H
 #define BT_COORDINATOR_RELAY_STATE_H
 
+#include "coordinator/held_pages.h"
 #include "coordinator/prefix_index.h"
 #include "coordinator/relay.h"
 #include "coordinator/relay_view.h"
@@ -29,9 +30,10 @@ struct bt_relay_request {
     void                  *client;
     bt_relay_request_state state;
     uint32_t               n_prompt;
-    uint32_t        *prompt; /* owned: copied into each Prefill, since it may be placed again */
-    bt_page_key     *keys;   /* owned: of the prompt's full pages */
-    uint32_t         n_keys;
+    uint32_t    *prompt; /* owned: copied into each Prefill, since it may be placed again */
+    bt_page_key *keys;   /* owned: of the prompt's full pages */
+    uint32_t     n_keys, n_held_pages;
+    uint32_t    *held_pages;  /* owned: the prompt's full pages at its decode rank, by the ticket */
     bt_prefix_match *matches; /* owned [ranks of its relay]: what each has of them; may be NULL */
     void       *form_map; /* owned: how its prompt was computed, for a replay; NULL: by its role */
     size_t      n_form_map_bytes;
@@ -57,7 +59,8 @@ enum { BT_SEATED_PREFILL, BT_SEATED_DECODE, BT_UNSEATED }; /* with both roles: t
 
 typedef struct {
     bt_relay_rank limits;
-    uint32_t      taken_pages;           /* by placed requests */
+    uint32_t      taken_pages;           /* by placed requests: their own, and held.n_found */
+    bt_held_pages held;                  /* of those that decode there */
     uint32_t      n_held;                /* requests that were sent to it and not Released */
     uint32_t      n_choices;             /* of those that decode there */
     uint64_t      prefill_tokens;        /* to be computed there, first token not seen */

@@ -140,12 +140,100 @@ static void relay_late_rank_takes_turns(void)
     sim_fini(&s);
 }
 
+/* A ticket that names these pages, of which the first n_found were in the cache. */
+static bt_up ticket_of(const sim_client *c, uint32_t n_found, uint32_t n, const uint32_t *ids)
+{
+    bt_up m = sim_ticket(c->number, n);
+
+    m.u.ticket.held = n_found * SIM_PAGE;
+    for (uint32_t i = 0; i < n; i++)
+        m.u.ticket.pages[i].id = ids[i];
+    return m;
+}
+
+static void end_at_once(sim *s, const sim_client *c)
+{
+    bt_relay_abort_client(s->relay, c, c->name, "gone");
+    for (uint32_t rank = 0; rank < 2; rank++)
+        sim_tell(s, rank, sim_released(c->number));
+}
+
+/* Each once: while its owner is there, when only those are left who found it, and when somebody
+ * finds it whom nobody holds it beside.  All prompts are alike. */
+static void relay_pages_that_were_found_count_while_they_are_held(void)
+{
+    static const uint32_t PAGES[][4] = {
+        {0, 1, 2, 3},
+        {0, 1, 2, 4},
+        {0, 1, 2, 5},
+        {0, 1, 2, 6}
+    };
+    sim        s;
+    sim_client c[4], big;
+    char       name[8];
+
+    sim_init(&s, 1, 1, 2, 16);
+    for (uint32_t i = 0; i < 3; i++) {
+        snprintf(name, sizeof(name), "%u", i);
+        EXPECT_EQ(sim_submit(&s, &c[i], name, 13, 2, 100), BT_OK);
+        EXPECT_EQ(sim_loads(&s).used_tokens, (4 + i) * SIM_PAGE);
+        sim_tell(&s, 1, ticket_of(&c[i], i == 0 ? 0 : 3, 4, PAGES[i]));
+        EXPECT_EQ(sim_loads(&s).used_tokens, (4 + i) * SIM_PAGE);
+    }
+    end_at_once(&s, &c[0]);
+    EXPECT_EQ(sim_loads(&s).used_tokens, 5 * SIM_PAGE);
+    end_at_once(&s, &c[1]);
+    EXPECT_EQ(sim_loads(&s).used_tokens, 4 * SIM_PAGE);
+    end_at_once(&s, &c[2]);
+    EXPECT_EQ(sim_loads(&s).used_tokens, 0);
+
+    EXPECT_EQ(sim_submit(&s, &c[3], "3", 13, 2, 100), BT_OK);
+    EXPECT_EQ(sim_loads(&s).used_tokens, 4 * SIM_PAGE);
+    sim_tell(&s, 1, ticket_of(&c[3], 3, 4, PAGES[3]));
+    EXPECT_EQ(sim_loads(&s).used_tokens, 4 * SIM_PAGE);
+    s.first_token = 7;
+    EXPECT_EQ(sim_submit(&s, &big, "big", 50, 2, 100), BT_OK); /* 13 pages: there are 12 */
+    EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 4);
+    end_at_once(&s, &c[3]);
+    EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 5);
+    bt_relay_stop(s.relay, GRPC_STATUS_UNAVAILABLE, "end");
+    sim_fini(&s);
+}
+
+/* Its 12 pages do not fit beside 12, but it shares 11 of them, also with one that found them. */
+static void relay_request_that_fits_by_sharing_is_placed(void)
+{
+    uint32_t   ids[12];
+    sim        s;
+    sim_client c[3];
+
+    sim_init(&s, 0, 0, 1, 16);
+    for (uint32_t i = 0; i < 12; i++)
+        ids[i] = i;
+    EXPECT_EQ(sim_submit(&s, &c[0], "0", 45, 2, 100), BT_OK);
+    sim_tell(&s, 0, ticket_of(&c[0], 0, 12, ids));
+    for (uint32_t i = 1; i < 3; i++) {
+        EXPECT_EQ(sim_submit(&s, &c[i], i == 1 ? "1" : "2", 45, 2, 100), BT_OK);
+        EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 1 + i);
+        ids[11] = 11 + i;
+        sim_tell(&s, 0, ticket_of(&c[i], 11, 12, ids));
+        EXPECT_EQ(sim_loads(&s).used_tokens, 13 * SIM_PAGE);
+        bt_relay_abort_client(s.relay, &c[i - 1], c[i - 1].name, "gone");
+        sim_tell(&s, 0, sim_released(c[i - 1].number));
+        EXPECT_EQ(sim_loads(&s).used_tokens, 12 * SIM_PAGE);
+    }
+    bt_relay_stop(s.relay, GRPC_STATUS_UNAVAILABLE, "end");
+    sim_fini(&s);
+}
+
 static const bt_test TESTS[] = {
     BT_TEST(relay_one_decode_rank_is_kept_for_a_large_request),
     BT_TEST(relay_no_more_than_four_decode_ranks_are_kept),
     BT_TEST(relay_rank_is_kept_for_choices_that_wait_for_rows),
     BT_TEST(relay_prefixes_are_spread_while_little_comes),
     BT_TEST(relay_late_rank_takes_turns),
+    BT_TEST(relay_pages_that_were_found_count_while_they_are_held),
+    BT_TEST(relay_request_that_fits_by_sharing_is_placed),
 };
 
 int main(int argc, char **argv)

@@ -1,0 +1,37 @@
+/* coordinator/held_pages.h - which pages of a rank's pool the prompts of its requests hold, as
+ * their tickets say.
+ *
+ * A page that a rank took for a request counts among that request's own.  Later ones find it in the
+ * rank's cache and hold it too, beside its owner and when that has gone: such pages, which are in
+ * use and nobody's own, are what is counted here, each once.
+ *
+ * The loop's thread. */
+#ifndef BT_COORDINATOR_HELD_PAGES_H
+#define BT_COORDINATOR_HELD_PAGES_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "core/status.h"
+
+typedef struct {
+    uint32_t n_owners, n_finders; /* a rank takes a page for one; what it says may be wrong */
+} bt_held_page;
+
+typedef struct {
+    bt_held_page *pages; /* owned [n_pages] */
+    uint32_t      n_pages;
+    uint32_t      n_found; /* that only those hold who found them */
+    uint32_t      version; /* counts changes, from 1 */
+} bt_held_pages;
+
+bt_status bt_held_pages_init(bt_held_pages *held, uint32_t n_pages); /* NO_MEMORY */
+void      bt_held_pages_fini(bt_held_pages *held);
+/* A request with these pages comes, or goes: it found the first n_found of n in the cache.  Ids are
+ * below n_pages. */
+void bt_held_pages_count(bt_held_pages *held, uint32_t n_found, uint32_t n, const uint32_t *ids,
+                         bool comes);
+/* Whether anybody holds it; false for ids of no page. */
+bool bt_held_pages_has(const bt_held_pages *held, uint32_t id);
+
+#endif

@@ -534,6 +534,27 @@ static bool take_held(bt_relay *r, bt_relay_request *q, const bt_up *ticket)
     return true;
 }
 
+/* Others with its prefix may have been sent to its prefill rank since it was placed: the rank
+ * computes that for them. */
+static void count_prefill_anew(bt_relay *r, bt_relay_request *q)
+{
+    bt_rank_state *k    = &r->ranks[q->prefill_rank];
+    uint32_t       rest = rest_of(r, q, q->prefill_rank);
+
+    if (rest >= q->prefill_counts) return;
+    k->prefill_tokens -= q->prefill_counts - rest;
+    if (q->is_long) {
+        k->long_tokens -= q->prefill_counts;
+        k->long_pages -= q->prefill_pages;
+    }
+    q->prefill_counts = rest;
+    q->is_long        = takes_steps(k, rest); /* it never becomes one */
+    if (q->is_long) {
+        k->long_tokens += rest;
+        k->long_pages += q->prefill_pages;
+    }
+}
+
 static void prefill(bt_relay *r, bt_relay_request *q, bt_up *ticket, uint64_t now_ns)
 {
     bt_down          m = {.kind = BT_DOWN_PREFILL};
@@ -557,6 +578,7 @@ static void prefill(bt_relay *r, bt_relay_request *q, bt_up *ticket, uint64_t no
         p->n_form_map_bytes       = ticket->u.ticket.n_form_map_bytes;
         ticket->u.ticket.form_map = NULL;
     }
+    count_prefill_anew(r, q);
     bt_prefix_index_add(&r->ranks[q->prefill_rank].index, q->n_keys, q->keys);
     bt_prefix_index_add_pages(&r->ranks[q->decode_rank].index, q->n_keys, q->keys, q->held_pages);
 

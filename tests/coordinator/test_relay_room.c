@@ -226,6 +226,38 @@ static void relay_request_that_fits_by_sharing_is_placed(void)
     sim_fini(&s);
 }
 
+/* Prompts of a burst that share their prefix: the prefill rank computes that once, whichever of
+ * them it hears of first. */
+static void relay_prefix_of_a_burst_is_to_be_computed_once(void)
+{
+    sim                s;
+    sim_client         c[2], other;
+    bt_relay_rank_view v;
+
+    sim_init(&s, 1, 1, 2, 64);
+    EXPECT_EQ(sim_submit(&s, &c[0], "0", 25, 2, 100), BT_OK);
+    EXPECT_EQ(sim_submit(&s, &c[1], "1", 25, 2, 100), BT_OK);
+    bt_relay_view_rank(s.relay, 0, &v);
+    EXPECT_EQ(v.prefill_tokens, 50);
+    s.first_token = 7;
+    EXPECT_EQ(sim_submit(&s, &other, "other", 30, 2, 100), BT_OK);
+    EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 2); /* the window has 64 */
+    sim_tell(&s, 1, sim_ticket(c[1].number, 7));
+    EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 2);
+    sim_tell(&s, 1, sim_ticket(c[0].number, 7));
+    EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 3);
+    bt_relay_view_rank(s.relay, 0, &v);
+    EXPECT_EQ(v.prefill_tokens, 25 + 1 + 30);
+    for (int i = 0; i < 2; i++)
+        end_at_once(&s, &c[i]);
+    end_at_once(&s, &other);
+    bt_relay_view_rank(s.relay, 0, &v);
+    EXPECT_EQ(v.prefill_tokens, 0);
+    EXPECT_EQ(v.taken_pages, 0);
+    bt_relay_stop(s.relay, GRPC_STATUS_UNAVAILABLE, "end");
+    sim_fini(&s);
+}
+
 static const bt_test TESTS[] = {
     BT_TEST(relay_one_decode_rank_is_kept_for_a_large_request),
     BT_TEST(relay_no_more_than_four_decode_ranks_are_kept),
@@ -234,6 +266,7 @@ static const bt_test TESTS[] = {
     BT_TEST(relay_late_rank_takes_turns),
     BT_TEST(relay_pages_that_were_found_count_while_they_are_held),
     BT_TEST(relay_request_that_fits_by_sharing_is_placed),
+    BT_TEST(relay_prefix_of_a_burst_is_to_be_computed_once),
 };
 
 int main(int argc, char **argv)

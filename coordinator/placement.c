@@ -573,6 +573,7 @@ static void prefill(bt_relay *r, bt_relay_request *q, bt_up *ticket, uint64_t no
     p->pages               = ticket->u.ticket.pages;
     ticket->u.ticket.pages = NULL; /* goes with the message */
     p->held                = ticket->u.ticket.held;
+    p->arrival             = q->arrival;
     if (p->form_map == NULL) { /* what the decode rank holds binds the prefill rank */
         p->form_map               = ticket->u.ticket.form_map;
         p->n_form_map_bytes       = ticket->u.ticket.n_form_map_bytes;

@@ -54,6 +54,7 @@ static bt_status make_prefill(const bt_down_prefill *p, PB(Sampling) *sampling, 
     pb->eval_experts = (ProtobufCBinaryData){p->n_eval_expert_bytes, p->eval_experts};
     pb->prefix_keys  = (ProtobufCBinaryData){p->n_prefix_key_bytes, p->prefix_keys};
     pb->held_tokens  = p->held;
+    pb->arrival      = p->arrival;
     pb->n_choices    = p->n_choices;
     pb->choices      = p->choices;
     pb->form_map     = (ProtobufCBinaryData){p->n_form_map_bytes, p->form_map};
@@ -239,7 +240,8 @@ static bt_status take_prefill(const PB(Prefill) *pb, bt_down_prefill *p)
     BT_TRY(bt_pb_take_pages(pb->pages, pb->n_pages, &p->pages, &p->n_pages));
     BT_TRY(bt_pb_take_bytes(&pb->eval_experts, "eval_experts", &p->eval_experts,
                             &p->n_eval_expert_bytes));
-    p->held = pb->held_tokens;
+    p->held    = pb->held_tokens;
+    p->arrival = pb->arrival;
     BT_TRY(take_keys(&pb->prefix_keys, &p->prefix_keys, &p->n_prefix_key_bytes));
     BT_TRY(take_choices(pb->choices, pb->n_choices, &p->choices, &p->n_choices));
     BT_TRY(bt_pb_take_map(&pb->form_map, &p->form_map, &p->n_form_map_bytes));

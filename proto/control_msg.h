@@ -265,6 +265,7 @@ typedef struct {
     size_t       n_prefix_key_bytes;
     void        *prefix_keys;
     uint32_t     held;
+    uint64_t     arrival;
     uint32_t     n_choices;
     uint32_t    *choices; /* as in bt_down_reserve */
     size_t       n_form_map_bytes;

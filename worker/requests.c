@@ -379,6 +379,7 @@ bt_status bt_request_from_prefill(const bt_rank_facts *f, bt_down_prefill *m,
     r->id        = m->request;
     r->epoch     = m->epoch;
     r->state     = BT_REQUEST_QUEUED;
+    r->arrival   = m->arrival;
     r->prompt    = m->prompt;
     r->peer      = m->decode_rank;
     r->sampling  = take_sampling(&m->sampling);
@@ -486,9 +487,16 @@ void bt_requests_fini(bt_requests *t)
     *t = (bt_requests){0};
 }
 
+/* A prompt of which rows have gone to its decode rank, where a lease runs. */
+static bool has_begun(const bt_request *r)
+{
+    return r->state == BT_REQUEST_PREFILL && r->out.moved_ns != 0;
+}
+
 bt_status bt_requests_add(bt_requests *t, bt_request *r)
 {
     bt_status st = BT_OK;
+    uint32_t  i  = t->n;
 
     if (t->n == t->capacity) {
         uint32_t     capacity = t->capacity == 0 ? 64 : 2 * t->capacity;
@@ -498,7 +506,11 @@ bt_status bt_requests_add(bt_requests *t, bt_request *r)
         t->at       = at;
         t->capacity = capacity;
     }
-    t->at[t->n++] = r;
+    while (i > 0 && t->at[i - 1]->arrival > r->arrival && !has_begun(t->at[i - 1]))
+        i--;
+    memmove(t->at + i + 1, t->at + i, (t->n - i) * sizeof(*t->at));
+    t->at[i] = r;
+    t->n++;
 out:
     return st;
 }

@@ -1,4 +1,4 @@
-/* worker/requests.h - the requests that one rank holds, in the order in which they came here.
+/* worker/requests.h - the requests that one rank holds, the oldest first.
  *
  *     prefill rank:  QUEUED -> PREFILL -> SENDING -> gone
  *     decode rank:   RESERVED -> DECODE -> gone
@@ -240,7 +240,8 @@ static inline uint32_t bt_request_n_tokens(const bt_request *r)
     return r->n_prompt + (r->eval ? r->n_eval : r->sampling.max_tokens);
 }
 
-/* The table: pointers in order of arrival. */
+/* The table: pointers in order of arrival.  One that comes again takes the place of its age, but
+ * does not pass a prompt whose hand-off has begun, which has a deadline. */
 typedef struct {
     bt_request **at; /* owned */
     uint32_t     n, capacity;

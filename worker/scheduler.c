@@ -28,8 +28,8 @@ static bt_role prompt_role(const bt_request *r)
                                                      : BT_ROLE_PROMPT;
 }
 
-/* Adds prompts that end with a piece (long_ones: those that do not), first come, first served, as
- * far as the budget goes. */
+/* Adds prompts that end with a piece (long_ones: those that do not), in the table's order, as far
+ * as the budget goes. */
 static uint32_t add_some(const bt_scheduler *s, const bt_requests *t, bool long_ones,
                          uint32_t n_most, uint32_t *budget, bt_piece *pieces, uint32_t n)
 {

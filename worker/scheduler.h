@@ -3,8 +3,9 @@
  * Plain functions of the request table.  Prompts come in pieces of at most `chunk` rows; several
  * share a step.  Those that one piece ends go before the longer ones, so that a long prompt never
  * holds them up for more than a piece; but a long one that a step has passed over is the first of
- * the next.  Among equals: first come, first served.  A prompt that is not the step's first waits
- * for the next step rather than take a piece that is cut short by the budget.  Decoding requests
+ * the next.  Among equals: the oldest first, also where it comes again, but behind those that have
+ * begun.  A prompt that is not the step's first waits for the next step rather than take a piece
+ * that is cut short by the budget.  Decoding requests
  * bring one row each (an evaluation or a replay its next known tokens, up to `chunk`); where they
  * exceed the budget they take turns. With both roles prompts keep a quarter of the budget while any
  * waits.

@@ -208,7 +208,7 @@ bool      bt_worker_load_is_due(const bt_worker *w);
 bt_status bt_worker_send_load(bt_worker *w);
 
 /* lifecycle.c */
-/* Gives pages to queued prompts, first come, first served. */
+/* Gives pages to queued prompts, the oldest first. */
 bt_status bt_worker_admit(bt_worker *w);
 /* Ends hand-offs that stand still, and what drains. */
 bt_status bt_worker_check_leases(bt_worker *w);

@@ -77,6 +77,9 @@ static void relay_retracted_request_keeps_its_place(void)
     EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 2);
     EXPECT_EQ(last_down(&s, 1)->u.reserve.n_prompt, 22);
     EXPECT_EQ(last_down(&s, 1)->u.reserve.arrival, old.number);
+    sim_tell(&s, 1, sim_ticket(last_down(&s, 1)->u.reserve.request, 6));
+    EXPECT_EQ(last_down(&s, 0)->kind, BT_DOWN_PREFILL);
+    EXPECT_EQ(last_down(&s, 0)->u.prefill.arrival, old.number);
     sim_fini(&s);
 }
 

@@ -306,7 +306,8 @@ static inline bt_down sample_down(bt_down_kind kind)
                                         .choices             = sample_pair(0, 5),
                                         .n_form_map_bytes    = 16,
                                         .form_map            = bt_calloc(16, 1),
-                                        .held                = 64};
+                                        .held                = 64,
+                                        .arrival             = 1ull << 60};
         break;
     case BT_DOWN_ABORT:
         m.u.abort.request     = 9;

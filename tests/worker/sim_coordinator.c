@@ -242,6 +242,7 @@ static void on_ticket(sim_cell *c, sim_request *q, bt_up *u)
     memcpy(o->prompt, q->prompt, q->n_prompt * sizeof(*o->prompt));
     o->prefix_keys    = keys_of(q, &o->n_prefix_key_bytes);
     o->held           = u->u.ticket.held;
+    o->arrival        = q->id;
     o->n_pages        = u->u.ticket.n_pages;
     o->pages          = u->u.ticket.pages;
     u->u.ticket.pages = NULL;

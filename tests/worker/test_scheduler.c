@@ -104,6 +104,37 @@ static void scheduler_holds_nobody_up_for_more_than_a_piece(void)
     EXPECT_EQ(big->n_computed, 40); /* the first of two long ones */
 }
 
+static void come(bt_requests *t, uint32_t i, uint64_t arrival)
+{
+    g_requests[i] =
+        (bt_request){.id = i + 1, .state = BT_REQUEST_PREFILL, .n_prompt = 9, .arrival = arrival};
+    NEED(bt_requests_add(t, &g_requests[i]) == BT_OK);
+}
+
+/* One that was retracted comes again: before all that are younger, but for those whose rows their
+ * decode ranks wait for.  Choices stay behind their first. */
+static void scheduler_keeps_the_place_of_a_request_s_age(void)
+{
+    static const uint64_t IDS[] = {1, 2, 6, 7, 5, 3, 4};
+    bt_scheduler          s     = {.max_rows = 32, .chunk = 4};
+    bt_requests           t     = {0};
+
+    come(&t, 0, 10);
+    come(&t, 1, 12);
+    g_requests[1].out.moved_ns = 1;
+    come(&t, 2, 13);
+    come(&t, 3, 14);
+    come(&t, 4, 12);
+    come(&t, 5, 11);
+    come(&t, 6, 11);
+    EXPECT_EQ(bt_schedule(&s, &t, g_pieces, g_rows), 7);
+    for (uint32_t i = 0; i < 7; i++)
+        EXPECT_EQ(g_pieces[i].request->id, IDS[i]);
+    while (t.n > 0)
+        bt_requests_remove(&t, t.at[0]);
+    bt_requests_fini(&t);
+}
+
 static void scheduler_replays_several_known_tokens_a_step(void)
 {
     bt_scheduler s = {.max_rows = 8, .chunk = 4};
@@ -376,6 +407,7 @@ int main(int argc, char **argv)
         BT_TEST(scheduler_without_work_gives_no_rows),
         BT_TEST(scheduler_cuts_prompts_and_shares_the_step),
         BT_TEST(scheduler_holds_nobody_up_for_more_than_a_piece),
+        BT_TEST(scheduler_keeps_the_place_of_a_request_s_age),
         BT_TEST(scheduler_replays_several_known_tokens_a_step),
         BT_TEST(scheduler_puts_prompts_before_generated_rows),
         BT_TEST(scheduler_gives_turns_when_decoding_exceeds_the_step),

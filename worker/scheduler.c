@@ -28,6 +28,25 @@ static bt_role prompt_role(const bt_request *r)
                                                      : BT_ROLE_PROMPT;
 }
 
+/* Whether a piece of the step is in the prompt's next page, for a request with an equal prefix: the
+ * page will be in the cache.  How a replay's page is to be computed may differ. */
+static bool comes_from_another(const bt_request *r, const bt_piece *pieces, uint32_t n)
+{
+    uint32_t at = r->n_computed / BT_PAGE_TOKENS, end = (at + 1) * BT_PAGE_TOKENS;
+
+    if (r->n_computed != r->n_kept * BT_PAGE_TOKENS || at >= r->n_keys || end >= r->n_prompt ||
+        r->map.n_fixed > r->n_computed)
+        return false;
+    for (uint32_t i = 0; i < n; i++) {
+        const bt_request *q = pieces[i].request;
+
+        if (q->n_computed / BT_PAGE_TOKENS == at && at < q->n_keys &&
+            q->keys[at].lo == r->keys[at].lo && q->keys[at].hi == r->keys[at].hi)
+            return true;
+    }
+    return false;
+}
+
 /* Adds prompts that end with a piece (long_ones: those that do not), in the table's order, as far
  * as the budget goes. */
 static uint32_t add_some(const bt_scheduler *s, const bt_requests *t, bool long_ones,
@@ -41,7 +60,7 @@ static uint32_t add_some(const bt_scheduler *s, const bt_requests *t, bool long_
         if (rest == 0 || (rest > s->chunk) != long_ones) continue;
         for (uint32_t k = 0; k < n; k++)
             in = in || pieces[k].request == r;
-        if (in) continue;
+        if (in || (long_ones && comes_from_another(r, pieces, n))) continue;
         if (piece > *budget && n > 0) break;
         piece       = bt_form_map_run(&r->map, r->n_computed, bt_min_u32(piece, *budget));
         pieces[n++] = (bt_piece){r, prompt_role(r), r->n_computed, piece, 0, false};

@@ -5,7 +5,8 @@
  * holds them up for more than a piece; but a long one that a step has passed over is the first of
  * the next.  Among equals: the oldest first, also where it comes again, but behind those that have
  * begun.  A prompt that is not the step's first waits for the next step rather than take a piece
- * that is cut short by the budget.  Decoding requests
+ * that is cut short by the budget; and one that would not end with its piece waits where another
+ * prompt of the step computes its next page, which it then finds in the cache.  Decoding requests
  * bring one row each (an evaluation or a replay its next known tokens, up to `chunk`); where they
  * exceed the budget they take turns. With both roles prompts keep a quarter of the budget while any
  * waits.

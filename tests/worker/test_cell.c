@@ -347,6 +347,40 @@ static void cell_shares_prefixes_under_way(void)
     }
 }
 
+/* A burst of equal prompts that take several pieces, of which a step has room for more: the prefill
+ * rank computes each full page once, and those that are left go on where the first is aborted. */
+static void cell_computes_equal_prompts_once(void)
+{
+    for (uint32_t i = 0; i < N_CELLS; i++) {
+        for (uint32_t seed = 0; seed < SEEDS; seed++) {
+            sim_options  opt = cell_of(i, seed);
+            sim_cell    *c   = sim_create(&opt);
+            sim_request *q[4];
+
+            for (uint32_t k = 0; k < 4; k++) {
+                q[k] = sim_add(c, 300, 3);
+                memcpy(q[k]->prompt, q[0]->prompt, 300 * sizeof(uint32_t));
+                q[k]->prefill_rank = q[0]->prefill_rank;
+                if (opt.n_both != 0) q[k]->decode_rank = q[0]->decode_rank;
+                sim_start(c, q[k]);
+            }
+            if (seed % 4 == 3) {
+                for (uint32_t w = 0; w < 20 * seed; w++)
+                    sim_act(c);
+                sim_abort(c, q[0]);
+            }
+            EXPECT(sim_run(c));
+            for (uint32_t k = 0; k < 4; k++)
+                if (!q[k]->aborted || q[k]->finish != BT_FINISH_NONE) expect_right(q[k]);
+            for (uint32_t k = 1, n_first = 0; k < 4 && opt.chunk < 300 && seed % 4 != 3; k++) {
+                n_first += q[k]->n_cached < 256;
+                EXPECT(n_first <= (q[0]->n_cached == 256));
+            }
+            expect_clean_end(c, opt.n_pages);
+        }
+    }
+}
+
 /* Few pages and long answers: the youngest give way, come back, and nobody's tokens change. */
 static void cell_retracts_the_youngest_and_resumes_it(void)
 {
@@ -650,6 +684,7 @@ int main(int argc, char **argv)
         BT_TEST(cell_wakes_for_every_wave),
         BT_TEST(cell_shares_prefixes),
         BT_TEST(cell_shares_prefixes_under_way),
+        BT_TEST(cell_computes_equal_prompts_once),
         BT_TEST(cell_retracts_the_youngest_and_resumes_it),
         BT_TEST(cell_shares_generated_pages),
         BT_TEST(cell_shares_no_generated_page_behind_one_without_a_key),

@@ -104,6 +104,66 @@ static void scheduler_holds_nobody_up_for_more_than_a_piece(void)
     EXPECT_EQ(big->n_computed, 40); /* the first of two long ones */
 }
 
+/* A burst of equal prompts: the first is computed, others find its pages in the cache; all end in
+ * one step, whose rows nobody waits for. */
+static void scheduler_computes_equal_prompts_once(void)
+{
+    bt_scheduler  s       = {.max_rows = 400, .chunk = 100};
+    bt_page_map   maps[5] = {{0}};
+    bt_prefix_key all[]   = {
+          {1, 1},
+          {2, 2},
+          {3, 3},
+          {4, 4}
+    };
+    bt_prefix_key other[] = {
+        {1, 1},
+        {2, 2},
+        {3, 9},
+        {4, 4}
+    };
+
+    clear();
+    for (uint32_t i = 0; i < 4; i++) {
+        bt_request *r = add(BT_REQUEST_PREFILL, 280, 0);
+
+        r->keys   = i == 2 ? other : all;
+        r->n_keys = i == 3 ? 0 : 4; /* the last one's rows are all wanted */
+    }
+    EXPECT_EQ(bt_schedule(&s, &g_table, g_pieces, g_rows), 2);
+    expect_piece(0, 1, BT_ROLE_PROMPT, 0, 100);
+    expect_piece(1, 4, BT_ROLE_PROMPT, 0, 100);
+    g_requests[0].n_computed = 100;
+    g_requests[0].n_kept     = 1;
+    for (uint32_t i = 1; i < 3; i++) {
+        g_requests[i].n_computed = 64;
+        g_requests[i].n_kept     = 1;
+    }
+    EXPECT_EQ(bt_schedule(&s, &g_table, g_pieces, g_rows), 2); /* it stands in the next page */
+    g_requests[0].n_computed = 200;
+    g_requests[0].n_kept     = 3;
+    g_requests[1].n_computed = 192;
+    g_requests[1].n_kept     = 3;
+    g_requests[2].n_computed = 128;
+    g_requests[2].n_kept     = 2;
+    EXPECT_EQ(bt_schedule(&s, &g_table, g_pieces, g_rows), 4);
+    expect_piece(0, 1, BT_ROLE_PROMPT, 200, 80);
+    expect_piece(1, 2, BT_ROLE_PROMPT, 192, 88);
+    expect_piece(2, 3, BT_ROLE_PROMPT, 128, 100); /* here it goes its own way */
+
+    g_requests[0].state      = BT_REQUEST_DRAINING; /* who computed it has gone */
+    g_requests[1].n_computed = 64;
+    g_requests[1].n_kept     = 1;
+    EXPECT_EQ(bt_schedule(&s, &g_table, g_pieces, g_rows), 3);
+    expect_piece(0, 2, BT_ROLE_PROMPT, 64, 100);
+    g_requests[0].state       = BT_REQUEST_PREFILL;
+    g_requests[0].n_computed  = 64;
+    g_requests[0].n_kept      = 1;
+    g_requests[1].map.pages   = maps;
+    g_requests[1].map.n_fixed = 280; /* a replay, whose pages must be as they were */
+    EXPECT_EQ(bt_schedule(&s, &g_table, g_pieces, g_rows), 4);
+}
+
 static void come(bt_requests *t, uint32_t i, uint64_t arrival)
 {
     g_requests[i] =
@@ -407,6 +467,7 @@ int main(int argc, char **argv)
         BT_TEST(scheduler_without_work_gives_no_rows),
         BT_TEST(scheduler_cuts_prompts_and_shares_the_step),
         BT_TEST(scheduler_holds_nobody_up_for_more_than_a_piece),
+        BT_TEST(scheduler_computes_equal_prompts_once),
         BT_TEST(scheduler_keeps_the_place_of_a_request_s_age),
         BT_TEST(scheduler_replays_several_known_tokens_a_step),
         BT_TEST(scheduler_puts_prompts_before_generated_rows),

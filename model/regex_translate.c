@@ -30,6 +30,8 @@ typedef struct {
     size_t      i; /* in regex */
     bool        in_class;
     size_t      class_at;   /* where its bracket stands */
+    size_t      class_out;  /* where it stands in out */
+    char       *kept;       /* owned: behind &&[^ what out had of the class; else NULL */
     size_t      set_end;    /* behind the latest escape for many characters */
     uint32_t    fold_depth; /* of groups, from the (?i: on; 0 outside of it */
     char        letter;     /* under (?i: the latest literal, 0 when none can stand next to it */
@@ -224,18 +226,51 @@ static bt_status translate_escape(translation *t)
     return BT_OK;
 }
 
+/* [A&&[^B]], as Kimi has it, is (?:(?![B])[A]) to PCRE2.  At the first &. */
+static bt_status begin_exclusion(translation *t)
+{
+    const char *p = t->regex + t->i;
+
+    if (p[2] != '[' || p[3] != '^' || t->kept != NULL || t->fold_depth != 0 ||
+        t->i == t->class_at + 1 || t->regex[t->class_at + 1] == '^')
+        return refuse(t, 2, "an intersection of classes other than [..&&[^..]]");
+    t->kept = bt_strdup(t->out + t->class_out);
+    if (t->kept == NULL) t->no_memory = true;
+    t->n = t->class_out;
+    emit_text(t, "(?:(?![");
+    t->class_at = t->i + 2;
+    t->i += 4;
+    return BT_OK;
+}
+
+/* At the bracket that closes B. */
+static bt_status end_exclusion(translation *t)
+{
+    if (t->regex[t->i + 1] != ']')
+        return refuse(t, 2, "an intersection of classes other than [..&&[^..]]");
+    emit_text(t, "])");
+    emit_text(t, t->kept);
+    emit_text(t, "])");
+    bt_free(t->kept);
+    t->kept     = NULL;
+    t->in_class = false;
+    t->i += 2;
+    return BT_OK;
+}
+
 static bt_status translate_in_class(translation *t)
 {
     const char *p = t->regex + t->i;
 
     if (p[0] == '[') return refuse(t, 1, "a class within a class");
-    if (p[0] == '&' && p[1] == '&') return refuse(t, 2, "an intersection of classes");
+    if (p[0] == '&' && p[1] == '&') return begin_exclusion(t);
     if (p[0] == '-' && t->i == t->set_end && p[1] != ']')
         return refuse(t, 1, "a range that starts with many characters");
     if (p[0] == ']') {
         bool negated = t->regex[t->class_at + 1] == '^';
 
         if (t->i == t->class_at + 1 + negated) return refuse(t, 1, "at the start of a class");
+        if (t->kept != NULL) return end_exclusion(t);
         t->in_class = false;
     }
     copy(t, 1);
@@ -291,8 +326,9 @@ static bt_status open_class(translation *t)
 
     if (negated && t->fold_depth != 0)
         return refuse(t, 2, "not known to mean the same in PCRE2 under (?i");
-    t->in_class = true;
-    t->class_at = t->i;
+    t->in_class  = true;
+    t->class_at  = t->i;
+    t->class_out = t->n;
     copy(t, 1 + (size_t)negated);
     return BT_OK;
 }
@@ -331,7 +367,7 @@ bt_status bt_pretokenizer_translate(const char *where, const char *regex, char *
     t.capacity = 2 * n + 64;
     t.out      = bt_calloc(t.capacity, 1);
     BT_REQUIRE(t.out != NULL, BT_ERR_NO_MEMORY, "%s: a regex of %zu bytes", where, n);
-    while (t.i < n) {
+    while (t.i < n && !t.no_memory) {
         if (regex[t.i] == '\\')
             BT_TRY(translate_escape(&t));
         else
@@ -341,6 +377,7 @@ bt_status bt_pretokenizer_translate(const char *where, const char *regex, char *
     *pcre_out = t.out;
     t.out     = NULL;
 out:
+    bt_free(t.kept);
     bt_free(t.out);
     return st;
 }

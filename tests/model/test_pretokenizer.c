@@ -151,6 +151,15 @@ static void pretokenizer_properties_stand_in_classes(void)
     "[^\\r\\n\\p{L}\\p{N}]?" UPPER "*" LOWER "+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\\r\\n\\p{L}\\p{N}" \
     "]?" UPPER "+" LOWER "*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r"    \
     "\\n/]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
+#define NO_HAN     "&&[^\\p{Han}]]"
+#define KIMI_UPPER "[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}" NO_HAN
+#define KIMI_LOWER "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}" NO_HAN
+#define KIMI                                                                     \
+    "[\\p{Han}]+|[^\\r\\n\\p{L}\\p{N}]?" KIMI_UPPER "*" KIMI_LOWER               \
+    "+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\\r\\n\\p{L}"                              \
+    "\\p{N}]?" KIMI_UPPER "+" KIMI_LOWER                                         \
+    "*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|" \
+    "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
 #define V3                                                                                      \
     "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\\r\\n\\p{L}\\p{P}\\p{S}]?[\\p{L}" \
     "\\p{M}]+| ?[\\p{P}\\p{S}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
@@ -166,19 +175,22 @@ static void pretokenizer_properties_stand_in_classes(void)
 static void pretokenizer_cuts_as_hugging_face(void)
 {
     static const char *const CASES[][2] = {
-        {V3,                             "ab|" HEART "!|cd| " HEART HEART "\n"                   },
-        {V3,                             "ab" HAN "c|!|" HAN                                     },
-        {GLM,                            "ab" HAN "|" HEART "|12" DIGIT "|3|'LL|'Re| a"          },
-        {O200K,                          "don'T|" GARAY "b" HAN "b'S|" GARAY GARAY "| " HEART "/"},
-        {"'(?i:[sdmt]|ll|ve|re)|\\p{N}", "a|'LL|b|'S|c'f|1"                                      },
-        {"(?i:[a-z])+",                  "K\xe2\x84\xaa"
+        {V3,                              "ab|" HEART "!|cd| " HEART HEART "\n"                    },
+        {V3,                              "ab" HAN "c|!|" HAN                                      },
+        {GLM,                             "ab" HAN "|" HEART "|12" DIGIT "|3|'LL|'Re| a"           },
+        {O200K,                           "don'T|" GARAY "b" HAN "b'S|" GARAY GARAY "| " HEART "/" },
+        {KIMI,                            "don'T|" ZH HAN "|a|" DITTO "|" ZH "|Bc's|" ZH "| x|12|!"},
+        {"[a-c&&[^b]]+|\\p{N}",           "b|ac|bb|a|1|b"                                          },
+        {"[\\p{L}&&[^\\x{41}-\\x{43}x]]", "A|b|Cx|y|1"                                             },
+        {"'(?i:[sdmt]|ll|ve|re)|\\p{N}",  "a|'LL|b|'S|c'f|1"                                       },
+        {"(?i:[a-z])+",                   "K\xe2\x84\xaa"
                         "s\xc5\xbf"
-                        "S|1"                                             },
-        {"(?i:s)t|(?i:s+)x",             "\xef\xac\x86|st|\xc3\x9f|SSx"                          },
-        {"[\\p{Han}]+",                  ZH HAN ZH "|" DITTO "|" ZH                              },
-        {"a{2,3}?b|\\p{N}{2}",           "a|aaab|12|3"                                           },
-        {"(?>[^q]+|y){1,2}=.",           "ay==b"                                                 },
-        {"Digits",                       "a|1|" DIGIT "|" NEWER "|b"                             },
+                        "S|1"                                               },
+        {"(?i:s)t|(?i:s+)x",              "\xef\xac\x86|st|\xc3\x9f|SSx"                           },
+        {"[\\p{Han}]+",                   ZH HAN ZH "|" DITTO "|" ZH                               },
+        {"a{2,3}?b|\\p{N}{2}",            "a|aaab|12|3"                                            },
+        {"(?>[^q]+|y){1,2}=.",            "ay==b"                                                  },
+        {"Digits",                        "a|1|" DIGIT "|" NEWER "|b"                              },
     };
 
     for (size_t i = 0; i < COUNT(CASES); i++) {
@@ -241,6 +253,13 @@ static void pretokenizer_other_regexes_are_refused_by_name(void)
         {"(?i:\xc3\xa9)",         "\"\xc3\xa9\" at byte 4 (beyond ASCII under (?i)"            },
         {"(?i:[a" HEART "])",     "\"" HEART "\" at byte 6 (beyond ASCII under (?i)"           },
         {"(?i:[^a])",             "\"[^\" at byte 4 (not known"                                },
+        {"[a&&b]",                "\"&&\" at byte 2 (an intersection of classes other than"    },
+        {"[a&&[b]]",              "\"&&\" at byte 2 (an intersection of classes other than"    },
+        {"[&&[^b]]",              "\"&&\" at byte 1 (an intersection of classes other than"    },
+        {"[^a&&[^b]]",            "\"&&\" at byte 3 (an intersection of classes other than"    },
+        {"[a&&[^b]c]",            "\"]c\" at byte 7 (an intersection of classes other than"    },
+        {"[a&&[^b&&[^c]]]",       "\"&&\" at byte 7 (an intersection of classes other than"    },
+        {"(?i:[a&&[^b]])",        "\"&&\" at byte 6 (an intersection of classes other than"    },
         {"(?i:\\p{Lu})",          "\"\\p\" at byte 4 (not known"                               },
         {"(?i:\\x73s)",           "\"\\x\" at byte 4 (not known"                               },
     };

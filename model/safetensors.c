@@ -217,19 +217,27 @@ out:
 }
 
 /* The language model of a multimodal checkpoint has a prefix, which goes: its tensors are called as
- * those of a checkpoint of its own. */
+ * those of a checkpoint of its own.  transformers 5 saves the layers of kimi_k25 as blocks, which
+ * is what the vision tower's are. */
 static bt_status take_language_model(bt_safetensors *set)
 {
-    static const char PREFIX[] = "language_model.";
-    bt_status         st       = BT_OK;
-    const size_t      n        = sizeof(PREFIX) - 1;
-    bool              any      = false;
+    static const char PREFIX[] = "language_model.", OUTER[] = "model.";
+    static const char BLOCKS[] = "model.blocks.", LAYERS[] = "model.layers."; /* as long */
+    bt_status         st  = BT_OK;
+    const size_t      n   = sizeof(PREFIX) - 1;
+    bool              any = false;
 
     for (size_t i = 0; i < set->n; i++) {
         char *name = (char *)(uintptr_t)set->tensors[i].name; /* owned */
 
-        if (strncmp(name, PREFIX, n) != 0) continue;
+        if (strncmp(name, OUTER, sizeof(OUTER) - 1) == 0 &&
+            strncmp(name + sizeof(OUTER) - 1, PREFIX, n) == 0)
+            name += sizeof(OUTER) - 1;
+        else if (strncmp(name, PREFIX, n) != 0)
+            continue;
         memmove(name, name + n, strlen(name + n) + 1);
+        if (strncmp(name, BLOCKS, sizeof(BLOCKS) - 1) == 0)
+            memcpy(name, LAYERS, sizeof(LAYERS) - 1);
         any = true;
     }
     if (any) BT_TRY(sort_by_name(set));
@@ -300,6 +308,125 @@ out:
     return st;
 }
 
+/* ---- experts in one tensor ---- */
+
+/* What a tensor of all experts holds of each: `parts` one below the other. */
+typedef struct {
+    const char *end;
+    uint32_t    n_parts;
+    const char *parts[2];
+    bool        scale; /* one element an expert, of each part */
+} stacked;
+
+static const stacked STACKED[] = {
+    {".experts.gate_up_proj",           2, {"gate_proj.weight", "up_proj.weight"},                     false},
+    {".experts.down_proj",              1, {"down_proj.weight"},                                       false},
+    {".experts.gate_up_proj_scale_inv",
+     2,                                    {"gate_proj.weight_scale_inv", "up_proj.weight_scale_inv"},
+     true                                                                                                   },
+    {".experts.down_proj_scale_inv",    1, {"down_proj.weight_scale_inv"},                             true },
+};
+enum { N_STACKED = sizeof(STACKED) / sizeof(STACKED[0]) };
+
+/* NULL: it is none. */
+static const stacked *stacked_of(const bt_tensor *t)
+{
+    size_t n = strlen(t->name);
+
+    for (size_t i = 0; i < N_STACKED; i++) {
+        size_t m = strlen(STACKED[i].end);
+
+        if (n > m && strcmp(t->name + n - m, STACKED[i].end) == 0) return &STACKED[i];
+    }
+    return NULL;
+}
+
+static bt_status check_stacked(const bt_safetensors *set, const bt_tensor *t, const stacked *s)
+{
+    bt_status st  = BT_OK;
+    uint64_t  one = 1; /* elements of an expert */
+    char      label[NAME_BYTES];
+
+    for (uint32_t d = 1; d < t->n_dims; d++)
+        one *= t->shape[d];
+    if (s->scale)
+        BT_REQUIRE(t->n_dims >= 1 && one == 1, BT_ERR_UNSUPPORTED,
+                   "%s: tensor %s: expected one scale for each expert, found %u dimensions and "
+                   "%llu scales for each",
+                   bt_safetensors_file_of(set, t), bt_json_printable(t->name, label, sizeof(label)),
+                   t->n_dims, (unsigned long long)one);
+    else
+        BT_REQUIRE(t->n_dims == 3 && t->shape[1] % s->n_parts == 0 && t->shape[0] <= UINT16_MAX,
+                   BT_ERR_UNSUPPORTED,
+                   "%s: tensor %s: expected [experts, rows of %u equal parts, columns], found %u "
+                   "dimensions, the first two of %llu and %llu",
+                   bt_safetensors_file_of(set, t), bt_json_printable(t->name, label, sizeof(label)),
+                   s->n_parts, t->n_dims, (unsigned long long)(t->n_dims > 0 ? t->shape[0] : 0),
+                   (unsigned long long)(t->n_dims > 1 ? t->shape[1] : 0));
+out:
+    return st;
+}
+
+static bt_status add_part(bt_safetensors *set, const bt_tensor *all, const stacked *s, uint64_t e,
+                          uint32_t part)
+{
+    bt_status  st    = BT_OK;
+    size_t     bytes = all->bytes / all->shape[0], head = strlen(all->name) - strlen(s->end);
+    size_t     room = strlen(all->name) + 64;
+    char      *name = bt_calloc(room, 1);
+    bt_tensor *t;
+
+    BT_REQUIRE(name != NULL, BT_ERR_NO_MEMORY, "%s: %zu tensors", set->path, set->n);
+    snprintf(name, room, "%.*s.experts.%llu.%s", (int)head, all->name, (unsigned long long)e,
+             s->parts[part]);
+    BT_TRY(grow(set, set->path));
+    t = &set->tensors[set->n++];
+    *t =
+        (bt_tensor){.name = name, .dtype = all->dtype, .data = (const char *)all->data + e * bytes};
+    if (s->scale) {
+        t->bytes = bytes;
+    } else {
+        t->n_dims   = 2;
+        t->shape[0] = all->shape[1] / s->n_parts;
+        t->shape[1] = all->shape[2];
+        t->bytes    = bytes / s->n_parts;
+        t->data     = (const char *)t->data + part * t->bytes;
+    }
+    name = NULL;
+out:
+    bt_free(name);
+    return st;
+}
+
+/* Each tensor of all experts of a layer makes way for those of each expert. */
+static bt_status split_experts(bt_safetensors *set)
+{
+    bt_status st = BT_OK;
+    size_t    n = set->n, kept = 0;
+
+    for (size_t i = 0; i < n; i++) {
+        const bt_tensor all = set->tensors[i];
+        const stacked  *s   = stacked_of(&all);
+
+        if (s == NULL) continue;
+        BT_TRY(check_stacked(set, &all, s));
+        for (uint64_t e = 0; e < all.shape[0]; e++)
+            for (uint32_t part = 0; part < s->n_parts; part++)
+                BT_TRY(add_part(set, &all, s, e, part));
+    }
+    if (set->n == n) goto out;
+    for (size_t i = 0; i < set->n; i++) {
+        if (i < n && stacked_of(&set->tensors[i]) != NULL)
+            bt_free((char *)(uintptr_t)set->tensors[i].name);
+        else
+            set->tensors[kept++] = set->tensors[i];
+    }
+    set->n = kept;
+    BT_TRY(sort_by_name(set));
+out:
+    return st;
+}
+
 bt_status bt_safetensors_open(const char *path, bt_safetensors **st_out)
 {
     bt_status       st  = BT_OK;
@@ -315,6 +442,7 @@ bt_status bt_safetensors_open(const char *path, bt_safetensors **st_out)
     else
         BT_TRY(open_single(set, path));
     BT_TRY(take_language_model(set));
+    BT_TRY(split_experts(set));
     *st_out = set;
     set     = NULL;
 out:

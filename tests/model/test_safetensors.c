@@ -99,6 +99,98 @@ static void safetensors_of_a_language_model_lose_its_prefix(void)
     EXPECT_HAS(bt_error_text(), "lm_head");
 }
 
+/* As transformers 5 saves kimi_k25. */
+static void safetensors_of_a_language_model_have_layers_for_blocks(void)
+{
+    static const char JSON[] =
+        "{\"language_model.model.blocks.7.b\": {\"dtype\": \"U8\", \"shape\": "
+        "[1], \"data_offsets\": [0, 1]}, \"vision_tower.encoder.blocks.7.b\": "
+        "{\"dtype\": \"U8\", \"shape\": [1], \"data_offsets\": [1, 2]}}";
+    bt_safetensors *set = NULL;
+
+    scratch_clear();
+    write_raw("t.safetensors", strlen(JSON), JSON, strlen(JSON), 2);
+    NEED(bt_safetensors_open(scratch_path("t.safetensors"), &set) == BT_OK);
+    EXPECT(bt_safetensors_find(set, "model.layers.7.b") != NULL);
+    EXPECT(bt_safetensors_find(set, "vision_tower.encoder.blocks.7.b") != NULL);
+    bt_safetensors_close(set);
+}
+
+/* Of a layer with three experts of [4, 2], in turn gate, up, down. */
+static void safetensors_of_stacked_experts_are_those_of_each(void)
+{
+    static const char JSON[] =
+        "{\"model.language_model.layers.0.mlp.experts.gate_up_proj\": {\"dtype\": \"U8\", "
+        "\"shape\": "
+        "[3, 8, 2], \"data_offsets\": [0, 48]}, "
+        "\"model.language_model.layers.0.mlp.experts.down_proj\": {\"dtype\": \"U8\", \"shape\": "
+        "[3, 2, 4], \"data_offsets\": [48, 72]}, "
+        "\"model.language_model.layers.0.mlp.experts.gate_up_proj_scale_inv\": {\"dtype\": "
+        "\"BF16\", "
+        "\"shape\": [3, 1, 1], \"data_offsets\": [72, 78]}, "
+        "\"model.language_model.layers.0.mlp.experts.down_proj_scale_inv\": {\"dtype\": \"BF16\", "
+        "\"shape\": [3], \"data_offsets\": [78, 84]}}";
+    static const struct {
+        const char *name;
+        uint8_t     first, rows, cols, bytes;
+    } WANT[] = {
+        {"model.layers.0.mlp.experts.0.gate_proj.weight",           0,  4, 2, 8},
+        {"model.layers.0.mlp.experts.0.up_proj.weight",             8,  4, 2, 8},
+        {"model.layers.0.mlp.experts.2.gate_proj.weight",           32, 4, 2, 8},
+        {"model.layers.0.mlp.experts.2.up_proj.weight",             40, 4, 2, 8},
+        {"model.layers.0.mlp.experts.1.down_proj.weight",           56, 2, 4, 8},
+        {"model.layers.0.mlp.experts.1.gate_proj.weight_scale_inv", 74, 0, 0, 2},
+        {"model.layers.0.mlp.experts.1.up_proj.weight_scale_inv",   74, 0, 0, 2},
+        {"model.layers.0.mlp.experts.2.down_proj.weight_scale_inv", 82, 0, 0, 2},
+    };
+    bt_safetensors *set = NULL;
+
+    scratch_clear();
+    write_raw("t.safetensors", strlen(JSON), JSON, strlen(JSON), 84);
+    EXPECT_EQ(bt_safetensors_open(scratch_path("t.safetensors"), &set), BT_OK);
+    if (set == NULL) return;
+    EXPECT_EQ(bt_safetensors_count(set), 18);
+    for (size_t i = 0; i < sizeof(WANT) / sizeof(WANT[0]); i++) {
+        const bt_tensor *t = bt_safetensors_find(set, WANT[i].name);
+
+        EXPECT(t != NULL);
+        if (t == NULL) continue;
+        EXPECT_EQ(*(const uint8_t *)t->data, WANT[i].first);
+        EXPECT_EQ(t->bytes, WANT[i].bytes);
+        EXPECT_EQ(t->n_dims, WANT[i].rows == 0 ? 0 : 2);
+        EXPECT(t->n_dims == 0 || (t->shape[0] == WANT[i].rows && t->shape[1] == WANT[i].cols));
+    }
+    bt_safetensors_close(set);
+}
+
+static void safetensors_of_experts_stacked_otherwise_are_refused(void)
+{
+    static const char *const BAD[][2] = {
+        {"gate_up_proj\": {\"dtype\": \"U8\", \"shape\": [2, 3, 1]",
+         "experts.gate_up_proj: expected [experts, rows of 2 equal parts, columns], found 3 "
+         "dimensions, the first two of 2 and 3"                                          },
+        {"down_proj\": {\"dtype\": \"U8\", \"shape\": [6]",
+         "experts.down_proj: expected [experts, rows of 1 equal parts, columns], found 1"},
+        {"down_proj_scale_inv\": {\"dtype\": \"U8\", \"shape\": [2, 3, 1]",
+         "experts.down_proj_scale_inv: expected one scale for each expert, found 3 dimensions "
+         "and 3 scales for each"                                                         },
+    };
+
+    for (size_t i = 0; i < sizeof(BAD) / sizeof(BAD[0]); i++) {
+        char json[256];
+
+        snprintf(json, sizeof(json), "{\"mlp.experts.%s, \"data_offsets\": [0, 6]}}", BAD[i][0]);
+        EXPECT_EQ(open_json(json, 6), BT_ERR_UNSUPPORTED);
+        EXPECT_HAS(bt_error_text(), BAD[i][1]);
+    }
+    EXPECT_EQ(open_json("{\"a.experts.down_proj\": {\"dtype\": \"U8\", \"shape\": [1, 1, 1], "
+                        "\"data_offsets\": [0, 1]}, \"a.experts.0.down_proj.weight\": {\"dtype\": "
+                        "\"U8\", \"shape\": [1, 1], \"data_offsets\": [1, 2]}}",
+                        2),
+              BT_ERR_FORMAT);
+    EXPECT_HAS(bt_error_text(), "a.experts.0.down_proj.weight: expected in one shard");
+}
+
 static void safetensors_data_is_where_the_offsets_say(void)
 {
     const char *json =
@@ -541,6 +633,9 @@ static const bt_test TESTS[] = {
     BT_TEST(safetensors_of_one_file_are_found_and_sorted),
     BT_TEST(safetensors_of_shards_form_one_set),
     BT_TEST(safetensors_of_a_language_model_lose_its_prefix),
+    BT_TEST(safetensors_of_a_language_model_have_layers_for_blocks),
+    BT_TEST(safetensors_of_stacked_experts_are_those_of_each),
+    BT_TEST(safetensors_of_experts_stacked_otherwise_are_refused),
     BT_TEST(safetensors_data_is_where_the_offsets_say),
     BT_TEST(safetensors_elements_are_counted_without_wrapping),
     BT_TEST(safetensors_slices_span_a_tensor),

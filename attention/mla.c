@@ -54,12 +54,15 @@ static bt_status create_rope(bt_mla *mla)
 {
     bt_status            st    = BT_OK;
     const bt_mla_config *cfg   = &mla->cfg;
-    size_t               elems = (size_t)cfg->max_context * cfg->qk_rope_dim;
+    size_t               turns = (size_t)cfg->max_context * cfg->qk_rope_dim;
+    size_t               elems = bt_mla_rope_elems(cfg);
     float               *host  = bt_calloc(elems, sizeof(*host));
 
     BT_REQUIRE(host != NULL, BT_ERR_NO_MEMORY, "rope table of %u positions", cfg->max_context);
     BT_TRY(bt_rope_fill(cfg->max_context, cfg->qk_rope_dim / 2, cfg->rope_inv_freq,
                         cfg->rope_magnitude, host));
+    if (cfg->query_beta != 0)
+        bt_query_factors_fill(cfg->max_context, cfg->query_beta, cfg->query_context, host + turns);
     BT_TRY(bt_device_alloc_array(mla->dev, elems, sizeof(*host), &mla->bytes, &mla->rope));
     BT_TRY(bt_device_upload(mla->dev, mla->rope, host, elems * sizeof(*host)));
     BT_TRY(bt_device_sync(mla->dev));
@@ -91,6 +94,20 @@ static bt_status check_config(const bt_mla_config *cfg, uint32_t max_rows)
                "qk_rope_dim is %u: expected an even number", cfg->qk_rope_dim);
     BT_REQUIRE(cfg->softmax_scale > 0 && isfinite(cfg->softmax_scale), BT_ERR_INVALID_ARG,
                "softmax scale is %g: expected a finite number above 0", (double)cfg->softmax_scale);
+out:
+    return st;
+}
+
+static bt_status check_query_factors(const bt_mla_config *cfg)
+{
+    bt_status st = BT_OK;
+
+    BT_REQUIRE(cfg->query_beta == 0 ||
+                   (cfg->query_beta > 0 && isfinite(cfg->query_beta) && cfg->query_context != 0),
+               BT_ERR_INVALID_ARG,
+               "query factors of beta %g over %u positions: expected 0 or a finite number above 0, "
+               "and a position or more",
+               cfg->query_beta, cfg->query_context);
 out:
     return st;
 }
@@ -138,6 +155,7 @@ bt_status bt_mla_create(bt_device *dev, const bt_mla_config *cfg, uint32_t max_r
 
     BT_REQUIRE(ops != NULL, BT_ERR_UNSUPPORTED, "no attention for device \"%s\"", dev->ops->name);
     BT_TRY(check_config(cfg, max_rows));
+    BT_TRY(check_query_factors(cfg));
     BT_TRY(check_index(cfg));
 
     mla = bt_calloc(1, sizeof(*mla));

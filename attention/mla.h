@@ -72,9 +72,12 @@ typedef struct {
     uint32_t      max_context;    /* rows of the rope table */
     double        rope_magnitude; /* factor on cos and sin; 1 for every published model */
     const double *rope_inv_freq;  /* [qk_rope_dim / 2], host, borrowed during create() */
-    uint32_t      index_topk;     /* 0: every token attends to all positions up to its own */
-    uint32_t      index_heads, index_dim; /* the first qk_rope_dim of which RoPE turns, ... */
-    bool          index_halves; /* ... in pairs (i, i + qk_rope_dim / 2); else (2 i, 2 i + 1) */
+    double        query_beta;     /* of longer contexts (as in Llama 4): the query of position p is
+                                     multiplied by 1 + query_beta ln(1 + floor(p / query_context)) ... */
+    uint32_t query_context;       /* ... where query_beta is not 0; above 0 then */
+    uint32_t index_topk;          /* 0: every token attends to all positions up to its own */
+    uint32_t index_heads, index_dim; /* the first qk_rope_dim of which RoPE turns, ... */
+    bool     index_halves; /* ... in pairs (i, i + qk_rope_dim / 2); else (2 i, 2 i + 1) */
 } bt_mla_config;
 
 /* Elements that a page has of a token and layer: latent, rope key, ki. */

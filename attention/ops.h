@@ -52,11 +52,13 @@ typedef struct {
     const char *device; /* the name of the device back end that it belongs to */
     /* Of bt_mla_large_bytes(). */
     size_t (*large_bytes)(const bt_mla_config *cfg, uint32_t max_rows);
-    /* rope is [max_context][qk_rope_dim / 2][2] = {cos, sin}, borrowed. */
+    /* rope is [max_context][qk_rope_dim / 2][2] = {cos, sin}, and behind it, where query_beta is
+     * not 0, [max_context] factors of the queries; borrowed. */
     bt_status (*create)(bt_device *dev, const bt_mla_config *cfg, uint32_t max_rows,
                         const float *rope, bt_attn **attn_out);
-    /* Turns the rope parts of q and index_q in place, writes kv with its rope key turned, and the
-     * ki that index_k becomes, to the pages; what is NULL is left out. */
+    /* Turns the rope parts of q and index_q in place, multiplies q by its factors, writes kv with
+     * its rope key turned, and the ki that index_k becomes, to the pages; what is NULL is left out.
+     */
     bt_status (*append)(bt_attn *attn, const bt_attn_call *call);
     /* out = attention, by form; the spans have one role and this form. */
     bt_status (*attend[2])(bt_attn *attn, const bt_attn_call *call);
@@ -81,6 +83,17 @@ extern const bt_attn_ops bt_attn_cpu_ops;
 #define BT_ATTN_MODULE_SYMBOL "bt_attn_cuda_ops"
 /* NULL: the device has none. */
 const bt_attn_ops *bt_attn_find(const bt_device *dev);
+
+/* Elements of the table that create() is given. */
+static inline size_t bt_mla_rope_elems(const bt_mla_config *cfg)
+{
+    return (size_t)cfg->max_context * (cfg->qk_rope_dim + (cfg->query_beta != 0));
+}
+/* Behind the rotations; NULL: the queries have no factors. */
+static inline const float *bt_mla_query_factors(const bt_mla_config *cfg, const float *rope)
+{
+    return cfg->query_beta == 0 ? NULL : rope + (size_t)cfg->max_context * cfg->qk_rope_dim;
+}
 
 #ifdef __cplusplus
 }

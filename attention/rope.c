@@ -30,3 +30,10 @@ bt_status bt_rope_fill(uint32_t n_positions, uint32_t n_pairs, const double *inv
 out:
     return st;
 }
+
+void bt_query_factors_fill(uint32_t n_positions, double beta, uint32_t context, float *factor)
+{
+    for (uint32_t p = 0; p < n_positions; p++)
+        factor[p] = p != 0 && p % context != 0 ? factor[p - 1]
+                                               : (float)(1 + beta * bt_log(1.0 + p / context));
+}

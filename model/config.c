@@ -24,6 +24,7 @@ static const family FAMILIES[] = {
     {"axk1",          "AXK1ForCausalLM",        NULL,                    BT_FAMILY_AXK1   },
     {"AXK1",          "AXK1ForCausalLM",        NULL,                    BT_FAMILY_AXK1   },
     {"youtu",         "YoutuForCausalLM",       NULL,                    BT_FAMILY_V3     },
+    {"mistral4",      "Mistral4ForCausalLM",    NULL,                    BT_FAMILY_MISTRAL},
     {"deepseek_v32",  "DeepseekV32ForCausalLM", NULL,                    BT_FAMILY_V32    },
     {"glm_moe_dsa",   "GlmMoeDsaForCausalLM",   NULL,                    BT_FAMILY_GLM_DSA},
 };
@@ -50,15 +51,17 @@ out:
     return st;
 }
 
-/* The language model of a multimodal one (Kimi-K2.5, K2.6, Kimi-VL), of which nothing else is
- * served. */
+/* The language model of a multimodal one (Kimi-K2.5, K2.6, Kimi-VL, Mistral Small 4), of which
+ * nothing else is served. */
 static bt_status enter_language_model(bt_json_at *at)
 {
     bt_status   st   = BT_OK;
     const char *type = json_string_value(bt_json_field(at, "model_type"));
     char        found[BT_JSON_SHOW_BYTES];
 
-    if (type == NULL || (strcmp(type, "kimi_k25") != 0 && strcmp(type, "kimi_vl") != 0)) goto out;
+    if (type == NULL || (strcmp(type, "kimi_k25") != 0 && strcmp(type, "kimi_vl") != 0 &&
+                         strcmp(type, "mistral3") != 0))
+        goto out;
     *at = (bt_json_at){at->file, "text_config", bt_json_field(at, "text_config")};
     BT_REQUIRE(json_is_object(at->obj), BT_ERR_FORMAT, "%s: field %s: expected an object, found %s",
                at->file, at->in, bt_json_show(at->obj, found, sizeof(found)));
@@ -77,11 +80,12 @@ static bt_status read_family(const bt_json_at *at, bt_model_config *cfg,
     BT_TRY(bt_json_str(at, "model_type", &type));
     while (i < N_FAMILIES && strcmp(type, FAMILIES[i].model_type) != 0)
         i++;
-    BT_REQUIRE(i < N_FAMILIES, BT_ERR_UNSUPPORTED,
-               "%s: field model_type: expected deepseek_v2, deepseek_v3, deepseek_v32, kimi_k2, "
-               "kimi_k25, kimi_vl, glm4_moe_lite, glm_moe_dsa, sarvam_mla, axk1 or youtu, found "
-               "\"%s\"",
-               at->file, bt_json_printable(type, found, sizeof(found)));
+    BT_REQUIRE(
+        i < N_FAMILIES, BT_ERR_UNSUPPORTED,
+        "%s: field model_type: expected deepseek_v2, deepseek_v3, deepseek_v32, kimi_k2, "
+        "kimi_k25, kimi_vl, glm4_moe_lite, glm_moe_dsa, sarvam_mla, axk1, youtu, or mistral4 "
+        "as such or within mistral3, found \"%s\"",
+        at->file, bt_json_printable(type, found, sizeof(found)));
     snprintf(cfg->model_type, sizeof(cfg->model_type), "%s", type);
     BT_TRY(read_architecture(at, &FAMILIES[i], cfg));
     *family_out = FAMILIES[i].family;
@@ -330,6 +334,22 @@ out:
     return st;
 }
 
+/* Mistral Large 3, and Mistral Small 4 beside what transformers reads, are published so. */
+static bt_status refuse_foreign(const char *dir, const char *path)
+{
+    bt_status st = BT_OK;
+    char      params[PATH_MAX];
+
+    snprintf(params, sizeof(params), "%s/params.json", dir);
+    BT_REQUIRE(
+        bt_json_file_exists(path) || !bt_json_file_exists(params), BT_ERR_UNSUPPORTED,
+        "%s: expected config.json, found params.json: a checkpoint in Mistral's own format is "
+        "not read, one that transformers has converted is",
+        dir);
+out:
+    return st;
+}
+
 bt_status bt_model_config_read(const char *dir, bt_model_config *cfg_out)
 {
     bt_status       st   = BT_OK;
@@ -342,6 +362,7 @@ bt_status bt_model_config_read(const char *dir, bt_model_config *cfg_out)
 
     BT_REQUIRE(snprintf(path, sizeof(path), "%s/config.json", dir) < PATH_MAX - 32, BT_ERR_IO,
                "model directory: expected a path under %d bytes", PATH_MAX - 32);
+    BT_TRY(refuse_foreign(dir, path));
     BT_TRY(read_object(path, &json));
     at = all = (bt_json_at){path, "", json};
     BT_TRY(enter_language_model(&at));
@@ -350,13 +371,14 @@ bt_status bt_model_config_read(const char *dir, bt_model_config *cfg_out)
     BT_TRY(refuse_variants(&at, sparse));
     BT_TRY(read_sizes(&at, &cfg));
     if (sparse) BT_TRY(bt_config_index(&at, fam, &cfg));
-    BT_TRY(bt_config_rope(&at, &cfg));
+    BT_TRY(bt_config_rope(&at, fam, &cfg));
     BT_TRY(bt_config_moe(&at, fam, &cfg));
     BT_TRY(bt_config_quantization(bt_json_field(&all, "quantization_config") != NULL ? &all : &at,
                                   &cfg));
     BT_TRY(read_tokens(&at, &cfg));
     if (at.obj != all.obj) BT_TRY(read_tokens(&all, &cfg));
     BT_TRY(read_generation(dir, &cfg));
+    bt_config_warn_of_names(&at);
     *cfg_out                   = cfg;
     cfg_out->mla.rope_inv_freq = cfg_out->rope_inv_freq;
 out:

@@ -2,8 +2,9 @@
  *
  * Families: deepseek_v2, deepseek_v3 (Kimi-K2, Moonlight; the language model of kimi_k25, which is
  * Kimi-K2.5 and K2.6, and of kimi_vl), glm4_moe_lite, sarvam_mla, axk1 (A.X-K1), youtu (dense
- * layers alone); with sparse attention deepseek_v32 and glm_moe_dsa (GLM-5).  Both spellings of the
- * rope fields are read (rope_scaling, and rope_parameters of transformers 5). */
+ * layers alone), mistral4 (Mistral Small 4, also within mistral3); with sparse attention
+ * deepseek_v32 and glm_moe_dsa (GLM-5).  Both spellings of the rope fields are read (rope_scaling,
+ * and rope_parameters of transformers 5). */
 #ifndef BT_MODEL_CONFIG_H
 #define BT_MODEL_CONFIG_H
 
@@ -44,7 +45,8 @@ typedef struct {
     uint32_t n_mtp_layers; /* for multi-token prediction: in the file after the last layer */
     bool     mtp;          /* the first of them is served, as layer n_layers: for whom reads the
                               config to say (bt_model_config_serve_mtp()); else they are skipped */
-    bool fp8;              /* weights are e4m3 with 128x128 scales */
+    bool fp8;              /* weights are e4m3 with 128x128 scales, or ... */
+    bool fp8_one_scale;    /* ... each matrix with one of its own */
     bool int4; /* some, as a rule the experts', have 4 bits with a scale for 32 of a row */
 
     int64_t  bos_token; /* -1: none */

@@ -15,15 +15,19 @@ out:
     return st;
 }
 
-/* ["full", "shared", ...], a layer each. */
-static bt_status read_types(const bt_json_at *at, bt_model_config *cfg)
+/* ["full", "shared", ...], a layer each, as Hugging Face reads both fields; or, as others read the
+ * pattern, ["F", "S", ...]. */
+static bt_status read_types(const bt_json_at *at, const char *field, bt_model_config *cfg)
 {
-    bt_status st = BT_OK;
+    bt_status   st      = BT_OK;
+    const char *first   = json_string_value(json_array_get(bt_json_field(at, field), 0));
+    bool        letters = first != NULL && strcmp(first, "F") == 0;
 
     for (uint32_t i = 0; i < cfg->n_layers; i++) {
         bool full = false;
 
-        BT_TRY(bt_config_layer_is(at, "indexer_types", i, cfg->n_layers, "full", "shared", &full));
+        BT_TRY(bt_config_layer_is(at, field, i, cfg->n_layers, letters ? "F" : "full",
+                                  letters ? "S" : "shared", &full));
         BT_TRY(set_shared(at, i, !full, cfg));
     }
 out:
@@ -37,6 +41,10 @@ static bt_status read_pattern(const bt_json_at *at, bt_model_config *cfg)
     const char *pattern = NULL;
     char        found[96];
 
+    if (json_is_array(bt_json_field(at, "index_topk_pattern"))) {
+        BT_TRY(read_types(at, "index_topk_pattern", cfg));
+        goto out;
+    }
     BT_TRY(bt_json_str(at, "index_topk_pattern", &pattern));
     BT_REQUIRE(strlen(pattern) == cfg->n_layers && strspn(pattern, "FS") == cfg->n_layers,
                BT_ERR_FORMAT,
@@ -60,7 +68,7 @@ static bt_status read_shared(const bt_json_at *at, bt_model_config *cfg)
     };
 
     if (bt_json_field(at, "indexer_types") != NULL) {
-        BT_TRY(read_types(at, cfg));
+        BT_TRY(read_types(at, "indexer_types", cfg));
         goto out;
     }
     if (bt_json_field(at, "index_topk_pattern") != NULL) {

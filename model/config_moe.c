@@ -4,7 +4,8 @@
 
 /* transformers 5 lists each layer's kind; only "dense" layers first, then "sparse" ones, is a
  * model that first_k_dense_replace can say.  Where both stand, Hugging Face reads only the latter
- * for V2, V3 and Sarvam, and only the list for the others, beside which it saves its default of 3.
+ * for V2, V3, Sarvam and Mistral, and only the list for the others, beside which it saves its
+ * default of 3.
  */
 static bt_status read_layer_types(const bt_json_at *at, bt_model_family fam, bt_model_config *cfg)
 {
@@ -28,7 +29,8 @@ static bt_status read_layer_types(const bt_json_at *at, bt_model_family fam, bt_
                    at->file, i);
         n_dense += is_dense;
     }
-    BT_REQUIRE((fam != BT_FAMILY_V2 && fam != BT_FAMILY_V3 && fam != BT_FAMILY_SARVAM) ||
+    BT_REQUIRE((fam != BT_FAMILY_V2 && fam != BT_FAMILY_V3 && fam != BT_FAMILY_SARVAM &&
+                fam != BT_FAMILY_MISTRAL) ||
                    bt_json_field(at, "first_k_dense_replace") == NULL ||
                    cfg->first_moe_layer == n_dense,
                BT_ERR_FORMAT,
@@ -58,6 +60,10 @@ static bt_status read_gate_kind(const bt_json_at *at, bt_model_family fam, bt_ga
     char        found_method[64], found_scoring[64];
     int         i = 0;
 
+    if (fam == BT_FAMILY_MISTRAL) { /* has neither field */
+        *kind_out = BT_GATE_SOFTMAX;
+        goto out;
+    }
     if (bt_json_field(at, "topk_method") != NULL) BT_TRY(bt_json_str(at, "topk_method", &method));
     if (bt_json_field(at, "scoring_func") != NULL)
         BT_TRY(bt_json_str(at, "scoring_func", &scoring));
@@ -126,6 +132,9 @@ static bt_status read_gate(const bt_json_at *at, bt_model_family fam, bt_gate_co
     g->n_groups    = has_groups ? 8 : 1;
     g->topk_groups = has_groups ? 4 : 1;
     BT_TRY(bt_config_u32_fields(at, fields, sizeof(fields) / sizeof(fields[0])));
+    BT_REQUIRE(fam != BT_FAMILY_MISTRAL || g->n_groups == 1, BT_ERR_UNSUPPORTED,
+               "%s: field n_group: expected 1 for this model_type, found %u", at->file,
+               g->n_groups);
     if (g->kind == BT_GATE_SOFTMAX) g->n_groups = g->topk_groups = 1; /* greedy knows no groups */
     BT_TRY(check_groups(at, g));
     g->norm_topk = true;

@@ -18,6 +18,7 @@ typedef enum {
     BT_FAMILY_GLM4,
     BT_FAMILY_SARVAM,
     BT_FAMILY_AXK1,
+    BT_FAMILY_MISTRAL,
     BT_FAMILY_V32, /* these two with sparse attention */
     BT_FAMILY_GLM_DSA
 } bt_model_family;
@@ -32,8 +33,9 @@ typedef struct {
 bt_status bt_config_u32_fields(const bt_json_at *at, const bt_config_u32 *fields, size_t n);
 
 /* The rope fields in both spellings, and what follows from them.  Needs cfg->mla's head sizes;
- * fills the rope fields, mla.softmax_scale, mla.rope_magnitude and mla.rope_inv_freq. */
-bt_status bt_config_rope(const bt_json_at *at, bt_model_config *cfg);
+ * fills the rope fields, mla.softmax_scale, mla.rope_magnitude, mla.rope_inv_freq and mla.query_*.
+ */
+bt_status bt_config_rope(const bt_json_at *at, bt_model_family fam, bt_model_config *cfg);
 
 /* Whether a list of each layer's kind says `yes` of this one, where else it must say `no`. */
 bt_status bt_config_layer_is(const bt_json_at *at, const char *field, uint32_t layer,
@@ -44,6 +46,9 @@ bt_status bt_config_index(const bt_json_at *at, bt_model_family fam, bt_model_co
 
 /* Which layers are MoE, the experts' sizes and the gate.  Needs cfg->hidden and n_layers. */
 bt_status bt_config_moe(const bt_json_at *at, bt_model_family fam, bt_model_config *cfg);
+
+/* Warns of names that look misspelt. */
+void bt_config_warn_of_names(const bt_json_at *at);
 
 /* quantization_config, which may be absent: fills fp8 and int4. */
 bt_status bt_config_quantization(const bt_json_at *at, bt_model_config *cfg);

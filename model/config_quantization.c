@@ -19,6 +19,13 @@ static const rule FP8[] = {
     {"weight_block_size", "[128,128]",   true },
 };
 
+/* As Mistral publishes it: the scales of activations stand in the files, and are not used, since
+ * activations stay bf16. */
+static const rule FP8_ONE_SCALE[] = {
+    {"fmt",               "\"e4m3\"",   false},
+    {"activation_scheme", "\"static\"", true },
+};
+
 static const rule INT4[] = {
     {"format",              "\"pack-quantized\"", true },
     {"quantization_status", "\"compressed\"",     false},
@@ -157,7 +164,11 @@ bt_status bt_config_quantization(const bt_json_at *at, bt_model_config *cfg)
                "%s: field %s.quant_method: expected \"fp8\" or \"compressed-tensors\", found "
                "\"%s\"",
                at->file, q.in, bt_json_printable(method, found, sizeof(found)));
-    CHECK_RULES(&q, FP8);
+    cfg->fp8_one_scale = json_is_null(json_object_get(q.obj, "weight_block_size"));
+    if (cfg->fp8_one_scale)
+        CHECK_RULES(&q, FP8_ONE_SCALE);
+    else
+        CHECK_RULES(&q, FP8);
     cfg->fp8 = true;
 out:
     return st;

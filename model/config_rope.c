@@ -9,12 +9,20 @@ typedef struct {
 
 static const double PI = 3.14159265358979323846;
 
+/* {} is nothing, as to Hugging Face. */
+static json_t *some(const bt_json_at *at, const char *field)
+{
+    json_t *v = bt_json_field(at, field);
+
+    return json_is_object(v) && json_object_size(v) == 0 ? NULL : v;
+}
+
 /* The object with the scaling's fields: rope_parameters (transformers 5, holds rope_theta too) or
  * rope_scaling; obj is NULL when there is neither. */
 static bt_status find_object(const bt_json_at *at, bt_json_at *rope_out)
 {
-    bt_status st  = BT_OK;
-    json_t   *old = bt_json_field(at, "rope_scaling"), *new = bt_json_field(at, "rope_parameters");
+    bt_status   st  = BT_OK;
+    json_t     *old = some(at, "rope_scaling"), *new = some(at, "rope_parameters");
     const char *name = new != NULL ? "rope_parameters" : "rope_scaling";
     char        found[96];
 
@@ -54,11 +62,19 @@ static bt_status optional_f64(const bt_json_at *at, const char *field, double lo
     return bt_json_field(at, field) == NULL ? BT_OK : bt_json_f64(at, field, lo, hi, v);
 }
 
+/* The part of a head that is turned, where it is counted: of a query's head in Mistral 4, which
+ * also has elements that are not, else of the rope part. */
+static double whole_part(bt_model_family fam, const bt_mla_config *m)
+{
+    return fam == BT_FAMILY_MISTRAL ? (double)m->qk_rope_dim / (m->qk_nope_dim + m->qk_rope_dim)
+                                    : 1;
+}
+
 /* Variants of YaRN that no published MLA model has; they would change the numbers silently. */
-static bt_status refuse_variants(const bt_json_at *at, const bt_json_at *rope)
+static bt_status refuse_variants(const bt_json_at *at, const bt_json_at *rope, double whole)
 {
     bt_status st         = BT_OK;
-    double    partial    = 1;
+    double    partial    = whole;
     bool      interleave = true, truncate = true;
 
     /* To Hugging Face a null is false here, not the default. */
@@ -75,8 +91,9 @@ static bt_status refuse_variants(const bt_json_at *at, const bt_json_at *rope)
                    "%s: field %s.attention_factor: expected mscale and mscale_all_dim instead",
                    at->file, rope->in);
     }
-    BT_REQUIRE(partial == 1, BT_ERR_UNSUPPORTED,
-               "%s: field partial_rotary_factor: expected 1, found %.17g", at->file, partial);
+    BT_REQUIRE(partial == whole, BT_ERR_UNSUPPORTED,
+               "%s: field partial_rotary_factor: expected %.17g, found %.17g", at->file, whole,
+               partial);
     BT_REQUIRE(truncate, BT_ERR_UNSUPPORTED, "%s: field %s.truncate: expected true, found false",
                at->file, rope->in);
 out:
@@ -99,13 +116,32 @@ out:
     return st;
 }
 
+/* A factor of null is the ratio of the contexts, as to Hugging Face, which wants the field. */
+static bt_status read_factor(const bt_json_at *at, const bt_json_at *rope, yarn *y)
+{
+    bt_status st      = BT_OK;
+    bool      is_null = json_is_null(json_object_get(rope->obj, "factor"));
+    uint32_t  context = 0;
+
+    if (!is_null) BT_TRY(bt_json_f64(rope, "factor", 1, 1e6, &y->factor));
+    BT_TRY(read_original_context(at, rope, &y->original_context));
+    if (!is_null) goto out;
+    BT_TRY(bt_json_u32(at, "max_position_embeddings", 1, UINT32_MAX, &context));
+    y->factor = context / y->original_context;
+    BT_REQUIRE(y->factor >= 1, BT_ERR_FORMAT,
+               "%s: field %s.factor: expected a number from 1, or null where "
+               "max_position_embeddings is no less than %.17g, found null with %u",
+               at->file, rope->in, y->original_context, context);
+out:
+    return st;
+}
+
 static bt_status read_yarn(const bt_json_at *at, const bt_json_at *rope, yarn *y)
 {
     bt_status st = BT_OK;
 
     *y = (yarn){.beta_fast = 32, .beta_slow = 1, .mscale = 0, .mscale_all_dim = 0};
-    BT_TRY(bt_json_f64(rope, "factor", 1, 1e6, &y->factor));
-    BT_TRY(read_original_context(at, rope, &y->original_context));
+    BT_TRY(read_factor(at, rope, y));
     BT_TRY(optional_f64(rope, "beta_fast", 1e-3, 1e6, &y->beta_fast));
     BT_TRY(optional_f64(rope, "beta_slow", 1e-3, 1e6, &y->beta_slow));
     BT_TRY(optional_f64(rope, "mscale", 0, 100, &y->mscale));
@@ -113,6 +149,23 @@ static bt_status read_yarn(const bt_json_at *at, const bt_json_at *rope, yarn *y
     BT_REQUIRE(y->beta_fast >= y->beta_slow, BT_ERR_FORMAT,
                "%s: field %s.beta_fast: expected at least beta_slow (%.17g), found %.17g",
                rope->file, rope->in, y->beta_slow, y->beta_fast);
+out:
+    return st;
+}
+
+/* Of Mistral 4, which has both fields. */
+static bt_status read_query_scale(const bt_json_at *rope, bt_mla_config *m)
+{
+    static const char   BETA[]  = "llama_4_scaling_beta";
+    bt_status           st      = BT_OK;
+    const bt_config_u32 context = {"original_max_position_embeddings", &m->query_context, 1,
+                                   1 << 24, true};
+
+    BT_REQUIRE(rope->obj != NULL, BT_ERR_UNSUPPORTED,
+               "%s: field rope_parameters: expected an object for this model_type, found nothing",
+               rope->file);
+    BT_TRY(bt_json_f64(rope, BETA, 0, 100, &m->query_beta));
+    BT_TRY(bt_config_u32_fields(rope, &context, 1));
 out:
     return st;
 }
@@ -177,7 +230,7 @@ static void base_frequencies(double theta, uint32_t dim, double *inv_freq)
         inv_freq[i] = inv_freq[i - 1] * hi;
 }
 
-bt_status bt_config_rope(const bt_json_at *at, bt_model_config *cfg)
+bt_status bt_config_rope(const bt_json_at *at, bt_model_family fam, bt_model_config *cfg)
 {
     bt_status  st   = BT_OK;
     uint32_t   dim  = cfg->mla.qk_rope_dim;
@@ -186,7 +239,8 @@ bt_status bt_config_rope(const bt_json_at *at, bt_model_config *cfg)
 
     BT_TRY(find_object(at, &rope));
     BT_TRY(read_kind(&rope, &cfg->yarn));
-    BT_TRY(refuse_variants(at, &rope));
+    BT_TRY(refuse_variants(at, &rope, whole_part(fam, &cfg->mla)));
+    if (fam == BT_FAMILY_MISTRAL) BT_TRY(read_query_scale(&rope, &cfg->mla));
     if (rope.obj != NULL && bt_json_field(&rope, "rope_theta") != NULL)
         BT_TRY(bt_json_f64(&rope, "rope_theta", 1.001, 1e12, &cfg->rope_theta));
     else

@@ -30,7 +30,7 @@ static void add_config(XXH3_state_t *hash, const bt_model_config *c)
     char text[1024];
     int  n = snprintf(text, sizeof(text),
                       "%s %u %u %u %u %a %d | %u %u %u %u %u %u %a %a %a | %u %u %u %d | %u %u %u | "
-                       "%d %u %u %u %u %d %a %u %u",
+                       "%d %u %u %u %u %d %a %u %u | %a %u",
                       c->model_type, c->vocab_size, c->hidden, c->n_layers, c->max_context,
                       (double)c->rms_norm_eps, c->tie_embeddings, c->mla.n_heads, c->mla.q_lora_rank,
                       c->mla.kv_lora_rank, c->mla.qk_nope_dim, c->mla.qk_rope_dim, c->mla.v_dim,
@@ -39,7 +39,7 @@ static void add_config(XXH3_state_t *hash, const bt_model_config *c)
                       c->dense_dim, c->first_moe_layer, c->moe_layer_freq, (int)c->moe.gate.kind,
                       c->moe.gate.n_experts, c->moe.gate.top_k, c->moe.gate.n_groups,
                       c->moe.gate.topk_groups, c->moe.gate.norm_topk, (double)c->moe.gate.scale,
-                      c->moe.expert_dim, c->moe.shared_dim);
+                      c->moe.expert_dim, c->moe.shared_dim, c->mla.query_beta, c->mla.query_context);
 
     BT_ASSERT(n > 0 && (size_t)n < sizeof(text));
     XXH3_64bits_update(hash, text, (size_t)n);

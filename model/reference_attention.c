@@ -115,9 +115,10 @@ static void attend_head(const bt_reference *r, const float *q, size_t ld_q, cons
     uint32_t             dk = m->qk_nope_dim + m->qk_rope_dim;
 
     for (uint32_t p = 0; p < r->t; p++) {
-        float *o = out + p * ld_out;
+        float *o = out + p * ld_out, scale = m->softmax_scale;
 
-        score_keys(p + 1, dk, m->softmax_scale, q + p * ld_q, kt, r->t, scores);
+        if (m->query_beta != 0) scale *= (float)(1 + m->query_beta * log(1 + p / m->query_context));
+        score_keys(p + 1, dk, scale, q + p * ld_q, kt, r->t, scores);
         softmax(p + 1, r->seen != NULL ? r->seen + (size_t)p * r->t : NULL, scores);
         memset(o, 0, m->v_dim * sizeof(*o));
         for (size_t j = 0; j <= p; j++)

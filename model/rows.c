@@ -53,10 +53,12 @@ static bt_status find_scale(const bt_safetensors *st_set, const char *name, bt_m
         m->scale != NULL, BT_ERR_FORMAT,
         "%s: expected tensor %s F32 [%u, %u], the scales of %s, which is F8_E4M3; found none",
         bt_safetensors_file_of(st_set, m->t), scale_name, rows, cols, name);
+    m->one_scale = bt_tensor_n_weights(m->scale) == 1 && m->scale->n_dims < 2;
+    if (m->one_scale && m->scale->dtype == BT_ST_BF16) goto out;
     BT_REQUIRE(
         m->scale->dtype == BT_ST_F32, BT_ERR_FORMAT, "%s: tensor %s: expected dtype F32, found %s",
         bt_safetensors_file_of(st_set, m->scale), scale_name, bt_st_dtype_name(m->scale->dtype));
-    BT_TRY(check(st_set, m->scale, 2, rows, cols));
+    if (!m->one_scale) BT_TRY(check(st_set, m->scale, 2, rows, cols));
 out:
     return st;
 }
@@ -186,6 +188,12 @@ static bt_bf16 read_bf16(const void *data, size_t i)
     return half;
 }
 
+static float fp8_scale(const bt_matrix *m, size_t i)
+{
+    return m->scale->dtype == BT_ST_BF16 ? bt_bf16_to_f32(read_bf16(m->scale->data, i))
+                                         : read_f32(m->scale->data, i);
+}
+
 static float scale_at(const bt_matrix *m, uint32_t row, uint32_t col)
 {
     size_t per_row = (m->k + BT_FP8_BLOCK - 1) / BT_FP8_BLOCK;
@@ -193,7 +201,8 @@ static float scale_at(const bt_matrix *m, uint32_t row, uint32_t col)
     if (m->kind == BT_WEIGHT_INT4)
         return bt_bf16_to_f32(
             read_bf16(m->scale->data, (size_t)row * (m->k / BT_INT4_GROUP) + col / BT_INT4_GROUP));
-    return read_f32(m->scale->data, row / BT_FP8_BLOCK * per_row + col / BT_FP8_BLOCK);
+    if (m->one_scale) return fp8_scale(m, 0);
+    return fp8_scale(m, row / BT_FP8_BLOCK * per_row + col / BT_FP8_BLOCK);
 }
 
 /* The sizes that the packed words stand for. */
@@ -239,7 +248,7 @@ out:
 bt_status bt_matrix_check_values(const bt_safetensors *st_set, const bt_matrix *m)
 {
     bt_status st      = BT_OK;
-    size_t    n       = m->scale == NULL ? 0 : m->scale->bytes / sizeof(float);
+    size_t    n       = m->scale == NULL ? 0 : bt_tensor_n_weights(m->scale);
     size_t    per_row = (m->k + BT_FP8_BLOCK - 1) / BT_FP8_BLOCK;
 
     if (m->kind == BT_WEIGHT_INT4) {
@@ -248,7 +257,7 @@ bt_status bt_matrix_check_values(const bt_safetensors *st_set, const bt_matrix *
         goto out;
     }
     for (size_t i = 0; i < n; i++) {
-        float scale = read_f32(m->scale->data, i);
+        float scale = fp8_scale(m, i);
 
         BT_REQUIRE(isfinite(scale) && !signbit(scale), BT_ERR_FORMAT,
                    "%s: tensor %s: expected finite scales of 0 or more, found %g at [%zu, %zu]",

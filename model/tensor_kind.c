@@ -27,7 +27,7 @@ uint64_t bt_tensor_n_weights(const bt_tensor *t)
 
 bool bt_tensor_is_beside_weights(const bt_tensor *t)
 {
-    return ends_with(t->name, BT_NAME_SCALE_FP8) ||
+    return ends_with(t->name, BT_NAME_SCALE_FP8) || ends_with(t->name, BT_NAME_SCALE_IN) ||
            ends_with(t->name, ".weight" BT_NAME_SCALE_INT4) ||
            ends_with(t->name, ".weight" BT_NAME_SHAPE);
 }

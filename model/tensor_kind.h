@@ -8,7 +8,9 @@
 #include "device/device.h"
 #include "model/safetensors.h"
 
-#define BT_NAME_SCALE_FP8  "_scale_inv"
+#define BT_NAME_SCALE_FP8 "_scale_inv"
+#define BT_NAME_SCALE_IN \
+    "activation_scale" /* of what an e4m3 matrix is multiplied with: not used */
 #define BT_NAME_PACKED     "_packed"
 #define BT_NAME_SCALE_INT4 "_scale"
 #define BT_NAME_SHAPE      "_shape"

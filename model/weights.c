@@ -307,11 +307,12 @@ out:
 
 /* A tensor of a served layer that may be there without a use: an expert of another rank, a scale,
  * RoPE's frequencies, which are computed; the indexer of a layer that config.json says to do
- * without; the norm behind a dense layer that A.X-K1 stores and does not use. */
+ * without; the norm behind a dense layer that A.X-K1 stores and does not use; with FP8 weights of
+ * one scale those of activations, which are not rounded here. */
 static bool may_be_unused(const bt_model_config *cfg, unsigned layer, const char *rest)
 {
-    static const char SCALE[] = "_scale_inv";
-    size_t            n       = strlen(rest);
+    static const char SCALE[] = BT_NAME_SCALE_FP8, ACTIVATION[] = BT_NAME_SCALE_IN;
+    size_t            n = strlen(rest);
 
     return strncmp(rest, "mlp.experts.", strlen("mlp.experts.")) == 0 ||
            strcmp(rest, "self_attn.rotary_emb.inv_freq") == 0 ||
@@ -319,6 +320,8 @@ static bool may_be_unused(const bt_model_config *cfg, unsigned layer, const char
             strncmp(rest, "self_attn.indexer.", strlen("self_attn.indexer.")) == 0) ||
            (cfg->moe_norm && !bt_model_layer_is_moe(cfg, layer) &&
             strcmp(rest, "post_mlp_layernorm.weight") == 0) ||
+           (cfg->fp8_one_scale && n >= strlen(ACTIVATION) &&
+            strcmp(rest + n - strlen(ACTIVATION), ACTIVATION) == 0) ||
            (n >= strlen(SCALE) && strcmp(rest + n - strlen(SCALE), SCALE) == 0);
 }
 
@@ -351,6 +354,31 @@ static bt_status refuse_unused(const bt_loader *l)
     }
 out:
     return st;
+}
+
+void bt_weights_warn_of_layers(const bt_model_config *cfg, const bt_safetensors *set)
+{
+    const bt_tensor *last     = NULL;
+    unsigned         n_stored = 0;
+    char             name[160];
+
+    for (size_t i = 0; i < bt_safetensors_count(set); i++) {
+        const bt_tensor *t = bt_safetensors_at(set, i);
+        unsigned         layer;
+        int              at = 0;
+
+        if (sscanf(t->name, "model.layers.%u.%n", &layer, &at) != 1 || at == 0 || layer < n_stored)
+            continue;
+        n_stored = layer + 1;
+        last     = t;
+    }
+    if (last != NULL && n_stored > cfg->n_layers + cfg->n_mtp_layers)
+        BT_WARN("%s: tensor %s: expected no layer behind the %u that config.json names "
+                "(num_hidden_layers %u, num_nextn_predict_layers %u), found it: what is behind is "
+                "not served",
+                bt_safetensors_file_of(set, last),
+                bt_json_printable(last->name, name, sizeof(name)),
+                cfg->n_layers + cfg->n_mtp_layers, cfg->n_layers, cfg->n_mtp_layers);
 }
 
 /* Which matrices have 4 bits the tensors say; but where config.json speaks of it, some do, unless a

@@ -72,5 +72,7 @@ bt_status bt_weights_load(const bt_model_config *cfg, const bt_safetensors *st,
 bt_status bt_weights_move_experts(const bt_model_config *cfg, const bt_safetensors *st,
                                   const bt_weights_options *opt, bt_weights *w);
 void      bt_weights_fini(bt_weights *w);
+/* Warns where st holds layers behind those that config.json names. */
+void bt_weights_warn_of_layers(const bt_model_config *cfg, const bt_safetensors *st);
 
 #endif

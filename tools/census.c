@@ -79,6 +79,8 @@ void bt_census_take(const bt_safetensors *files, const bt_model_config *cfg, bt_
         bt_part          part = part_of(t->name, cfg);
 
         c->bytes[part] += t->bytes;
+        c->corrected |=
+            part == BT_PART_ROUTER && strstr(t->name, "e_score_correction_bias") != NULL;
         if (!bt_tensor_is_beside_weights(t) && !is_computed(t->name)) {
             c->n_params[part] += bt_tensor_n_weights(t);
             c->loaded[part] += bt_weight_bytes(loaded_kind(t, part), bt_tensor_n_weights(t));

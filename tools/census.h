@@ -34,6 +34,7 @@ typedef struct {
     uint64_t loaded[BT_N_PARTS];   /* bytes in memory: bf16, or where the files have them FP8 or
                                       4 bits with their scales */
     uint64_t n_tensors;
+    bool     corrected;        /* some gate has a correction bias */
     char     first_other[128]; /* the name of a tensor that no part has, or "" */
 } bt_census;
 

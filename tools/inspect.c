@@ -78,12 +78,15 @@ static const char *in_units(uint64_t bytes, char buf[32])
     return buf;
 }
 
-static void print_gate(const bt_gate_config *g)
+/* corrected: the files have biases for it. */
+static void print_gate(const bt_gate_config *g, bool corrected)
 {
     static const char *const KINDS[] = {"softmax", "softmax limited to groups",
                                         "sigmoid with correction bias"};
 
-    printf("  gate        %s, %u of %u experts", KINDS[g->kind], g->top_k, g->n_experts);
+    printf("  gate        %s, %u of %u experts",
+           g->kind == BT_GATE_SIGMOID_BIAS && !corrected ? "sigmoid" : KINDS[g->kind], g->top_k,
+           g->n_experts);
     if (g->n_groups > 1) printf(", in the best %u of %u groups", g->topk_groups, g->n_groups);
     printf(", weights%s x %g\n", g->norm_topk ? " normalised" : "", g->scale);
 }
@@ -105,9 +108,10 @@ static void print_model(const bt_model_config *cfg, const bt_census *c)
     uint32_t             n_moe = bt_model_n_moe_layers(cfg);
 
     printf("Model         %s (%s)%s\n", cfg->architecture, cfg->model_type,
-           cfg->fp8    ? ", FP8 weights in 128x128 blocks"
-           : cfg->int4 ? ", weights of 4 bits in groups of 32"
-                       : "");
+           cfg->fp8_one_scale ? ", FP8 weights, each matrix with one scale"
+           : cfg->fp8         ? ", FP8 weights in 128x128 blocks"
+           : cfg->int4        ? ", weights of 4 bits in groups of 32"
+                              : "");
     printf("  vocabulary  %u%s\n", cfg->vocab_size,
            cfg->tie_embeddings ? ", embedding and head tied" : "");
     printf("  context     %u tokens", cfg->max_context);
@@ -127,7 +131,7 @@ static void print_model(const bt_model_config *cfg, const bt_census *c)
     if (m->index_topk != 0)
         printf("  sparse      to %u positions, by %u heads of %u in %u layers\n", m->index_topk,
                m->index_heads, m->index_dim, bt_model_n_indexers(cfg));
-    if (n_moe != 0) print_gate(&cfg->moe.gate);
+    if (n_moe != 0) print_gate(&cfg->moe.gate, c->corrected || !cfg->moe_norm);
 }
 
 static uint64_t sum(const uint64_t *v, int from, int to)
@@ -230,6 +234,7 @@ static bt_status inspect(const char *dir)
     print_census(&cfg, &census);
     print_kv(&cfg);
     print_fit(&cfg, &census);
+    bt_weights_warn_of_layers(&cfg, files);
     if (census.bytes[BT_PART_MTP] != 0) BT_TRY(bt_model_config_serve_mtp(&cfg));
     BT_TRY(bt_weights_check(&cfg, files)); /* last: the tables help to see what is wrong */
 out:

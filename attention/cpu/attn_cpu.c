@@ -161,13 +161,14 @@ static bt_status attn_cpu_create(bt_device *dev, const bt_mla_config *cfg, uint3
     bt_attn_cpu *a  = bt_calloc(1, sizeof(*a));
 
     BT_REQUIRE(a != NULL, BT_ERR_NO_MEMORY, "attention header");
-    a->base.ops  = &bt_attn_cpu_ops;
-    a->dev       = dev;
-    a->kernels   = bt_device_cpu_table(dev);
-    a->pool      = bt_device_cpu_pool(dev);
-    a->cfg       = *cfg;
-    a->rope      = rope;
-    a->n_members = bt_cpu_pool_n_threads(a->pool);
+    a->base.ops      = &bt_attn_cpu_ops;
+    a->dev           = dev;
+    a->kernels       = bt_device_cpu_table(dev);
+    a->pool          = bt_device_cpu_pool(dev);
+    a->cfg           = *cfg;
+    a->rope          = rope;
+    a->query_factors = bt_mla_query_factors(cfg, rope);
+    a->n_members     = bt_cpu_pool_n_threads(a->pool);
     BT_TRY(create_members(a, max_rows));
     BT_TRY(create_normal(a, max_rows));
     BT_TRY(create_absorbed(a, max_rows));
@@ -238,6 +239,12 @@ static void append_index_key(const append_job *job, uint32_t row, const float *c
     turn_index_row(job->a, cos_sin, out);
 }
 
+static void scale_row(float factor, size_t n, bt_bf16 *x)
+{
+    for (size_t i = 0; i < n; i++)
+        x[i] = bt_bf16_from_f32(bt_bf16_to_f32(x[i]) * factor);
+}
+
 static void append_row(const append_job *job, const bt_span *span, uint32_t row,
                        const bt_attn_member *m)
 {
@@ -270,6 +277,9 @@ static void append_row(const append_job *job, const bt_span *span, uint32_t row,
 
         for (uint32_t h = 0; h < cfg->n_heads; h++, q += head_dim)
             rows->rope_row(cos_sin, q, cfg->qk_rope_dim, q);
+        if (a->query_factors != NULL && a->query_factors[pos] != 1)
+            scale_row(a->query_factors[pos], bt_attn_q_dim(cfg),
+                      call->q + row * bt_attn_q_dim(cfg));
     }
 }
 

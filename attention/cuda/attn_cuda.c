@@ -130,6 +130,7 @@ static bt_status append_batch(bt_attn_cuda *a, const bt_attn_call *call, const b
                                                   .q  = call->q != NULL ? call->q + q_at : NULL,
                                                   .kv = call->kv != NULL ? call->kv + kv_at : NULL,
                                                   .cos_sin = a->rope,
+                                                  .factor  = bt_mla_query_factors(&a->cfg, a->rope),
                                                   .index   = append_index(a, call, b->first_row)}));
 }
 

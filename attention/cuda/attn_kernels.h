@@ -76,6 +76,7 @@ typedef struct {
     const bt_bf16 *norm;                 /* [kv_lora], or NULL: kv is after its norm */
     float          eps;
     const float   *cos_sin; /* [max_context][rope / 2][2] */
+    const float   *factor;  /* [max_context], by which q is multiplied after it turned; or NULL */
 
     bt_cuda_append_index index;
 } bt_cuda_append;

@@ -82,6 +82,28 @@ static __device__ void turn_heads(const bt_cuda_append &a, const float *cos_sin,
         turn_in_place(cos_sin, i % pairs, pairs, halves, x + (size_t)(i / pairs) * head_dim);
 }
 
+static __device__ __forceinline__ void scale_in_place(float factor, bt_bf16 *x)
+{
+    *x = bf16_of(f32_of(*x) * factor);
+}
+
+/* A row of q times its factor, by the blocks of the row: each thread scales the pairs that it has
+ * turned in turn_heads(). */
+static __device__ void scale_heads(const bt_cuda_append &a, float factor, bt_bf16 *q)
+{
+    uint32_t pairs = a.dims.rope / 2, nope = a.dims.nope, head_dim = nope + a.dims.rope;
+    uint32_t first = blockIdx.y * THREADS + threadIdx.x, step = gridDim.y * THREADS;
+
+    for (uint32_t i = first; i < a.dims.n_heads * pairs; i += step) {
+        bt_bf16 *x = q + (size_t)(i / pairs) * head_dim + nope + 2 * (i % pairs);
+
+        scale_in_place(factor, x);
+        scale_in_place(factor, x + 1);
+    }
+    for (uint32_t i = first; i < a.dims.n_heads * nope; i += step)
+        scale_in_place(factor, q + (size_t)(i / nope) * head_dim + i % nope);
+}
+
 /* The span that has the row, or that ends before it: the last one that begins no later.  Where each
  * row has its own no search is needed. */
 static __device__ bt_cuda_span span_of(const bt_cuda_append &a, uint32_t row)
@@ -121,9 +143,12 @@ static __global__ void __launch_bounds__(THREADS) append_kernel(const GPU_CONSTA
                       dst + a.dims.kv_lora + 2 * i);
         if (a.pages.index_dim != 0) put_index_key(a, row, cos_sin, dst + kv_dim, part);
     }
-    if (a.q != NULL)
-        turn_heads(a, cos_sin, a.q + row * a.dims.n_heads * head_dim + a.dims.nope, a.dims.n_heads,
-                   head_dim, false);
+    if (a.q != NULL) {
+        bt_bf16 *q = a.q + row * a.dims.n_heads * head_dim;
+
+        turn_heads(a, cos_sin, q + a.dims.nope, a.dims.n_heads, head_dim, false);
+        if (a.factor != NULL && a.factor[pos] != 1) scale_heads(a, a.factor[pos], q);
+    }
     if (a.index.q != NULL)
         turn_heads(a, cos_sin, a.index.q + row * a.index.n_heads * a.pages.index_dim,
                    a.index.n_heads, a.pages.index_dim, a.index.halves);

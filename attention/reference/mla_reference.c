@@ -45,14 +45,14 @@ static void turn(const bt_mla_config *cfg, uint32_t pos, float *x)
 static void weights_of_keys(const bt_mla_config *cfg, uint32_t n, const float *q, const float *keys,
                             const float *rope_keys, float *s)
 {
-    double sum = 0;
+    double sum = 0, scale = cfg->softmax_scale;
     float  max = -INFINITY;
 
+    if (cfg->query_beta != 0) scale *= 1 + cfg->query_beta * log(1 + (n - 1) / cfg->query_context);
     for (uint32_t j = 0; j < n; j++) {
-        s[j] = (float)(cfg->softmax_scale *
-                       (dot(q, keys + (size_t)j * cfg->qk_nope_dim, cfg->qk_nope_dim) +
-                        dot(q + cfg->qk_nope_dim, rope_keys + (size_t)j * cfg->qk_rope_dim,
-                            cfg->qk_rope_dim)));
+        s[j] = (float)(scale * (dot(q, keys + (size_t)j * cfg->qk_nope_dim, cfg->qk_nope_dim) +
+                                dot(q + cfg->qk_nope_dim, rope_keys + (size_t)j * cfg->qk_rope_dim,
+                                    cfg->qk_rope_dim)));
         max  = s[j] > max ? s[j] : max;
     }
     for (uint32_t j = 0; j < n; j++) {

@@ -1,7 +1,7 @@
 /* tests/attention/shapes.h - the attention shapes that tests run: those of the models in
  * tests/models and models/demo, one in which nothing is a multiple of anything, and one with as
- * many heads as real models have at least, of which some go together and parts are long; and, not
- * counted among these, one with sparse attention. */
+ * many heads as real models have at least, of which some go together and parts are long, and one
+ * whose queries have factors; and, not counted among these, one with sparse attention. */
 #ifndef BT_TESTS_ATTENTION_SHAPES_H
 #define BT_TESTS_ATTENTION_SHAPES_H
 
@@ -13,6 +13,7 @@ enum {
     SHAPE_GLM,
     SHAPE_ODD,
     SHAPE_HEADS,
+    SHAPE_FACTORS,
     N_SHAPES,
     SHAPE_SPARSE = N_SHAPES,
     N_ALL_SHAPES
@@ -65,6 +66,16 @@ static const struct {
       .qk_rope_dim  = 8,
       .v_dim        = 16,
       .max_context  = 8192}},
+    {"query factors",
+     {.hidden        = 96,
+      .n_heads       = 4,
+      .kv_lora_rank  = 64,
+      .qk_nope_dim   = 24,
+      .qk_rope_dim   = 16,
+      .v_dim         = 32,
+      .max_context   = 8192,
+      .query_beta    = 0.25,
+      .query_context = 20} },
     {"sparse",
      {.hidden       = 48,
       .n_heads      = 9,

@@ -66,16 +66,17 @@ static void config_of_every_model_is_read(void)
         float        eps;
         bool         yarn, fp8, int4;
     } MODELS[] = {
-        {"v2-lite",   BT_GATE_SOFTMAX,        4, 0,  96, 1, 1e-6f, true,  false, false},
-        {"v2",        BT_GATE_SOFTMAX_GROUPS, 6, 56, 80, 4, 1e-6f, true,  false, false},
-        {"v3-fp8",    BT_GATE_SIGMOID_BIAS,   4, 96, 72, 4, 1e-6f, true,  true,  false},
-        {"kimi-k2",   BT_GATE_SIGMOID_BIAS,   2, 48, 32, 1, 1e-5f, true,  false, false},
-        {"k2-int4",   BT_GATE_SIGMOID_BIAS,   4, 48, 96, 1, 1e-5f, true,  false, true },
-        {"moonlight", BT_GATE_SIGMOID_BIAS,   4, 0,  96, 1, 1e-5f, false, false, false},
-        {"glm-flash", BT_GATE_SIGMOID_BIAS,   5, 48, 48, 1, 1e-5f, false, false, false},
-        {"v3.2",      BT_GATE_SIGMOID_BIAS,   4, 96, 72, 4, 1e-6f, true,  true,  false},
-        {"glm-5",     BT_GATE_SIGMOID_BIAS,   5, 48, 48, 1, 1e-5f, false, false, false},
-        {"axk1",      BT_GATE_SIGMOID_BIAS,   4, 48, 48, 4, 1e-5f, true,  false, false},
+        {"v2-lite",   BT_GATE_SOFTMAX,        4, 0,  96,  1, 1e-6f, true,  false, false},
+        {"v2",        BT_GATE_SOFTMAX_GROUPS, 6, 56, 80,  4, 1e-6f, true,  false, false},
+        {"v3-fp8",    BT_GATE_SIGMOID_BIAS,   4, 96, 72,  4, 1e-6f, true,  true,  false},
+        {"kimi-k2",   BT_GATE_SIGMOID_BIAS,   2, 48, 32,  1, 1e-5f, true,  false, false},
+        {"k2-int4",   BT_GATE_SIGMOID_BIAS,   4, 48, 96,  1, 1e-5f, true,  false, true },
+        {"moonlight", BT_GATE_SIGMOID_BIAS,   4, 0,  96,  1, 1e-5f, false, false, false},
+        {"glm-flash", BT_GATE_SIGMOID_BIAS,   5, 48, 48,  1, 1e-5f, false, false, false},
+        {"v3.2",      BT_GATE_SIGMOID_BIAS,   4, 96, 72,  4, 1e-6f, true,  true,  false},
+        {"glm-5",     BT_GATE_SIGMOID_BIAS,   5, 48, 48,  1, 1e-5f, false, false, false},
+        {"axk1",      BT_GATE_SIGMOID_BIAS,   4, 48, 48,  4, 1e-5f, true,  false, false},
+        {"mistral-4", BT_GATE_SOFTMAX,        4, 48, 128, 1, 1e-6f, true,  true,  false},
     };
 
     for (size_t i = 0; i < sizeof(MODELS) / sizeof(MODELS[0]); i++) {
@@ -144,6 +145,10 @@ static void config_without_yarn_has_plain_rope(void)
     EXPECT(!c.yarn);
     EXPECT(near(c.rope_inv_freq[16], 0.01));
     EXPECT(fabs(c.mla.softmax_scale - 0.0721688) < 1e-7);
+    EXPECT_EQ(read_patched("{\"rope_scaling\": {}, \"rope_theta\": 10000.0}", &c), BT_OK);
+    EXPECT(!c.yarn && near(c.rope_inv_freq[16], 0.01));
+    EXPECT_EQ(read_patched("{\"rope_scaling\": \"-\", \"rope_parameters\": {}}", &c), BT_OK);
+    EXPECT(!c.yarn);
 }
 
 /* Hugging Face takes it from there, and only for YaRN. */
@@ -230,6 +235,28 @@ static void config_yarn_is_that_of_transformers(void)
         EXPECT(near_fp32(c.mla.rope_magnitude, CASES[i].magnitude));
         EXPECT(near_fp32(c.mla.softmax_scale, CASES[i].softmax_scale));
     }
+}
+
+/* As transformers reads a factor of null. */
+static void config_yarn_without_a_factor_has_the_ratio_of_contexts(void)
+{
+    bt_model_config c;
+
+    EXPECT_EQ(read_patched("{\"rope_theta\": 10000.0, \"max_position_embeddings\": 8192, "
+                           "\"rope_scaling\": {\"type\": \"yarn\", \"factor\": null, "
+                           "\"original_max_position_embeddings\": 2048}}",
+                           &c),
+              BT_OK);
+    EXPECT(c.yarn_factor == 4);
+    EXPECT(near_fp32(c.rope_inv_freq[16], 0.005384615156799555));
+    EXPECT(near_fp32(c.rope_inv_freq[31], 3.333803761051968e-05));
+    EXPECT(near_fp32(c.mla.rope_magnitude, 1.138629436111989));
+    EXPECT_EQ(read_patched("{\"max_position_embeddings\": 1024, \"rope_scaling\": {\"type\": "
+                           "\"yarn\", \"factor\": null, "
+                           "\"original_max_position_embeddings\": 2048}}",
+                           &c),
+              BT_ERR_FORMAT);
+    EXPECT_HAS(bt_error_text(), "field rope_scaling.factor: expected a number from 1, or null");
 }
 
 static void config_eos_ids_of_both_files_are_joined(void)
@@ -348,6 +375,8 @@ static const bad_case BAD[] = {
     {"{\"quantization_config\": {\"quant_method\": \"awq\"}}", BT_ERR_UNSUPPORTED, {"field quantization_config.quant_method", "expected \"fp8\" or \"compressed-tensors\"", "found \"awq\""}},
     {"{\"quantization_config\": {\"quant_method\": \"fp8\", \"fmt\": \"e5m2\"}}", BT_ERR_UNSUPPORTED, {"field quantization_config.fmt", "expected \"e4m3\"", "found \"e5m2\""}},
     {"{\"quantization_config\": {\"quant_method\": \"fp8\", \"weight_block_size\": [64, 128]}}", BT_ERR_UNSUPPORTED, {"weight_block_size", "expected [128,128]", "found [64,128]"}},
+    {"{\"quantization_config\": {\"quant_method\": \"fp8\", \"weight_block_size\": null}}", BT_ERR_UNSUPPORTED, {"activation_scheme", "expected \"static\"", "found nothing"}},
+    {"{\"quantization_config\": {\"quant_method\": \"fp8\", \"weight_block_size\": null, \"activation_scheme\": \"dynamic\"}}", BT_ERR_UNSUPPORTED, {"activation_scheme", "expected \"static\"", "found \"dynamic\""}},
     {"{\"quantization_config\": {\"quant_method\": \"fp8\"}}", BT_ERR_UNSUPPORTED, {"weight_block_size", "expected [128,128]", "found nothing"}},
     {"{\"quantization_config\": {\"quant_method\": \"compressed-tensors\", \"format\": \"pack-quantized\", \"config_groups\": {\"group_0\": {\"weights\": {\"num_bits\": 8, \"type\": \"int\", \"symmetric\": true, \"strategy\": \"group\", \"group_size\": 32}}}}}", BT_ERR_UNSUPPORTED, {"field quantization_config.config_groups.group_0.weights.num_bits", "expected 4", "found 8"}},
     {"{\"quantization_config\": {\"quant_method\": \"compressed-tensors\", \"format\": \"pack-quantized\", \"config_groups\": {\"group_0\": {\"weights\": {\"type\": \"int\", \"symmetric\": true, \"strategy\": \"group\", \"group_size\": 32}}}}}", BT_ERR_UNSUPPORTED, {"field quantization_config.config_groups.group_0.weights.num_bits", "expected 4", "found nothing"}},
@@ -382,6 +411,8 @@ static const bad_case BAD[] = {
     {"{\"model_type\": \"glm_moe_dsa\", \"architectures\": null, \"index_topk\": 16, \"index_n_heads\": 4, \"index_head_dim\": 64, \"indexer_types\": [\"full\", \"none\", \"full\", \"full\"]}", BT_ERR_FORMAT, {"field indexer_types[1]", "expected \"full\" or \"shared\"", "found \"none\""}},
     {"{\"model_type\": \"glm_moe_dsa\", \"architectures\": null, \"index_topk\": 16, \"index_n_heads\": 4, \"index_head_dim\": 64, \"indexer_types\": [\"shared\", \"full\", \"full\", \"full\"]}", BT_ERR_FORMAT, {"first layer", "expected it to have an indexer", "found \"shared\""}},
     {"{\"model_type\": \"glm_moe_dsa\", \"architectures\": null, \"index_topk\": 16, \"index_n_heads\": 4, \"index_head_dim\": 64, \"index_topk_pattern\": \"FSX\"}", BT_ERR_FORMAT, {"field index_topk_pattern", "expected 4 letters", "found \"FSX\""}},
+    {"{\"model_type\": \"glm_moe_dsa\", \"architectures\": null, \"index_topk\": 16, \"index_n_heads\": 4, \"index_head_dim\": 64, \"index_topk_pattern\": [\"F\", \"S\", \"full\", \"S\"]}", BT_ERR_FORMAT, {"field index_topk_pattern[2]", "expected \"F\" or \"S\"", "found \"full\""}},
+    {"{\"model_type\": \"glm_moe_dsa\", \"architectures\": null, \"index_topk\": 16, \"index_n_heads\": 4, \"index_head_dim\": 64, \"index_topk_pattern\": [\"F\"]}", BT_ERR_FORMAT, {"field index_topk_pattern", "expected a list of 4", "found [\"F\"]"}},
     {"{\"model_type\": \"glm_moe_dsa\", \"architectures\": null, \"index_topk\": 16, \"index_n_heads\": 4, \"index_head_dim\": 64, \"index_topk_freq\": 4, \"index_skip_topk_offset\": 0}", BT_ERR_FORMAT, {"first layer", "expected it to have an indexer", "found \"shared\""}},
     {"{\"model_type\": \"glm_moe_dsa\", \"architectures\": null, \"index_topk\": 16, \"index_n_heads\": 4, \"index_head_dim\": 64, \"indexer_rope_interleave\": false}", BT_ERR_UNSUPPORTED, {"field indexer_rope_interleave: expected true", "found false", ""}},
     {"{\"model_type\": \"deepseek_v32\", \"architectures\": null, \"index_topk\": 16, \"index_n_heads\": 4, \"index_head_dim\": 64, \"indexer_rope_interleave\": true}", BT_ERR_UNSUPPORTED, {"field indexer_rope_interleave: expected false", "found true", ""}},
@@ -399,16 +430,19 @@ static void config_reads_indexers(void)
         const char *type, *more, *layers; /* F: full, S: shared */
         bool        halves;
     } CASES[] = {
-        {"deepseek_v32", "",                                                                  "FFFF", true },
-        {"deepseek_v32", ", \"index_topk_freq\": 2",                                          "FFFF", true },
-        {"glm_moe_dsa",  "",                                                                  "FFFF", false},
-        {"glm_moe_dsa",  ", \"index_topk_freq\": 0",                                          "FFFF", false},
-        {"glm_moe_dsa",  ", \"index_topk_freq\": 2",                                          "FFSF", false},
-        {"glm_moe_dsa",  ", \"index_topk_freq\": 4, \"index_skip_topk_offset\": 1",           "FSSS", false},
-        {"glm_moe_dsa",  ", \"index_topk_pattern\": \"FSFS\", \"index_topk_freq\": 4",        "FSFS",
-         false                                                                                             },
-        {"glm_moe_dsa",  ", \"indexer_types\": [\"full\", \"shared\", \"shared\", \"full\"]", "FSSF",
-         false                                                                                             },
+        {"deepseek_v32", "",                                                                     "FFFF", true },
+        {"deepseek_v32", ", \"index_topk_freq\": 2",                                             "FFFF", true },
+        {"glm_moe_dsa",  "",                                                                     "FFFF", false},
+        {"glm_moe_dsa",  ", \"index_topk_freq\": 0",                                             "FFFF", false},
+        {"glm_moe_dsa",  ", \"index_topk_freq\": 2",                                             "FFSF", false},
+        {"glm_moe_dsa",  ", \"index_topk_freq\": 4, \"index_skip_topk_offset\": 1",              "FSSS", false},
+        {"glm_moe_dsa",  ", \"index_topk_pattern\": \"FSFS\", \"index_topk_freq\": 4",           "FSFS",
+         false                                                                                                },
+        {"glm_moe_dsa",  ", \"indexer_types\": [\"full\", \"shared\", \"shared\", \"full\"]",    "FSSF",
+         false                                                                                                },
+        {"glm_moe_dsa",  ", \"index_topk_pattern\": [\"F\", \"S\", \"S\", \"F\"]",               "FSSF", false},
+        {"glm_moe_dsa",  ", \"index_topk_pattern\": [\"full\", \"full\", \"shared\", \"full\"]",
+         "FFSF",                                                                                         false},
     };
 
     for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
@@ -580,6 +614,7 @@ static const bt_test TESTS[] = {
     BT_TEST(config_new_rope_spelling_equals_the_old),
     BT_TEST(config_yarn_without_mscale_scales_the_rotation),
     BT_TEST(config_yarn_is_that_of_transformers),
+    BT_TEST(config_yarn_without_a_factor_has_the_ratio_of_contexts),
     BT_TEST(config_eos_ids_of_both_files_are_joined),
     BT_TEST(config_reads_indexers),
     BT_TEST(config_of_4_bits_may_leave_out_what_is_null),

@@ -1,4 +1,6 @@
 /* What config.json means in one family or another. */
+#include <math.h>
+
 #include "tests/model/config_patch.h"
 #include "tests/support/test.h"
 
@@ -158,6 +160,55 @@ static void config_of_youtu_is_dense(void)
     EXPECT(c.moe.gate.n_experts == 0 && bt_model_n_moe_layers(&c) == 0 && c.tie_embeddings);
 }
 
+#define MISTRAL(more)                                                                          \
+    "{\"model_type\": \"mistral4\", \"architectures\": [\"Mistral4ForCausalLM\"], "            \
+    "\"n_group\": 1, \"topk_group\": 1, \"topk_method\": \"-\", \"scoring_func\": \"-\", "     \
+    "\"rope_scaling\": \"-\", \"rope_parameters\": {\"rope_type\": \"yarn\", \"rope_theta\": " \
+    "10000, \"factor\": 40, \"original_max_position_embeddings\": 2048, \"mscale\": 1, "       \
+    "\"mscale_all_dim\": 1, \"llama_4_scaling_beta\": 0.1}" more "}"
+
+static void config_of_mistral_scales_queries(void)
+{
+    static const struct {
+        const char *patch;
+        bt_status   st;
+        const char *parts[2];
+    } BAD_MISTRAL[] = {
+        {MISTRAL(", \"n_group\": 2"),                                    BT_ERR_UNSUPPORTED, {"field n_group: expected 1", "found 2"}                                    },
+        {MISTRAL(", \"partial_rotary_factor\": 1"),
+         BT_ERR_UNSUPPORTED,                                                                 {"field partial_rotary_factor: expected 0.333", "found 1"}                  },
+        {MISTRAL(", \"rope_parameters\": \"-\""),
+         BT_ERR_UNSUPPORTED,                                                                 {"field rope_parameters: expected an object", "found nothing"}              },
+        {MISTRAL(", \"rope_parameters\": {\"rope_type\": \"default\"}"),
+         BT_ERR_FORMAT,                                                                      {"rope_parameters.llama_4_scaling_beta: expected a number", "found nothing"}},
+        {MISTRAL(", \"rope_parameters\": {\"rope_type\": \"default\", "
+                 "\"llama_4_scaling_beta\": 0.1}"),
+         BT_ERR_FORMAT,                                                                      {"rope_parameters.original_max_position_embeddings: expected an integer from 1",
+          "found nothing"}                                                                                                                        },
+    };
+    bt_model_config c;
+
+    EXPECT_EQ(read_patched(MISTRAL(", \"partial_rotary_factor\": 0.3333333333333333"), &c), BT_OK);
+    EXPECT(strcmp(c.architecture, "Mistral4ForCausalLM") == 0);
+    EXPECT(c.moe.gate.kind == BT_GATE_SOFTMAX && c.moe.gate.norm_topk && c.yarn);
+    EXPECT(c.mla.query_beta == 0.1 && c.mla.query_context == 2048);
+    EXPECT(c.mla.rope_magnitude == 1);
+    EXPECT(c.mla.softmax_scale == (float)(pow(0.1 * log(40) + 1, 2) / sqrt(192)));
+    EXPECT_EQ(read_wrapped("mistral3", "{\"text_config\": {\"model_type\": \"mistral\"}}", &c),
+              BT_ERR_UNSUPPORTED);
+    EXPECT_HAS(bt_error_text(), "mistral4 as such or within mistral3, found \"mistral\"");
+    scratch_clear();
+    scratch_write("params.json", "{}", 2);
+    EXPECT_EQ(bt_model_config_read(g_scratch, &c), BT_ERR_UNSUPPORTED);
+    EXPECT_HAS(bt_error_text(),
+               "expected config.json, found params.json: a checkpoint in Mistral's");
+    for (size_t i = 0; i < sizeof(BAD_MISTRAL) / sizeof(BAD_MISTRAL[0]); i++) {
+        EXPECT_EQ(read_patched(BAD_MISTRAL[i].patch, &c), BAD_MISTRAL[i].st);
+        EXPECT_HAS(bt_error_text(), BAD_MISTRAL[i].parts[0]);
+        EXPECT_HAS(bt_error_text(), BAD_MISTRAL[i].parts[1]);
+    }
+}
+
 static const bt_test TESTS[] = {
     BT_TEST(config_takes_groups_that_are_absent_from_the_family),
     BT_TEST(config_dense_model_has_no_experts),
@@ -167,6 +218,7 @@ static const bt_test TESTS[] = {
     BT_TEST(config_of_sarvam_has_its_own_names_and_defaults),
     BT_TEST(config_of_axk1_norms_what_its_experts_give),
     BT_TEST(config_of_youtu_is_dense),
+    BT_TEST(config_of_mistral_scales_queries),
 };
 
 int main(int argc, char **argv)

@@ -50,6 +50,50 @@ static void rows_of_e4m3_have_the_scale_of_their_block(void)
     bt_safetensors_close(set);
 }
 
+/* As Mistral has it, fp32 or bf16, as a number or a list of it. */
+static void rows_of_e4m3_may_have_one_scale(void)
+{
+    static const bt_bf16 THREE = 0x4040;
+    static const float   FIVE = 5, MINUS = -5;
+    const bt_tensor      ONES[] = {
+             {"w_scale_inv", BT_ST_BF16, 0, {0}, &THREE, sizeof(THREE)},
+             {"w_scale_inv", BT_ST_F32,  1, {1}, &FIVE,  sizeof(FIVE) },
+             {"w_scale_inv", BT_ST_F32,  0, {0}, &MINUS, sizeof(MINUS)},
+    };
+    bt_tensor list[2] = {
+        {"w", BT_ST_F8_E4M3, 2, {N, K}, g_e4m3, sizeof(g_e4m3)}
+    };
+    const float     want[] = {3, 5};
+    bt_safetensors *set;
+    bt_matrix       m;
+    bt_bf16         row[K], column[N];
+    uint8_t         raw[K];
+    float           scales[2];
+
+    memset(g_e4m3, 0x38, sizeof(g_e4m3));
+    g_e4m3[129 * K + 149] = 0x40;
+    for (int i = 0; i < 2; i++) {
+        list[1] = ONES[i];
+        set     = open_list(2, list);
+        NEED(bt_matrix_find(set, "w", N, K, &m) == BT_OK);
+        EXPECT(m.one_scale && m.kind == BT_WEIGHT_FP8);
+        EXPECT_EQ(bt_matrix_check_values(set, &m), BT_OK);
+        bt_matrix_row(&m, 129, row);
+        EXPECT(bt_bf16_to_f32(row[0]) == want[i] && bt_bf16_to_f32(row[149]) == 2 * want[i]);
+        bt_matrix_column(&m, 149, 0, N, column);
+        EXPECT(bt_bf16_to_f32(column[0]) == want[i] && bt_bf16_to_f32(column[129]) == 2 * want[i]);
+        bt_matrix_fp8_row(&m, 129, raw, scales);
+        EXPECT(raw[149] == 0x40 && scales[0] == want[i] && scales[1] == want[i]);
+        bt_safetensors_close(set);
+    }
+    list[1] = ONES[2];
+    set     = open_list(2, list);
+    NEED(bt_matrix_find(set, "w", N, K, &m) == BT_OK);
+    EXPECT_EQ(bt_matrix_check_values(set, &m), BT_ERR_FORMAT);
+    EXPECT_HAS(bt_error_text(), "expected finite scales of 0 or more, found -5");
+    bt_safetensors_close(set);
+}
+
 /* Words of the numbers -8, -7, .. in turn; a scale for 32 columns. */
 static uint32_t      g_words[2 * 64 / 8];
 static const bt_bf16 SCALES[4] = {0x3f80, 0x4000, 0x4080, 0x4100}; /* 1, 2, 4, 8 */
@@ -131,6 +175,7 @@ static void rows_of_4_bits_name_what_is_not_as_it_should_be(void)
 
 static const bt_test TESTS[] = {
     BT_TEST(rows_of_e4m3_have_the_scale_of_their_block),
+    BT_TEST(rows_of_e4m3_may_have_one_scale),
     BT_TEST(rows_of_4_bits_have_the_scale_of_their_group),
     BT_TEST(rows_of_4_bits_name_what_is_not_as_it_should_be),
 };

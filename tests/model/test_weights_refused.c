@@ -336,6 +336,27 @@ static void weights_of_norms_behind_experts_are_those_of_config_json(void)
     checkpoint_close(&c);
 }
 
+/* One scale for a matrix, and those of activations beside it, only where config.json says so. */
+static void weights_of_one_scale_are_those_of_config_json(void)
+{
+    checkpoint c;
+    bt_weights w;
+
+    checkpoint_open(&c, "mistral-4");
+    EXPECT_EQ(load_list(&c, &w), BT_OK);
+    bt_weights_fini(&w);
+    c.cfg.fp8_one_scale = false;
+    EXPECT_EQ(load_list(&c, &w), BT_ERR_UNSUPPORTED);
+    EXPECT_HAS(bt_error_text(), "weight_scale_inv: expected scales of 128x128 blocks");
+    checkpoint_close(&c);
+    checkpoint_open(&c, "v3-fp8");
+    c.tensors[c.n]        = c.tensors[0];
+    c.tensors[c.n++].name = "model.layers.1.self_attn.q_a_proj.activation_scale";
+    EXPECT_EQ(load_list(&c, &w), BT_ERR_UNSUPPORTED);
+    EXPECT_HAS(bt_error_text(), "q_a_proj.activation_scale: expected none of this name");
+    checkpoint_close(&c);
+}
+
 /* Embedding and head of the layer for multi-token prediction may be left out, and are not another
  * one's. */
 static void weights_name_a_copy_that_is_none(void)
@@ -516,6 +537,7 @@ static const bt_test TESTS[] = {
     BT_TEST(weights_without_a_use_are_refused),
     BT_TEST(weights_of_indexers_are_those_of_config_json),
     BT_TEST(weights_of_norms_behind_experts_are_those_of_config_json),
+    BT_TEST(weights_of_one_scale_are_those_of_config_json),
     BT_TEST(weights_name_a_copy_that_is_none),
     BT_TEST(weights_without_a_layer_that_predicts_are_refused),
     BT_TEST(weights_name_each_wrong_shape),

@@ -410,6 +410,55 @@ static void inspect_shows_names_without_control_bytes(void)
     EXPECT_HAS(g_command.output, "(the first is x?[31m?Model fine)");
 }
 
+static const char *inspected(const char *dir)
+{
+    const char *argv[] = {BT_INSPECT, dir, NULL};
+
+    (void)bt_command_run(&g_command, argv, NULL, RUN_S);
+    return g_command.output;
+}
+
+/* What is cut off or misspelt in a config.json makes another model, which is served. */
+static void inspect_warns_of_what_config_json_does_not_reach(void)
+{
+    json_t *cfg, *rope;
+
+    clear();
+    EXPECT_EQ(synth_small("v3", "m", ""), 0);
+    EXPECT(strstr(inspected(path_of("m")), "warn") == NULL);
+    cfg  = json_load_file(path_of("m/config.json"), 0, NULL);
+    rope = json_object_get(cfg, "rope_scaling");
+    NEED(cfg != NULL && rope != NULL);
+    json_object_set_new(cfg, "num_hidden_layers", json_integer(2));
+    json_object_set_new(cfg, "n_groups", json_integer(4));
+    json_object_set_new(cfg, "num_routed_experts", json_integer(16));
+    json_object_set_new(cfg, "head_dim", json_integer(16)); /* not read, and none of them */
+    json_object_set_new(rope, "mscale_all_dims", json_real(1));
+    NEED(json_dump_file(cfg, path_of("m/config.json"), 0) == 0);
+    json_decref(cfg);
+    EXPECT_HAS(inspected(path_of("m")), "field n_groups: not known, and not read: is it n_group?");
+    EXPECT_EQ(g_command.code, 0);
+    EXPECT_HAS(g_command.output,
+               "field num_routed_experts: not known, and not read: is it n_routed_experts?");
+    EXPECT_HAS(
+        g_command.output,
+        "field rope_scaling.mscale_all_dims: not known, and not read: is it mscale_all_dim?");
+    EXPECT_HAS(g_command.output, "expected no layer behind the 2 that config.json names "
+                                 "(num_hidden_layers 2, num_nextn_predict_layers 0), found it");
+    EXPECT(strstr(g_command.output, "head_dim:") == NULL);
+}
+
+static void inspect_names_the_gate_that_is(void)
+{
+    EXPECT_HAS(inspected(MICRO "axk1"), "gate        sigmoid, 2 of 8 experts");
+    EXPECT_HAS(inspected(MICRO "v3-fp8"), "gate        sigmoid with correction bias, 2 of 8");
+    EXPECT_HAS(inspected(MICRO "mistral-4"),
+               "gate        softmax, 2 of 8 experts, weights normalised");
+    EXPECT_HAS(g_command.output, "FP8 weights, each matrix with one scale");
+    EXPECT(strstr(g_command.output, "expected") == NULL &&
+           strstr(g_command.output, "warn") == NULL);
+}
+
 static void synth_overwrites_nothing(void)
 {
     clear();
@@ -467,6 +516,8 @@ static const bt_test TESTS[] = {BT_TEST(synth_writes_what_hugging_face_reads),
                                 BT_TEST(synth_refuses_by_name),
                                 BT_TEST(synth_refuses_before_it_lists_tensors),
                                 BT_TEST(inspect_shows_names_without_control_bytes),
+                                BT_TEST(inspect_warns_of_what_config_json_does_not_reach),
+                                BT_TEST(inspect_names_the_gate_that_is),
                                 BT_TEST(synth_overwrites_nothing),
                                 BT_TEST(synth_interrupted_leaves_nothing),
                                 BT_TEST(synth_beyond_a_file_limit_leaves_nothing)};

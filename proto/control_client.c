@@ -13,10 +13,7 @@
 #include "proto/control_wire.h"
 #include "proto/rpc.h"
 
-enum {
-    UP_MAX    = 65536, /* messages waiting for a coordinator that does not read */
-    RING_INIT = 64
-};
+enum { UP_MAX = 65536 }; /* messages waiting for a coordinator that does not read */
 
 /* ---- both threads */
 
@@ -41,20 +38,9 @@ static bt_status push_down(bt_control_client *c, const bt_down *m)
     bt_status st = BT_OK;
 
     pthread_mutex_lock(&c->lock);
-    if (c->n_down == c->down_cap) {
-        uint32_t cap   = c->down_cap * 2;
-        bt_down *grown = bt_calloc(cap, sizeof(*grown));
-
-        BT_REQUIRE(grown != NULL, BT_ERR_NO_MEMORY, "queue of %u control messages", cap);
-        for (uint32_t i = 0; i < c->n_down; i++)
-            grown[i] = c->down[(c->down_at + i) % c->down_cap];
-        bt_free(c->down);
-        c->down     = grown;
-        c->down_cap = cap;
-        c->down_at  = 0;
-    }
-    c->down[(c->down_at + c->n_down++) % c->down_cap] = *m;
-    if (c->n_down == 1) wake_owner(c);
+    BT_REQUIRE(bt_ring_push(&c->down, m), BT_ERR_NO_MEMORY, "queue of more than %u orders",
+               c->down.n);
+    if (c->down.n == 1) wake_owner(c);
 out:
     pthread_mutex_unlock(&c->lock);
     return st;
@@ -186,18 +172,15 @@ static void *writer_main(void *arg)
 
     pthread_mutex_lock(&c->lock);
     while (!c->ended) {
-        if (c->n_up > 0 && !c->sending) {
-            m          = c->up[c->up_at];
-            c->up_at   = (c->up_at + 1) % c->up_cap;
+        if (!c->sending && bt_ring_pop(&c->up, &m)) {
             c->sending = true;
-            c->n_up--;
             pthread_mutex_unlock(&c->lock);
             send_one(c, &m);
             pthread_mutex_lock(&c->lock);
         } else if (!c->stopping) {
             /* until send(), stop() or the stream's end */
             pthread_cond_wait(&c->changed, &c->lock);
-        } else if (c->n_up == 0 && !c->sending) {
+        } else if (c->up.n == 0 && !c->sending) {
             grpc_call_error e =
                 grpc_call_start_batch(c->call, &close, 1, bt_control_tag_ptr(TAG_CLOSE), NULL);
             BT_ASSERT(e == GRPC_CALL_OK);
@@ -223,12 +206,9 @@ static bt_status init(bt_control_client *c, const char *address)
     pthread_cond_init(&c->changed, &attr);
     pthread_condattr_destroy(&attr);
     snprintf(c->address, sizeof(c->address), "%s", address);
-    c->fd       = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-    c->up_cap   = RING_INIT;
-    c->down_cap = RING_INIT;
-    c->up       = bt_calloc(c->up_cap, sizeof(*c->up));
-    c->down     = bt_calloc(c->down_cap, sizeof(*c->down));
-    BT_REQUIRE(c->up != NULL && c->down != NULL, BT_ERR_NO_MEMORY, "control queues");
+    c->up.item_bytes   = sizeof(bt_up);
+    c->down.item_bytes = sizeof(bt_down);
+    c->fd              = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     BT_REQUIRE(c->fd >= 0, BT_ERR_IO, "eventfd of the control stream");
 out:
     return st;
@@ -236,6 +216,9 @@ out:
 
 static void destroy(bt_control_client *c)
 {
+    bt_up   up;
+    bt_down down;
+
     if (c->cq != NULL) {
         grpc_completion_queue_shutdown(c->cq);
         if (c->has_reader)
@@ -249,12 +232,12 @@ static void destroy(bt_control_client *c)
     bt_control_disconnect(c);
     if (c->received != NULL) grpc_byte_buffer_destroy(c->received);
     if (c->cq != NULL) grpc_completion_queue_destroy(c->cq);
-    while (c->n_up > 0)
-        bt_up_free(&c->up[(c->up_at + --c->n_up) % c->up_cap]);
-    while (c->n_down > 0)
-        bt_down_free(&c->down[(c->down_at + --c->n_down) % c->down_cap]);
-    bt_free(c->up);
-    bt_free(c->down);
+    while (bt_ring_pop(&c->up, &up))
+        bt_up_free(&up);
+    while (bt_ring_pop(&c->down, &down))
+        bt_down_free(&down);
+    bt_free(c->up.items);
+    bt_free(c->down.items);
     if (c->fd >= 0) close(c->fd);
     pthread_cond_destroy(&c->changed);
     pthread_mutex_destroy(&c->lock);
@@ -335,21 +318,9 @@ static bt_status push_up(bt_control_client *c, const bt_up *m)
     bt_status st = BT_OK;
 
     if (c->ended || c->stopping) return BT_ERR_PEER;
-    BT_REQUIRE(c->n_up < UP_MAX, BT_ERR_TIMEOUT,
-               "the coordinator at %s reads nothing: %u messages wait", c->address, c->n_up);
-    if (c->n_up == c->up_cap) {
-        uint32_t cap   = c->up_cap * 2;
-        bt_up   *grown = bt_calloc(cap, sizeof(*grown));
-
-        BT_REQUIRE(grown != NULL, BT_ERR_NO_MEMORY, "queue of %u control messages", cap);
-        for (uint32_t i = 0; i < c->n_up; i++)
-            grown[i] = c->up[(c->up_at + i) % c->up_cap];
-        bt_free(c->up);
-        c->up     = grown;
-        c->up_cap = cap;
-        c->up_at  = 0;
-    }
-    c->up[(c->up_at + c->n_up++) % c->up_cap] = *m;
+    BT_REQUIRE(c->up.n < UP_MAX, BT_ERR_TIMEOUT,
+               "the coordinator at %s reads nothing: %u messages wait", c->address, c->up.n);
+    BT_REQUIRE(bt_ring_push(&c->up, m), BT_ERR_NO_MEMORY, "queue of more than %u events", c->up.n);
     pthread_cond_broadcast(&c->changed);
 out:
     return st;
@@ -376,13 +347,8 @@ bool bt_control_client_poll(bt_control_client *client, bt_down *m_out)
     uint64_t           count;
 
     pthread_mutex_lock(&c->lock);
-    any = c->n_down > 0;
-    if (any) {
-        *m_out     = c->down[c->down_at];
-        c->down_at = (c->down_at + 1) % c->down_cap;
-        c->n_down--;
-    }
-    if (any && c->n_down == 0 && !c->ended && read(c->fd, &count, sizeof(count)) < 0)
+    any = bt_ring_pop(&c->down, m_out);
+    if (any && c->down.n == 0 && !c->ended && read(c->fd, &count, sizeof(count)) < 0)
         BT_DEBUG("the control event was not set");
     pthread_mutex_unlock(&c->lock);
     return any;
@@ -393,7 +359,7 @@ bool bt_control_client_lost(bt_control_client *client)
     bool lost;
 
     pthread_mutex_lock(&client->lock);
-    lost = client->ended && client->n_down == 0;
+    lost = client->ended && client->down.n == 0;
     pthread_mutex_unlock(&client->lock);
     return lost;
 }
@@ -403,7 +369,7 @@ bool bt_control_client_orphaned(bt_control_client *client)
     bool orphaned;
 
     pthread_mutex_lock(&client->lock);
-    orphaned = client->ended && client->n_down == 0 && client->code == GRPC_STATUS_UNAVAILABLE;
+    orphaned = client->ended && client->down.n == 0 && client->code == GRPC_STATUS_UNAVAILABLE;
     pthread_mutex_unlock(&client->lock);
     return orphaned;
 }

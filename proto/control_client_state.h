@@ -8,6 +8,7 @@
 
 #include "core/parse.h"
 #include "proto/control_client.h"
+#include "proto/ring.h"
 #include "proto/secret.h"
 
 enum { BT_CONTROL_TEXT = 512 };
@@ -29,9 +30,7 @@ struct bt_control_client {
     int                    fd;
     pthread_mutex_t        lock; /* of everything below */
     pthread_cond_t         changed;
-    bt_up                 *up; /* rings */
-    bt_down               *down;
-    uint32_t               up_cap, up_at, n_up, down_cap, down_at, n_down;
+    bt_ring                up, down; /* of bt_up and of bt_down */
     bool                   sending, stopping, cancelled, no_more, has_status, ended;
     uint64_t               flush_deadline_ns;
     char                   loss[2 * BT_CONTROL_TEXT];

@@ -8,10 +8,11 @@
 #include "core/clock.h"
 #include "core/rank_map.h"
 #include "proto/control_wire.h"
+#include "proto/ring.h"
 #include "proto/secret.h"
 #include "proto/text.h"
 
-enum { REASON_MAX = 512, RING_INIT = 16, LOOK_S = 1, END_S = 20 };
+enum { REASON_MAX = 512, LOOK_S = 1, END_S = 20 };
 /* Calls of who has not said hello: ranks do so at once. */
 enum { UNKNOWN_MAX = 2 * BT_RANKS_MAX };
 /* Of a hello.  A stranger's longer message is not unpacked, which may take many times its size. */
@@ -29,9 +30,8 @@ struct bt_control_peer {
     int                 cancelled;
     bt_rpc_tag          attached, opened, arrived, sent, closed, finished;
     bt_rpc_later        again;
-    uint32_t            n_ops; /* in flight */
-    grpc_byte_buffer  **queue; /* ring of messages to send */
-    uint32_t            queue_cap, queue_at, n_queued;
+    uint32_t            n_ops;       /* in flight */
+    bt_ring             queue;       /* of grpc_byte_buffer *: messages to send */
     uint64_t            attached_ns; /* 0: it is still waited for */
     bool                unknown;     /* counts as such */
     bool                said_hello, sending, ended, finishing;
@@ -93,13 +93,15 @@ static void is_known(bt_control_peer *p)
 
 static void peer_free(bt_control_peer *p)
 {
+    grpc_byte_buffer *buffer;
+
     is_known(p);
     if (p->prev != NULL) p->prev->next = p->next;
     if (p->server->peers == p) p->server->peers = p->next;
     if (p->next != NULL) p->next->prev = p->prev;
-    while (p->n_queued > 0)
-        grpc_byte_buffer_destroy(p->queue[(p->queue_at + --p->n_queued) % p->queue_cap]);
-    bt_free(p->queue);
+    while (bt_ring_pop(&p->queue, &buffer))
+        grpc_byte_buffer_destroy(buffer);
+    bt_free(p->queue.items);
     grpc_metadata_array_destroy(&p->request_headers);
     if (p->call != NULL) grpc_call_unref(p->call);
     p->server->n_peers--;
@@ -128,16 +130,15 @@ static void finish(bt_control_peer *p)
 /* Starts the next send, or the end, when nothing is being sent. */
 static void pump(bt_control_peer *p)
 {
-    grpc_op op = {.op = GRPC_OP_SEND_MESSAGE};
+    grpc_op           op = {.op = GRPC_OP_SEND_MESSAGE};
+    grpc_byte_buffer *buffer;
 
     if (p->sending || p->finishing) return;
-    if (p->n_queued > 0) {
-        op.data.send_message.send_message = p->queue[p->queue_at];
+    if (bt_ring_pop(&p->queue, &buffer)) {
+        op.data.send_message.send_message = buffer;
         p->sending                        = true;
         begin(p, &op, 1, &p->sent);
-        grpc_byte_buffer_destroy(p->queue[p->queue_at]);
-        p->queue_at = (p->queue_at + 1) % p->queue_cap;
-        p->n_queued--;
+        grpc_byte_buffer_destroy(buffer);
     } else if (p->ended) {
         finish(p);
     }
@@ -318,15 +319,16 @@ static void listen_for_peer(bt_control_server *s)
         BT_WARN("out of memory: ranks that attach wait until there is some");
     s->deaf = p == NULL;
     if (p == NULL) return;
-    p->server   = s;
-    p->attached = (bt_rpc_tag){on_attached, p};
-    p->opened   = (bt_rpc_tag){on_simple, p};
-    p->arrived  = (bt_rpc_tag){on_arrived, p};
-    p->again    = (bt_rpc_later){.fn = on_again, .ctx = p};
-    p->sent     = (bt_rpc_tag){on_sent, p};
-    p->closed   = (bt_rpc_tag){on_closed, p};
-    p->finished = (bt_rpc_tag){on_simple, p};
-    p->n_ops    = 1;
+    p->server           = s;
+    p->queue.item_bytes = sizeof(grpc_byte_buffer *);
+    p->attached         = (bt_rpc_tag){on_attached, p};
+    p->opened           = (bt_rpc_tag){on_simple, p};
+    p->arrived          = (bt_rpc_tag){on_arrived, p};
+    p->again            = (bt_rpc_later){.fn = on_again, .ctx = p};
+    p->sent             = (bt_rpc_tag){on_sent, p};
+    p->closed           = (bt_rpc_tag){on_closed, p};
+    p->finished         = (bt_rpc_tag){on_simple, p};
+    p->n_ops            = 1;
     s->n_peers++;
     p->next = s->peers;
     if (p->next != NULL) p->next->prev = p;
@@ -514,30 +516,12 @@ void bt_control_server_destroy(bt_control_server *server)
 
 /* ---- sending */
 
-static bool push(bt_control_peer *p, grpc_byte_buffer *buffer)
-{
-    if (p->n_queued == p->queue_cap) {
-        uint32_t           cap   = p->queue_cap == 0 ? RING_INIT : p->queue_cap * 2;
-        grpc_byte_buffer **grown = bt_calloc(cap, sizeof(*grown));
-
-        if (grown == NULL) return false;
-        for (uint32_t i = 0; i < p->n_queued; i++)
-            grown[i] = p->queue[(p->queue_at + i) % p->queue_cap];
-        bt_free(p->queue);
-        p->queue     = grown;
-        p->queue_cap = cap;
-        p->queue_at  = 0;
-    }
-    p->queue[(p->queue_at + p->n_queued++) % p->queue_cap] = buffer;
-    return true;
-}
-
 void bt_control_send(bt_control_peer *peer, bt_down *m)
 {
     grpc_byte_buffer *buffer = NULL;
 
     if (!peer->ended) {
-        bool ok = bt_control_write_down(m, &buffer) == BT_OK && push(peer, buffer);
+        bool ok = bt_control_write_down(m, &buffer) == BT_OK && bt_ring_push(&peer->queue, &buffer);
 
         if (ok) {
             pump(peer);

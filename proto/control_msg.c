@@ -115,6 +115,20 @@ out:
     return st;
 }
 
+bt_status bt_pb_take_floats(const float *values, size_t n, float **values_out)
+{
+    bt_status st = BT_OK;
+    float    *copy;
+
+    if (n == 0) goto out;
+    copy = bt_calloc(n, sizeof(*copy));
+    BT_REQUIRE(copy != NULL, BT_ERR_NO_MEMORY, "list of %zu floats", n);
+    memcpy(copy, values, n * sizeof(*copy));
+    *values_out = copy;
+out:
+    return st;
+}
+
 bt_status bt_pb_take_pages(PB(Page) **pages, size_t n, bt_page_ref **pages_out, uint32_t *n_out)
 {
     bt_status    st = BT_OK;
@@ -157,13 +171,10 @@ static bt_status take_bias(const PB(Sampling) *pb, bt_sampling *s)
     BT_REQUIRE(pb->n_bias_ids == pb->n_biases && pb->n_biases <= BT_LOGIT_BIASES_MAX,
                BT_ERR_PROTOCOL, "%zu biases of %zu tokens, expected as many, and at most %d",
                pb->n_biases, pb->n_bias_ids, BT_LOGIT_BIASES_MAX);
-    if (pb->n_biases == 0) goto out;
     for (size_t i = 0; i < pb->n_biases; i++)
         BT_REQUIRE(isfinite(pb->biases[i]), BT_ERR_PROTOCOL, "the bias of token %u is %.9g",
                    pb->bias_ids[i], (double)pb->biases[i]);
-    s->biases = bt_calloc(pb->n_biases, sizeof(*s->biases));
-    BT_REQUIRE(s->biases != NULL, BT_ERR_NO_MEMORY, "%zu biases", pb->n_biases);
-    memcpy(s->biases, pb->biases, pb->n_biases * sizeof(*s->biases));
+    BT_TRY(bt_pb_take_floats(pb->biases, pb->n_biases, &s->biases));
     BT_TRY(bt_pb_take_u32s(pb->bias_ids, pb->n_bias_ids, &s->bias_ids, &s->n_bias));
 out:
     return st;
@@ -267,11 +278,7 @@ bt_status bt_sampling_copy(const bt_sampling *from, bt_sampling *to_out)
 
     BT_TRY(bt_pb_take_u32s(borrowed.stop_tokens, borrowed.n_stop, &s.stop_tokens, &s.n_stop));
     BT_TRY(bt_pb_take_u32s(borrowed.bias_ids, borrowed.n_bias, &s.bias_ids, &s.n_bias));
-    if (borrowed.n_bias > 0) {
-        s.biases = bt_calloc(borrowed.n_bias, sizeof(*s.biases));
-        BT_REQUIRE(s.biases != NULL, BT_ERR_NO_MEMORY, "%u biases", borrowed.n_bias);
-        memcpy(s.biases, borrowed.biases, borrowed.n_bias * sizeof(*s.biases));
-    }
+    BT_TRY(bt_pb_take_floats(borrowed.biases, borrowed.n_bias, &s.biases));
     if (borrowed.constraint != NULL)
         BT_TRY(copy_constraint(borrowed.constraint, borrowed.n_constraint_bytes, &s));
     *to_out = bt_sampling_take(&s);

@@ -22,6 +22,7 @@ bt_status bt_pb_take_bytes(const ProtobufCBinaryData *data, const char *field, v
 /* A form map: whole pages of it. */
 bt_status bt_pb_take_map(const ProtobufCBinaryData *data, void **bytes_out, size_t *n_out);
 bt_status bt_pb_take_u32s(const uint32_t *values, size_t n, uint32_t **values_out, uint32_t *n_out);
+bt_status bt_pb_take_floats(const float *values, size_t n, float **values_out);
 bt_status bt_pb_take_pages(PB(Page) **pages, size_t n, bt_page_ref **pages_out, uint32_t *n_out);
 
 /* Page messages for n refs: one block of memory with the pointer table in front (bt_free it). */

@@ -135,20 +135,6 @@ out:
     return st;
 }
 
-static bt_status copy_floats(const float *from, size_t n, float **to_out)
-{
-    bt_status st = BT_OK;
-    float    *to;
-
-    if (n == 0) goto out;
-    to = bt_calloc(n, sizeof(*to));
-    BT_REQUIRE(to != NULL, BT_ERR_NO_MEMORY, "%zu logprobs", n);
-    memcpy(to, from, n * sizeof(*to));
-    *to_out = to;
-out:
-    return st;
-}
-
 static bt_status take_prompt_logprobs(const PB(PromptLogprobs) *pb, bt_up_prompt_logprobs *p)
 {
     bt_status st = BT_OK;
@@ -164,9 +150,9 @@ static bt_status take_prompt_logprobs(const PB(PromptLogprobs) *pb, bt_up_prompt
     p->position = pb->position;
     p->n        = (uint32_t)n;
     p->n_top    = (uint32_t)(pb->n_top_ids / n);
-    BT_TRY(copy_floats(pb->logprobs, n, &p->logprobs));
+    BT_TRY(bt_pb_take_floats(pb->logprobs, n, &p->logprobs));
     BT_TRY(bt_pb_take_u32s(pb->top_ids, pb->n_top_ids, &p->top_ids, &n_tops));
-    BT_TRY(copy_floats(pb->top_logprobs, pb->n_top_logprobs, &p->top_logprobs));
+    BT_TRY(bt_pb_take_floats(pb->top_logprobs, pb->n_top_logprobs, &p->top_logprobs));
 out:
     return st;
 }

@@ -105,7 +105,7 @@ static uint64_t of_an_indexer(const bt_mla_config *m)
            m->index_dim * ((uint64_t)m->hidden + 2);
 }
 
-static uint64_t attention_of_a_layer(const bt_mla_config *m)
+uint64_t bt_census_attention(const bt_mla_config *m)
 {
     uint64_t q_rows = (uint64_t)m->n_heads * (m->qk_nope_dim + m->qk_rope_dim);
     uint64_t q      = m->q_lora_rank == 0 ? q_rows * m->hidden
@@ -127,7 +127,7 @@ void bt_census_expect(const bt_model_config *cfg, uint64_t n_params[BT_N_PARTS])
     n_params[BT_PART_EMBEDDING] = cfg->vocab_size * h;
     n_params[BT_PART_HEAD]      = cfg->tie_embeddings ? 0 : cfg->vocab_size * h;
     n_params[BT_PART_NORMS]     = ((cfg->moe_norm ? 3 : 2) * (uint64_t)cfg->n_layers + 1) * h;
-    n_params[BT_PART_ATTENTION] = cfg->n_layers * attention_of_a_layer(&cfg->mla) +
+    n_params[BT_PART_ATTENTION] = cfg->n_layers * bt_census_attention(&cfg->mla) +
                                   bt_model_n_indexers(cfg) * of_an_indexer(&cfg->mla);
     n_params[BT_PART_DENSE]   = (cfg->n_layers - n_moe) * 3 * cfg->dense_dim * h;
     n_params[BT_PART_ROUTER]  = n_moe * (g->n_experts * h + (has_bias ? g->n_experts : 0));

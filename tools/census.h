@@ -42,6 +42,8 @@ void bt_census_take(const bt_safetensors *files, const bt_model_config *cfg, bt_
 /* Bytes in memory of what is served without --mtp. */
 uint64_t bt_census_loaded_bytes(const bt_census *c);
 
+/* Parameters of one layer's attention, without an indexer. */
+uint64_t bt_census_attention(const bt_mla_config *mla);
 /* By the sizes in config.json; MTP and OTHER are left at 0. */
 void bt_census_expect(const bt_model_config *cfg, uint64_t n_params[BT_N_PARTS]);
 

@@ -71,15 +71,6 @@ static bool has_name(const char *names, const char *name)
     return false;
 }
 
-static uint64_t attention_params(const bt_mla_config *m)
-{
-    uint64_t width = m->qk_nope_dim + m->qk_rope_dim, h = m->hidden, n = m->n_heads;
-    uint64_t q = m->q_lora_rank != 0 ? m->q_lora_rank * (h + n * width + 1) : h * n * width;
-
-    return q + h * (m->kv_lora_rank + m->qk_rope_dim) + m->kv_lora_rank +
-           n * (m->qk_nope_dim + m->v_dim) * m->kv_lora_rank + n * m->v_dim * h;
-}
-
 static void from_row(const row *r, bt_profile_model *m)
 {
     double mscale = r->yarn_factor > 1 ? 0.1 * r->mscale * log(r->yarn_factor) + 1 : 1;
@@ -98,7 +89,7 @@ static void from_row(const row *r, bt_profile_model *m)
     for (uint32_t i = 0; i < r->dr / 2; i++)
         m->inv_freq[i] = pow(r->theta, -2.0 * i / r->dr);
     m->n_layers         = r->layers;
-    m->attention_params = r->layers * attention_params(&m->mla);
+    m->attention_params = r->layers * bt_census_attention(&m->mla);
     m->expert_params    = (uint64_t)r->moe_layers * r->n_experts * 3 * r->expert_dim * r->hidden;
     m->other_params     = (uint64_t)r->total - m->attention_params - m->expert_params;
     m->attention_bytes  = 2.0 * (double)m->attention_params;

@@ -27,10 +27,6 @@ enum { FILES = BT_FILES, FILES_A_RANK = 8 };
 
 #define NO_OWN_PATH "this program's path is not known: is /proc mounted?"
 
-#ifndef BT_MPIEXEC
-#define BT_MPIEXEC "mpirun"
-#endif
-
 static bool in_path(const char *name, char path_out[PATH_MAX])
 {
     const char *path = getenv("PATH");

@@ -248,12 +248,9 @@ static void look_at_control(const char *address)
 
 void bt_check_node_tell(const char *model, const char *control, const char *kernels)
 {
-    char host[BT_CHECK_TEXT] = "unknown";
-
     printf("clock %.6f\n", bt_unix_s()); /* told at once: the rest takes a while */
     fflush(stdout);
-    gethostname(host, sizeof(host) - 1);
-    printf("version %s\nhost %s\n", BT_VERSION, host);
+    printf("version %s\n", BT_VERSION);
     if (model != NULL) {
         look_at_program("baton-worker");
         look_at_program("baton-launch");
@@ -270,7 +267,6 @@ void bt_check_node_hear(bt_node_facts *f, const char *line)
     unsigned long long a, b;
 
     if (sscanf(line, "version %255[^\n]", f->version) == 1) return;
-    if (sscanf(line, "host %255[^\n]", f->host) == 1) return;
     if (sscanf(line, "mpi %255[^\n]", f->mpi) == 1) return;
     if (sscanf(line, "arithmetic %255[^\n]", f->arithmetic) == 1) return;
     if (sscanf(line, "machine %llu %u", &a, &f->n_cores) == 2) f->memory_bytes = a;

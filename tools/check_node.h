@@ -10,8 +10,7 @@ enum { BT_CHECK_TEXT = 256 };
 
 typedef struct {
     bool     answered; /* the last line came */
-    char     version[BT_CHECK_TEXT], host[BT_CHECK_TEXT], mpi[BT_CHECK_TEXT];
-    char     arithmetic[BT_CHECK_TEXT];
+    char     version[BT_CHECK_TEXT], mpi[BT_CHECK_TEXT], arithmetic[BT_CHECK_TEXT];
     char     trouble[8][BT_CHECK_TEXT]; /* each a sentence */
     uint32_t n_trouble, n_cores;
     uint64_t fingerprint, weight_bytes, memory_bytes, shm_bytes;

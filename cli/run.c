@@ -208,6 +208,20 @@ static void pass_on(bt_run_options *opt, const char *flag, const char *arg)
     add(opt->coordinator_args, &opt->n_coordinator_args, BT_RUN_COORDINATOR_ARGS, flag, arg);
 }
 
+static void pass_whole(struct argp_state *state, bt_run_options *opt, const char *flag,
+                       int64_t least, int64_t most, const char *arg)
+{
+    bt_option_number(state, flag, arg, least, most);
+    pass_on(opt, flag, arg);
+}
+
+static void pass_real(struct argp_state *state, bt_run_options *opt, const char *flag, double least,
+                      double most, const char *arg)
+{
+    bt_option_real(state, flag, arg, least, most);
+    pass_on(opt, flag, arg);
+}
+
 static void pass_name(struct argp_state *state, bt_run_options *opt, const char *flag,
                       const char *what, const char *arg)
 {
@@ -272,6 +286,33 @@ static void check(struct argp_state *state, options *all)
     if (opt->control == NULL) opt->control = BT_DEFAULT_CONTROL;
 }
 
+/* What only the coordinator or the asking client reads. */
+static error_t parse_passed_on(int key, const char *arg, struct argp_state *state,
+                               bt_run_options *opt)
+{
+    switch (key) {
+    case OPT_QUEUE: pass_whole(state, opt, "--queue-s", 1, 86400, arg); return 0;
+    case OPT_QUEUE_TOKENS: pass_whole(state, opt, "--queue-tokens", 1, 1l << 40, arg); return 0;
+    case OPT_HTTP_PORT: pass_whole(state, opt, "--http-port", 0, 65535, arg); return 0;
+    case OPT_HTTP_HOST: pass_name(state, opt, "--http-host", "an address", arg); return 0;
+    case OPT_UNREAD: pass_real(state, opt, "--unread-s", 0.5, 1e8, arg); return 0;
+    case OPT_REJOIN: pass_real(state, opt, "--rejoin-s", 0.001, 86400, arg); return 0;
+    case OPT_RANK_TIMEOUT: pass_real(state, opt, "--rank-timeout-s", 0.001, 86400, arg); return 0;
+    case OPT_NAME: pass_name(state, opt, "--served-model-name", "a name", arg); return 0;
+    case OPT_PUBLIC_PATH:
+        pass_name(state, opt, "--public-model-path", "a path or none", arg);
+        return 0;
+    case OPT_TLS_CERT: pass_name(state, opt, "--tls-cert", "a file", arg); return 0;
+    case OPT_TLS_KEY: pass_name(state, opt, "--tls-key", "a file", arg); return 0;
+    case OPT_TLS_CLIENT_CA: pass_name(state, opt, "--tls-client-ca", "a file", arg); return 0;
+    case OPT_CHAT_TLS_CA: pass_to_chat(state, opt, "--tls-ca", "a file", arg); return 0;
+    case OPT_CHAT_TLS_NAME: pass_to_chat(state, opt, "--tls-server-name", "a name", arg); return 0;
+    case OPT_CHAT_TLS_CERT: pass_to_chat(state, opt, "--tls-cert", "a file", arg); return 0;
+    case OPT_CHAT_TLS_KEY: pass_to_chat(state, opt, "--tls-key", "a file", arg); return 0;
+    default: return ARGP_ERR_UNKNOWN;
+    }
+}
+
 static error_t parse(int key, char *arg, struct argp_state *state)
 {
     options        *all = state->input;
@@ -294,40 +335,12 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         bt_option_number(state, "--max-tokens", arg, 1, INT32_MAX);
         opt->max_tokens = arg;
         return 0;
-    case OPT_QUEUE:
-        bt_option_number(state, "--queue-s", arg, 1, 86400);
-        pass_on(opt, "--queue-s", arg);
-        return 0;
-    case OPT_QUEUE_TOKENS:
-        bt_option_number(state, "--queue-tokens", arg, 1, 1l << 40);
-        pass_on(opt, "--queue-tokens", arg);
-        return 0;
-    case OPT_HTTP_PORT:
-        bt_option_number(state, "--http-port", arg, 0, 65535);
-        pass_on(opt, "--http-port", arg);
-        return 0;
-    case OPT_HTTP_HOST: pass_name(state, opt, "--http-host", "an address", arg); return 0;
     case OPT_BUSY_POLL: opt->busy_poll = true; return 0;
     case OPT_SGLANG: opt->sglang = true; return 0;
     case OPT_DRAIN:
         opt->drain_ns = (uint64_t)bt_option_number(state, "--drain-s", arg, 0, 86400) * BT_NS_PER_S;
         pass_on(opt, "--drain-s", arg);
         return 0;
-    case OPT_UNREAD:
-        bt_option_real(state, "--unread-s", arg, 0.5, 1e8);
-        pass_on(opt, "--unread-s", arg);
-        return 0;
-    case OPT_NAME: pass_name(state, opt, "--served-model-name", "a name", arg); return 0;
-    case OPT_PUBLIC_PATH:
-        pass_name(state, opt, "--public-model-path", "a path or none", arg);
-        return 0;
-    case OPT_TLS_CERT: pass_name(state, opt, "--tls-cert", "a file", arg); return 0;
-    case OPT_TLS_KEY: pass_name(state, opt, "--tls-key", "a file", arg); return 0;
-    case OPT_TLS_CLIENT_CA: pass_name(state, opt, "--tls-client-ca", "a file", arg); return 0;
-    case OPT_CHAT_TLS_CA: pass_to_chat(state, opt, "--tls-ca", "a file", arg); return 0;
-    case OPT_CHAT_TLS_NAME: pass_to_chat(state, opt, "--tls-server-name", "a name", arg); return 0;
-    case OPT_CHAT_TLS_CERT: pass_to_chat(state, opt, "--tls-cert", "a file", arg); return 0;
-    case OPT_CHAT_TLS_KEY: pass_to_chat(state, opt, "--tls-key", "a file", arg); return 0;
     case ARGP_KEY_END: check(state, all); return 0;
     case OPT_DEATH:
         opt->cell.replace = strcmp(arg, "replace") == 0;
@@ -337,14 +350,6 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         return 0;
     case OPT_SPARES:
         opt->cell.n_spares = (uint32_t)bt_option_number(state, "--spares", arg, 0, BT_RANKS_MAX);
-        return 0;
-    case OPT_REJOIN:
-        bt_option_real(state, "--rejoin-s", arg, 0.001, 86400);
-        pass_on(opt, "--rejoin-s", arg);
-        return 0;
-    case OPT_RANK_TIMEOUT:
-        bt_option_real(state, "--rank-timeout-s", arg, 0.001, 86400);
-        pass_on(opt, "--rank-timeout-s", arg);
         return 0;
     case OPT_RESTARTS:
         all->restarts_given = true;
@@ -364,7 +369,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case ARGP_KEY_ARG:
         argp_error(state, "\"%s\" is not an option; the model goes after --model", arg);
         return 0;
-    default: return ARGP_ERR_UNKNOWN;
+    default: return parse_passed_on(key, arg, state, opt);
     }
 }
 

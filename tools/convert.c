@@ -8,7 +8,6 @@
 #include "core/alloc.h"
 #include "core/clock.h"
 #include "core/parse.h"
-#include "model/config.h"
 #include "tools/convert.h"
 #include "tools/out_dir.h"
 #include "tools/synth_files.h"
@@ -83,22 +82,6 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     }
 }
 
-/* The config is written and read back first: sizes that no model can have are refused in the words
- * that loading would use. */
-static bt_status write_config(const bt_synth_shape *shape, const char *dir)
-{
-    bt_status       st = BT_OK;
-    bt_model_config cfg;
-    char            path[PATH_MAX];
-
-    BT_REQUIRE(snprintf(path, sizeof(path), "%s/config.json", dir) < PATH_MAX - 64,
-               BT_ERR_INVALID_ARG, "DIR: expected a path under %d bytes", PATH_MAX - 64);
-    BT_TRY(bt_synth_write_config(shape, path));
-    BT_TRY(bt_model_config_read(dir, &cfg));
-out:
-    return st;
-}
-
 static void remove_tokenizer(const char *dir)
 {
     static const char *const NAMES[] = {"tokenizer.json", "tokenizer_config.json"};
@@ -151,7 +134,7 @@ static bt_status convert(const options *opt)
     job.fill_ctx = weights;
     BT_TRY(bt_out_dir_open(opt->dir, &made));
     ours = true;
-    BT_TRY(write_config(&shape, opt->dir));
+    BT_TRY(bt_synth_write_config(&shape, opt->dir));
     BT_TRY(bt_out_dir_check_room(opt->dir, bt_synth_total_bytes(&list), ""));
     BT_TRY(bt_convert_tokenizer(g, shape.vocab_size, opt->dir, &why_not));
     BT_TRY(bt_synth_write(&job));

@@ -1,7 +1,6 @@
 /* baton-synth - a checkpoint with the shape of a known model and random weights. */
 #include <argp.h>
 #include <inttypes.h>
-#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,7 +9,6 @@
 #include "core/alloc.h"
 #include "core/clock.h"
 #include "core/parse.h"
-#include "model/config.h"
 #include "tools/out_dir.h"
 #include "tools/synth_files.h"
 #include "tools/synth_shape.h"
@@ -125,22 +123,6 @@ static void make_options(struct argp_option all[MAX_OPTIONS])
 
 /* ---- the whole */
 
-/* The config is written and read back first: sizes that no model can have are refused in the words
- * that loading would use. */
-static bt_status check_config(const options *opt)
-{
-    bt_status       st = BT_OK;
-    bt_model_config cfg;
-    char            path[PATH_MAX];
-
-    BT_REQUIRE(snprintf(path, sizeof(path), "%s/config.json", opt->out) < PATH_MAX - 64,
-               BT_ERR_INVALID_ARG, "OUT: expected a path under %d bytes", PATH_MAX - 64);
-    BT_TRY(bt_synth_write_config(&opt->shape, path));
-    BT_TRY(bt_model_config_read(opt->out, &cfg));
-out:
-    return st;
-}
-
 typedef struct {
     const bt_synth_list *list;
     uint64_t             seed;
@@ -172,7 +154,7 @@ static bt_status synth(const options *opt)
 
     BT_TRY(bt_out_dir_open(opt->out, &made));
     ours = true;
-    BT_TRY(check_config(opt));
+    BT_TRY(bt_synth_write_config(&opt->shape, opt->out));
     BT_TRY(bt_synth_list_make(&opt->shape, &list));
     BT_TRY(bt_out_dir_check_room(opt->out, bt_synth_total_bytes(&list),
                                  "; fewer --layers or --experts need less"));

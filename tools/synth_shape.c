@@ -2,9 +2,11 @@
 
 #include <errno.h>
 #include <jansson.h>
+#include <limits.h>
 #include <stdio.h>
 #include <string.h>
 
+#include "model/config.h"
 #include "moe/placement.h"
 
 /* clang-format off */
@@ -240,10 +242,12 @@ static json_t *layer_types(const bt_synth_shape *s)
     return list;
 }
 
-bt_status bt_synth_write_config(const bt_synth_shape *shape, const char *path)
+bt_status bt_synth_write_config(const bt_synth_shape *shape, const char *dir)
 {
-    bt_status st     = BT_OK;
-    json_t   *config = rules(shape), *dims = sizes(shape);
+    bt_status       st     = BT_OK;
+    json_t         *config = rules(shape), *dims = sizes(shape);
+    bt_model_config cfg;
+    char            path[PATH_MAX];
     const struct {
         const char *field;
         uint32_t    value;
@@ -253,6 +257,8 @@ bt_status bt_synth_write_config(const bt_synth_shape *shape, const char *path)
         {"index_head_dim", shape->index_dim  }
     };
 
+    BT_REQUIRE(snprintf(path, sizeof(path), "%s/config.json", dir) < PATH_MAX - 64,
+               BT_ERR_INVALID_ARG, "%s: expected a path under %d bytes", dir, PATH_MAX - 64);
     if (strcmp(shape->model_type, "glm4_moe_lite") == 0 && dims != NULL)
         json_object_set_new(dims, "mlp_layer_types", layer_types(shape));
     if ((shape->fp8 || shape->int4) && dims != NULL)
@@ -265,6 +271,7 @@ bt_status bt_synth_write_config(const bt_synth_shape *shape, const char *path)
                BT_ERR_NO_MEMORY, "%s", path);
     BT_REQUIRE(json_dump_file(config, path, JSON_INDENT(2) | JSON_REAL_PRECISION(12)) == 0,
                BT_ERR_IO, "%s: %s", path, strerror(errno));
+    BT_TRY(bt_model_config_read(dir, &cfg));
 out:
     json_decref(config);
     json_decref(dims);

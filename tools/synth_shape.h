@@ -52,8 +52,10 @@ const char *bt_synth_names(void);
 /* Ids that the vocabulary lacks become 0 and 1; dense layers are at most all layers. */
 void bt_synth_settle(bt_synth_shape *shape);
 
-/* Its config.json, into the file.  IO or NO_MEMORY. */
-bt_status bt_synth_write_config(const bt_synth_shape *shape, const char *path);
+/* Writes its config.json into the directory and reads it back: sizes that no model can have are
+ * refused in the words that loading would use.  IO, NO_MEMORY; INVALID_ARG: the path is too long
+ * for the files that are to follow. */
+bt_status bt_synth_write_config(const bt_synth_shape *shape, const char *dir);
 
 #ifdef __cplusplus
 }

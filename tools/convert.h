@@ -2,12 +2,19 @@
 #ifndef BT_TOOLS_CONVERT_H
 #define BT_TOOLS_CONVERT_H
 
+#include <string.h>
+
 #include "model/gguf.h"
 #include "tools/synth_tensors.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+static inline bool bt_convert_is(bt_gguf_text text, const char *what)
+{
+    return text.n == strlen(what) && memcmp(text.text, what, text.n) == 0;
+}
 
 /* The sizes and rules that the keys tell.  n_mtp_out: layers for multi-token prediction, which
  * follow the shape's own and are left out.  UNSUPPORTED names what no config.json of the family

@@ -2,7 +2,6 @@
  * as a config.json's fields.  What older files leave out has the value of the models of their
  * time. */
 #include <stdio.h>
-#include <string.h>
 
 #include "model/config.h"
 #include "tools/convert.h"
@@ -27,7 +26,7 @@ static bt_status check_architecture(const bt_gguf *g)
 
     BT_TRY(need(g, "general.architecture", "\"" ARCH "\""));
     BT_TRY(bt_gguf_string(g, "general.architecture", &arch));
-    BT_REQUIRE(arch.n == strlen(ARCH) && memcmp(arch.text, ARCH, arch.n) == 0, BT_ERR_UNSUPPORTED,
+    BT_REQUIRE(bt_convert_is(arch, ARCH), BT_ERR_UNSUPPORTED,
                "%s: key general.architecture: expected \"" ARCH "\", found \"%.*s\"",
                bt_gguf_path(g), arch.n < 64 ? (int)arch.n : 64, arch.text);
 out:
@@ -218,8 +217,8 @@ static bt_status read_rope(const bt_gguf *g, bt_synth_shape *s)
     BT_TRY(need(g, ARCH ".rope.freq_base", "a number"));
     BT_TRY(bt_gguf_f64(g, ARCH ".rope.freq_base", 1.001, 1e12, &s->theta));
     BT_TRY(bt_gguf_string(g, ARCH ".rope.scaling.type", &type));
-    yarn = type.n == 4 && memcmp(type.text, "yarn", 4) == 0;
-    BT_REQUIRE(yarn || (type.n == 4 && memcmp(type.text, "none", 4) == 0), BT_ERR_UNSUPPORTED,
+    yarn = bt_convert_is(type, "yarn");
+    BT_REQUIRE(yarn || bt_convert_is(type, "none"), BT_ERR_UNSUPPORTED,
                "%s: key " ARCH ".rope.scaling.type: expected \"yarn\" or \"none\", found \"%.*s\"",
                bt_gguf_path(g), type.n < 32 ? (int)type.n : 32, type.text);
     BT_TRY(bt_gguf_f64(g, ARCH ".rope.scaling.factor", 1, 1e6, &factor));

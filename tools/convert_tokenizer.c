@@ -68,11 +68,6 @@ typedef struct {
     bool           whole_first; /* a piece that is a token as a whole is that token */
 } vocabulary;
 
-static bool is(bt_gguf_text text, const char *what)
-{
-    return text.n == strlen(what) && memcmp(text.text, what, text.n) == 0;
-}
-
 /* Which pre-tokenizer, or why there is none. */
 static bt_status find_pre(vocabulary *v, const char **why_not_out)
 {
@@ -84,13 +79,13 @@ static bt_status find_pre(vocabulary *v, const char **why_not_out)
     BT_TRY(bt_gguf_string(v->g, "tokenizer.ggml.model", &model));
     BT_TRY(bt_gguf_string(v->g, "tokenizer.ggml.pre", &pre));
     *why_not_out = NULL;
-    if (is(model, "no_vocab") || is(model, "none")) {
+    if (bt_convert_is(model, "no_vocab") || bt_convert_is(model, "none")) {
         *why_not_out = "the file has no vocabulary";
-    } else if (is(model, "gpt2") && is(pre, "deepseek-v3")) {
+    } else if (bt_convert_is(model, "gpt2") && bt_convert_is(pre, "deepseek-v3")) {
         v->pre = V3;
-    } else if (is(model, "gpt2") && is(pre, "deepseek-llm")) {
+    } else if (bt_convert_is(model, "gpt2") && bt_convert_is(pre, "deepseek-llm")) {
         v->pre = V2;
-    } else if (is(model, "gpt2") && is(pre, "kimi-k2")) {
+    } else if (bt_convert_is(model, "gpt2") && bt_convert_is(pre, "kimi-k2")) {
         v->pre         = bt_tiktoken_pre;
         v->whole_first = true;
         v->add_bos     = false; /* unless the file says otherwise: the original puts none */

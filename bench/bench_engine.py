@@ -345,11 +345,11 @@ def about():
     return {"when": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()), "commit": commit(), "machine": machine()}
 
 
-def arguments(doc, rounds):
+def arguments(doc, rounds, model_required=True):
     """Of a bench with a model and a report; parse them."""
     ap = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ap.add_argument("--build", required=True, help="a build directory, with bin/")
-    ap.add_argument("--model", required=True, help="a model that `baton synth` made before")
+    ap.add_argument("--build", required=True, help="a build directory, with bin/ and bench/")
+    ap.add_argument("--model", required=model_required, help="a model that `baton synth` made before")
     ap.add_argument("--rounds", type=int, default=rounds)
     ap.add_argument("--out", help="writes OUT.json and OUT.md (default: prints the tables)")
     return ap
@@ -433,14 +433,10 @@ def need_room(weight_bytes, folder, have_model):
 
 
 def main():
-    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ap.add_argument("--build", required=True, help="a build directory, with bin/ and bench/")
-    ap.add_argument("--model", help="a model that `baton synth` made before")
+    ap = arguments(__doc__, 3, model_required=False)
     ap.add_argument("--fp8", action="store_true", help="a model with matrices in e4m3 (`baton synth --fp8`)")
-    ap.add_argument("--rounds", type=int, default=3)
     ap.add_argument("--only", help="names of cases, with ; between them (default: all, and profiles)")
     ap.add_argument("--decode-tokens", type=int, default=48)
-    ap.add_argument("--out", help="writes OUT.json and OUT.md (default: prints the table)")
     args = ap.parse_args()
     synth = SYNTH + ["--fp8"] * args.fp8
     bin_dir, threads = os.path.join(args.build, "bin"), len(os.sched_getaffinity(0))

@@ -37,6 +37,7 @@ def cases():
 
 PEER = """
 import json, sys, time, llguidance as g, numpy as np
+from llguidance.numpy import fill_next_token_bitmask
 tok = g.LLTokenizer(open(sys.argv[1]).read())
 words = (tok.vocab_size + 31) // 32
 for line in sys.stdin:
@@ -52,7 +53,7 @@ for line in sys.stdin:
         us = []
         for i in ids:
             t = time.perf_counter()
-            g_mask(m, buf)
+            fill_next_token_bitmask(m, buf, 0)
             ok = m.consume_token(i)
             us.append((time.perf_counter() - t) * 1e6)
             assert ok, (c["name"], i)
@@ -60,7 +61,7 @@ for line in sys.stdin:
         out.append(us)
     print(json.dumps(dict(name=c["name"], tokens=len(ids), read_ms=read, first_us=sum(out[0]) / len(ids), first_max_us=max(out[0]),
                           again_us=sum(out[1]) / len(ids), again_max_us=max(out[1]))), flush=True)
-""".replace("g_mask(m, buf)", "fill(m, buf)").replace("words = ", "from llguidance.numpy import fill_next_token_bitmask as fill_one\ndef fill(m, buf): fill_one(m, buf, 0)\nwords = ")
+"""
 
 
 def run(command, lines):

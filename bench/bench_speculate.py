@@ -14,6 +14,7 @@ layers with experts read what these do."""
 import json
 import os
 import re
+import statistics
 import subprocess
 import sys
 import time
@@ -81,7 +82,7 @@ def price(build, model, rounds):
         for c in cases:
             taken[c].append(step(build, model, c[2]))
             print(f"draft of {c[0]}{', and drafting as many' * c[1]}: {taken[c][-1]}", flush=True)
-    return [{"draft": n, "drafts": drafts, **{k: bench_engine.statistics.median(r[k] for r in got) for k in got[0]}} for (n, drafts, _), got in taken.items()]
+    return [{"draft": n, "drafts": drafts, **{k: statistics.median(r[k] for r in got) for k in got[0]}} for (n, drafts, _), got in taken.items()]
 
 
 def whole(model, gbytes, layer):

@@ -160,18 +160,11 @@ static void read_all(bench *b)
 }
 
 enum { PEAK_ROUNDS = 20000 };
-static void multiply_share(void *ctx, uint32_t chunk, uint32_t member)
-{
-    const bench *b = ctx;
-
-    (void)chunk;
-    (void)member;
-    bt_roof_multiply(b->kernels, PEAK_ROUNDS);
-}
 static void multiply_all(bench *b)
 {
-    bt_cpu_pool_run(bt_device_cpu_pool(b->dev), bt_cpu_pool_n_threads(bt_device_cpu_pool(b->dev)),
-                    multiply_share, b);
+    bt_cpu_pool *pool = bt_device_cpu_pool(b->dev);
+
+    bt_roof_multiply_by(pool, bt_cpu_pool_n_threads(pool), b->kernels, PEAK_ROUNDS);
 }
 
 static void nothing(void *ctx, uint32_t chunk, uint32_t member)

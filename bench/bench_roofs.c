@@ -23,35 +23,25 @@
 #include "device/cpu/roofs.h"
 
 enum { N_SAMPLES = 5, MAX_THREADS = 4096, PEAK_ROUNDS = 40000 };
-#define PART_BYTES (16ull << 20)
-#define ALL_BYTES  (1536ull << 20)
+#define ALL_BYTES (1536ull << 20)
 
 typedef struct {
     bt_cpu_pool *pool;
     const char  *kernels, *memory;
 } probe;
 
-static void read_part(void *ctx, uint32_t chunk, uint32_t member)
+static double read_all(probe *p)
 {
-    const probe *p = ctx;
-
-    (void)member;
-    bt_roof_read(p->memory + chunk * PART_BYTES, PART_BYTES);
+    bt_roof_read_by(p->pool, p->memory, ALL_BYTES);
+    return (double)ALL_BYTES;
 }
 
-static void multiply_part(void *ctx, uint32_t chunk, uint32_t member)
+/* Sixteen pieces a thread, so that an uneven core does not hold up the sum. */
+static double multiply_all(probe *p)
 {
-    const probe *p = ctx;
-
-    (void)chunk;
-    (void)member;
-    bt_roof_multiply(p->kernels, PEAK_ROUNDS);
+    return bt_roof_multiply_by(p->pool, 16 * bt_cpu_pool_n_threads(p->pool), p->kernels,
+                               PEAK_ROUNDS);
 }
-
-/* Of a task over n_chunks chunks: by the wall's clock, and had every thread a core of its own. */
-typedef struct {
-    double wall_ns, cpu_ns;
-} cost;
 
 static double cpu_ns(void)
 {
@@ -61,35 +51,22 @@ static double cpu_ns(void)
     return (double)t.tv_sec * 1e9 + (double)t.tv_nsec;
 }
 
-static cost measure(probe *p, uint32_t n_chunks, bt_cpu_task task)
+/* By the wall's clock, and had every thread a core of its own. */
+static void print_rates(const char *name, probe *p, double (*work)(probe *))
 {
-    double   wall[N_SAMPLES], cpu[N_SAMPLES];
+    double   amount    = work(p), wall[N_SAMPLES], cpu[N_SAMPLES];
     uint32_t n_threads = bt_cpu_pool_n_threads(p->pool);
 
-    bt_cpu_pool_run(p->pool, n_chunks, task, p);
     for (int i = 0; i < N_SAMPLES; i++) {
         uint64_t start     = bt_now_ns();
         double   cpu_start = cpu_ns();
 
-        bt_cpu_pool_run(p->pool, n_chunks, task, p);
+        work(p);
         wall[i] = (double)(bt_now_ns() - start);
         cpu[i]  = (cpu_ns() - cpu_start) / n_threads;
     }
-    return (cost){bench_median(wall, N_SAMPLES), bench_median(cpu, N_SAMPLES)};
-}
-
-static void print_rates(const char *name, double amount, cost c)
-{
-    printf(", \"%s\": %.2f, \"%s_cpu\": %.2f", name, amount / c.wall_ns, name, amount / c.cpu_ns);
-}
-
-/* Sixteen pieces a thread, so that an uneven core does not hold up the sum. */
-static void print_peak(probe *p)
-{
-    uint32_t n_chunks = 16 * bt_cpu_pool_n_threads(p->pool);
-    double   ops      = bt_roof_multiply(p->kernels, 1) * PEAK_ROUNDS * n_chunks;
-
-    print_rates("gflops", ops, measure(p, n_chunks, multiply_part));
+    printf(", \"%s\": %.2f, \"%s_cpu\": %.2f", name, amount / bench_median(wall, N_SAMPLES), name,
+           amount / bench_median(cpu, N_SAMPLES));
 }
 
 int main(int argc, char **argv)
@@ -111,9 +88,8 @@ int main(int argc, char **argv)
     bt_advise_large(memory, ALL_BYTES); /* as weights lie */
     memset(memory, 1, ALL_BYTES);       /* zero pages may share one frame */
     printf("{\"threads\": %u, \"kernels\": \"%s\"", n_threads, kernels);
-    print_rates("read_gbs", (double)ALL_BYTES,
-                measure(&p, (uint32_t)(ALL_BYTES / PART_BYTES), read_part));
-    print_peak(&p);
+    print_rates("read_gbs", &p, read_all);
+    print_rates("gflops", &p, multiply_all);
     puts("}");
     bt_cpu_pool_destroy(p.pool);
     munmap(memory, ALL_BYTES);

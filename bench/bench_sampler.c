@@ -17,7 +17,7 @@
 #include "device/cpu/roofs.h"
 #include "worker/sampler.h"
 
-enum { N_ROUNDS = 21, MAX_THREADS = 1024, ROOF_BYTES = 128 << 20, PART_BYTES = 4 << 20 };
+enum { N_ROUNDS = 21, MAX_THREADS = 1024, ROOF_BYTES = 128 << 20 };
 
 typedef struct {
     const char *name;
@@ -71,12 +71,6 @@ static void choose(void *ctx, uint32_t row, uint32_t thread)
     if (w->logprobs) bt_logprobs(s, logits, id, 5, &logprob, ids, tops);
 }
 
-static void read_part(void *ctx, uint32_t part, uint32_t thread)
-{
-    (void)thread;
-    bt_roof_read(((const bench *)ctx)->memory + (size_t)part * PART_BYTES, PART_BYTES);
-}
-
 static double ms_of_all(bench *b)
 {
     uint64_t from = bt_now_ns();
@@ -99,7 +93,7 @@ static double ms_of_reading(bench *b)
 {
     uint64_t from = bt_now_ns();
 
-    bt_cpu_pool_run(b->pool, ROOF_BYTES / PART_BYTES, read_part, b);
+    bt_roof_read_by(b->pool, b->memory, ROOF_BYTES);
     return (double)(bt_now_ns() - from) * 1e-6 / ROOF_BYTES * b->n_rows * b->n_vocab *
            sizeof(float);
 }

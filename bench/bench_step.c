@@ -33,7 +33,6 @@ enum {
     MAX_ROUNDS = 31,
     CONTEXT    = 1024,
     READ_BYTES = 512 << 20,
-    PART_BYTES = 4 << 20,
     PEAK_TURNS = 100000, /* some 10 ms: clocks of threads, and waking them, do not count */
     STEPS      = 4       /* of a decode sample */
 };
@@ -114,40 +113,23 @@ static cost since(const bench *b, cost from)
 
 /* ---- roofs ---- */
 
-static void read_part(void *ctx, uint32_t chunk, uint32_t member)
-{
-    const bench *b = ctx;
-
-    (void)member;
-    bt_roof_read(b->memory + (size_t)chunk * PART_BYTES, PART_BYTES);
-}
-static void multiply_part(void *ctx, uint32_t chunk, uint32_t member)
-{
-    const bench *b = ctx;
-
-    (void)chunk;
-    (void)member;
-    bt_roof_multiply(bt_device_cpu_table(b->dev)->name, PEAK_TURNS);
-}
-
 typedef struct {
     cost read, multiply; /* of a byte, of an operation */
 } roofs;
 
 static roofs measure_roofs(bench *b)
 {
-    bt_cpu_pool *pool  = bt_device_cpu_pool(b->dev);
-    const char  *name  = bt_device_cpu_table(b->dev)->name;
-    uint32_t     parts = 4 * b->n_threads;
-    double       ops   = bt_roof_multiply(name, 1) * PEAK_TURNS * parts;
-    cost         from  = now(b), t;
+    bt_cpu_pool *pool = bt_device_cpu_pool(b->dev);
+    double       ops;
+    cost         from = now(b), t;
     roofs        r;
 
-    bt_cpu_pool_run(pool, READ_BYTES / PART_BYTES, read_part, b);
+    bt_roof_read_by(pool, b->memory, READ_BYTES);
     t      = since(b, from);
     r.read = (cost){t.wall / READ_BYTES, t.cpu / READ_BYTES};
     from   = now(b);
-    bt_cpu_pool_run(pool, parts, multiply_part, b);
+    ops =
+        bt_roof_multiply_by(pool, 4 * b->n_threads, bt_device_cpu_table(b->dev)->name, PEAK_TURNS);
     t          = since(b, from);
     r.multiply = (cost){t.wall / ops, t.cpu / ops};
     return r;

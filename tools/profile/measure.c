@@ -17,8 +17,7 @@
 enum {
     PERIOD      = 512,
     MIN_ROUNDS  = 3,
-    FAR_BEHIND  = 3, /* times the fused kernel's step: no more rounds than MIN_ROUNDS */
-    SWEEP_CHUNK = 1 << 20,
+    FAR_BEHIND  = 3,       /* times the fused kernel's step: no more rounds than MIN_ROUNDS */
     CACHE_BYTES = 64 << 20 /* where the system does not say */
 };
 
@@ -34,8 +33,8 @@ typedef struct {
     bt_study                 *study;
     bt_study_weights          w; /* owned */
     bt_bf16                  *rows, *x, *out[BT_N_VARIANTS];
-    char                     *other;    /* owned: what fills the caches before a step */
-    uint32_t                  n_sweeps; /* chunks of it */
+    char                     *other; /* owned: [other_bytes], what fills the caches before a step */
+    size_t                    other_bytes; /* whole pieces to read */
     bt_variant               *open[BT_N_VARIANTS];
     uint32_t                  max_batch;
     bool                      merged; /* the study has AM_CC_ME's matrices, and keeps them */
@@ -201,20 +200,13 @@ static bt_status create_sweep(run *r)
     uint64_t bytes   = caches > 0 ? caches : CACHE_BYTES;
 
     if (weights < bytes) bytes = weights;
-    r->n_sweeps = (uint32_t)(bytes / SWEEP_CHUNK);
-    r->other    = bt_calloc_aligned((size_t)r->n_sweeps + 1, SWEEP_CHUNK);
-    BT_REQUIRE(r->other != NULL, BT_ERR_NO_MEMORY, "%u MiB to fill the caches with", r->n_sweeps);
-    memset(r->other, 1, (size_t)r->n_sweeps * SWEEP_CHUNK); /* else it might be one page of zeros */
+    r->other_bytes = bytes / BT_ROOF_PIECE * BT_ROOF_PIECE;
+    r->other       = bt_calloc_aligned(r->other_bytes + 1, 1);
+    BT_REQUIRE(r->other != NULL, BT_ERR_NO_MEMORY, "%zu bytes to fill the caches with",
+               r->other_bytes);
+    memset(r->other, 1, r->other_bytes); /* else it might be one page of zeros */
 out:
     return st;
-}
-
-static void sweep_task(void *ctx, uint32_t chunk, uint32_t member)
-{
-    const run *r = ctx;
-
-    (void)member;
-    bt_roof_read(r->other + (size_t)chunk * SWEEP_CHUNK, SWEEP_CHUNK);
 }
 
 static bt_status step_once(run *r, bt_variant_kind kind, bt_point *at)
@@ -225,7 +217,7 @@ static bt_status step_once(run *r, bt_variant_kind kind, bt_point *at)
     double    sum                           = 0;
     double(*samples)[BT_PROFILE_MAX_ROUNDS] = r->samples[kind];
 
-    bt_cpu_pool_run(bt_device_cpu_pool(r->dev), r->n_sweeps, sweep_task, r);
+    bt_roof_read_by(bt_device_cpu_pool(r->dev), r->other, r->other_bytes);
     cpu_ns = bt_cpu_pool_cpu_ns(bt_device_cpu_pool(r->dev));
     BT_TRY(bt_variant_step(r->open[kind], BT_ROLE_GENERATED, r->x, r->out[kind], ns));
     cpu_ns                     = bt_cpu_pool_cpu_ns(bt_device_cpu_pool(r->dev)) - cpu_ns;

@@ -11,10 +11,9 @@
 #include "device/cpu/roofs.h"
 
 enum {
-    READ_BYTES  = 768 << 20, /* more than second-level caches hold, and most third-level ones */
-    CHUNK_BYTES = 1 << 20,
-    N_SAMPLES   = 4,
-    ROUNDS      = 20000
+    READ_BYTES = 768 << 20, /* more than second-level caches hold, and most third-level ones */
+    N_SAMPLES  = 4,
+    ROUNDS     = 20000
 };
 
 #define GPU(gpu, gbs, tflops, gb)                                           \
@@ -50,28 +49,6 @@ const char *bt_roof_gpu_names(void)
     return text;
 }
 
-typedef struct {
-    const char *kernels;
-    const char *memory;
-    double     *done; /* [n_threads] */
-} sample;
-
-static void read_chunk(void *ctx, uint32_t chunk, uint32_t member)
-{
-    const sample *s = ctx;
-
-    (void)member;
-    bt_roof_read(s->memory + (size_t)chunk * CHUNK_BYTES, CHUNK_BYTES);
-}
-
-static void multiply_chunk(void *ctx, uint32_t chunk, uint32_t member)
-{
-    const sample *s = ctx;
-
-    (void)member;
-    s->done[chunk] = bt_roof_multiply(s->kernels, ROUNDS);
-}
-
 static void raise_to(double *best, double work, uint64_t ns)
 {
     double rate = work / ((double)ns * 1e-9);
@@ -87,26 +64,21 @@ bt_status bt_roof_measure(bt_device *dev, const char *kernels, bt_roof *roof)
     bt_machine   machine;
     size_t       bytes  = READ_BYTES;
     char        *memory = NULL;
-    sample       s      = {.kernels = kernels, .done = bt_calloc(n, sizeof(double))};
 
     bt_machine_look(&machine);
-    while (bytes > machine.free_bytes / 8 && bytes > CHUNK_BYTES)
+    while (bytes > machine.free_bytes / 8 && bytes > BT_ROOF_PIECE)
         bytes /= 2;
     memory = bt_calloc_aligned(bytes, 1);
-    BT_REQUIRE(memory != NULL && s.done != NULL, BT_ERR_NO_MEMORY, "%zu bytes to read", bytes);
+    BT_REQUIRE(memory != NULL, BT_ERR_NO_MEMORY, "%zu bytes to read", bytes);
     memset(memory, 1, bytes); /* else all of it might be one page of zeros */
-    s.memory = memory;
     for (int i = 0; i < N_SAMPLES; i++) {
         uint64_t start = bt_now_ns();
         double   flops;
 
-        bt_cpu_pool_run(pool, (uint32_t)(bytes / CHUNK_BYTES), read_chunk, &s);
+        bt_roof_read_by(pool, memory, bytes);
         raise_to(&roof->bytes_per_s, (double)bytes, bt_now_ns() - start);
-        flops = 0;
         start = bt_now_ns();
-        bt_cpu_pool_run(pool, n, multiply_chunk, &s);
-        for (uint32_t t = 0; t < n; t++)
-            flops += s.done[t];
+        flops = bt_roof_multiply_by(pool, n, kernels, ROUNDS);
         raise_to(&roof->flop_per_s, flops, bt_now_ns() - start);
     }
     snprintf(roof->name, sizeof(roof->name), "this machine (%u threads, %s kernels)", n, kernels);
@@ -114,7 +86,6 @@ bt_status bt_roof_measure(bt_device *dev, const char *kernels, bt_roof *roof)
     roof->memory_bytes = (double)machine.free_bytes;
 out:
     bt_free(memory);
-    bt_free(s.done);
     return st;
 }
 

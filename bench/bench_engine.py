@@ -329,7 +329,8 @@ def make_cases(work, decode_tokens):
                     lambda cell, folder, _: decode_samples(cell, folder, batch, context, decode_tokens, seed),
                     lambda cell, folder: compute_prompts(cell, folder, batch, context, seed))
 
-    return [prefill(512, 3), prefill(2048, 2), decode("batch 1, ctx 0", 1, 16), decode("batch 1, ctx 8k", 1, min(8192, work.positions - decode_tokens)),
+    long = min(8192, work.positions - 4 * decode_tokens)  # a sample may take more tokens
+    return [prefill(512, 3), prefill(2048, 2), decode("batch 1, ctx 0", 1, 16), decode("batch 1, ctx 8k", 1, long),
             decode("batch 8, ctx 1k", 8, 1024), decode("batch 32, ctx 1k", 32, 1024)]
 
 

@@ -55,6 +55,15 @@ static void hear(bt_cell *cell, uint32_t rank)
         cell->ranks[h->seats.gone[i]].lost = true;
 }
 
+/* As launched: 0 prefill (or both roles), 1 decode, 2 spare. */
+static uint32_t launch_group(const bt_cell *cell, uint32_t rank)
+{
+    const bt_up_hello *h = bt_cell_facts(cell);
+
+    if (rank >= h->n_ranks - h->n_spares) return 2;
+    return h->n_decode != 0 && rank >= h->n_prefill;
+}
+
 bt_status bt_cell_fits(const bt_cell *cell, const bt_up_hello *hello)
 {
     bt_status st = BT_OK;
@@ -92,7 +101,7 @@ bt_status bt_cell_attach(bt_cell *cell, bt_up_hello *hello)
     cell->ranks[rank].attached = true;
     cell->name                 = cell->ranks[cell->first].hello.cell;
     for (uint32_t i = 0; i < cell->n_ranks && cell->n_attached == 0; i++)
-        cell->ranks[i].group = bt_cell_group_of(cell, i);
+        cell->ranks[i].group = launch_group(cell, i);
     cell->n_attached++;
     if (hello->epoch > cell->max_epoch) cell->max_epoch = hello->epoch;
     memset(hello, 0, sizeof(*hello)); /* ours now */
@@ -155,18 +164,10 @@ void bt_cell_count(const bt_cell *cell, bt_cell_counts *sum)
     }
 }
 
-uint32_t bt_cell_group_of(const bt_cell *cell, uint32_t rank)
-{
-    const bt_up_hello *h = bt_cell_facts(cell);
-
-    if (rank >= h->n_ranks - h->n_spares) return 2;
-    return h->n_decode != 0 && rank >= h->n_prefill;
-}
-
 void bt_cell_rank_text(const bt_cell *cell, uint32_t rank, char *buf, size_t capacity)
 {
     const bt_up_hello *h    = &cell->ranks[rank].hello;
-    uint32_t           g    = bt_cell_group_of(cell, rank);
+    uint32_t           g    = launch_group(cell, rank);
     bool               both = bt_cell_facts(cell)->n_decode == 0;
     const char        *role = g == 2 ? "spare " : both ? "" : g == 0 ? "prefill " : "decode ";
 

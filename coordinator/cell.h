@@ -77,8 +77,6 @@ bool bt_cell_has_most(const bt_cell *cell, bool hope);
 void bt_cell_missing(const bt_cell *cell, char *buf, size_t capacity);
 /* Adds the ranks' counts to the sum. */
 void bt_cell_count(const bt_cell *cell, bt_cell_counts *sum);
-/* As launched: 0 prefill (or both roles), 1 decode, 2 spare. */
-uint32_t bt_cell_group_of(const bt_cell *cell, uint32_t rank);
 /* "the cell", or "cell "NAME"" where it has one; in buf. */
 enum { BT_CELL_TITLE = BT_CELL_NAME_MAX + 16 };
 const char *bt_cell_title(const bt_cell *cell, char buf[BT_CELL_TITLE]);

@@ -490,16 +490,12 @@ void bt_fleet_count(const bt_fleet *fleet, bt_cell_counts *counts_out)
         bt_cell_count(&fleet->cells[i]->cell, counts_out);
 }
 
-bool bt_fleet_is_short(const bt_fleet *fleet, uint32_t i)
-{
-    return fleet->cells[i]->short_since_ns != 0;
-}
 bt_cell_state bt_fleet_state(const bt_fleet *fleet, uint32_t i) { return fleet->cells[i]->state; }
 
 bool bt_fleet_serves(const bt_fleet *fleet)
 {
     for (uint32_t i = 0; i < fleet->n_cells; i++)
-        if (bt_fleet_state(fleet, i) == BT_CELL_SERVING && !bt_fleet_is_short(fleet, i))
+        if (fleet->cells[i]->state == BT_CELL_SERVING && fleet->cells[i]->short_since_ns == 0)
             return true;
     return false;
 }

@@ -98,8 +98,7 @@ uint32_t        bt_fleet_n_cells(const bt_fleet *fleet);
 bt_cell        *bt_fleet_cell_at(const bt_fleet *fleet, uint32_t i);
 const bt_relay *bt_fleet_relay(const bt_fleet *fleet, uint32_t i); /* NULL: not serving */
 bt_cell_state   bt_fleet_state(const bt_fleet *fleet, uint32_t i);
-bool            bt_fleet_is_short(const bt_fleet *fleet, uint32_t i); /* a group has no rank left */
-bool            bt_fleet_serves(const bt_fleet *fleet); /* a cell does, and is not short */
+bool            bt_fleet_serves(const bt_fleet *fleet); /* a cell does, with ranks in its groups */
 const char     *bt_cell_state_name(bt_cell_state state);
 
 /* Of all ranks of all cells, also those that have gone. */

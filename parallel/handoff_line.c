@@ -13,7 +13,8 @@ enum { NOTE_SCATTERED, NOTE_TAKEN, NOTE_LEFT, N_NOTES }; /* behind those of the 
 #define DRAIN_MAX_NS (2 * BT_NS_PER_S)
 #define OP_MIN_NS    (2 * BT_NS_PER_S)
 
-uint64_t bt_line_limit_ns(const bt_handoff *h)
+/* How long an operation may take. */
+static uint64_t op_limit_ns(const bt_handoff *h)
 {
     return OP_GRANTS * h->grant_ns > OP_MIN_NS ? OP_GRANTS * h->grant_ns : OP_MIN_NS;
 }
@@ -23,7 +24,7 @@ uint64_t bt_line_start_limit_ns(const bt_handoff *h)
     uint32_t before = (uint32_t)h->line->number; /* attempts, and this one */
 
     if (before > 0) before--;
-    return bt_line_limit_ns(h) << (before < MOST_DOUBLINGS ? before : MOST_DOUBLINGS);
+    return op_limit_ns(h) << (before < MOST_DOUBLINGS ? before : MOST_DOUBLINGS);
 }
 
 uint64_t bt_line_pause_ns(const bt_handoff *h, uint32_t n_in_vain)
@@ -427,9 +428,8 @@ static bool work(bt_handoff *h, uint64_t now_ns)
         bt_line_fail(h, now_ns);
         return true;
     }
-    if (!moved && now_ns - l->op_ns >= bt_line_limit_ns(h))
-        bt_line_fail_late(h, l->sends ? "a message to" : "a message from", bt_line_limit_ns(h),
-                          now_ns);
+    if (!moved && now_ns - l->op_ns >= op_limit_ns(h))
+        bt_line_fail_late(h, l->sends ? "a message to" : "a message from", op_limit_ns(h), now_ns);
     return moved;
 }
 

@@ -135,9 +135,8 @@ void bt_line_end(bt_handoff *h, uint64_t now_ns);
 void bt_line_fail(bt_handoff *h, uint64_t now_ns);
 /* The same; `what` and l->peer say what has not come about within limit_ns. */
 void bt_line_fail_late(bt_handoff *h, const char *what, uint64_t limit_ns, uint64_t now_ns);
-/* How long an operation may take; and the making of a line, where each attempt has twice the time
- * of the one before, up to eight times. */
-uint64_t bt_line_limit_ns(const bt_handoff *h);
+/* How long the making of a line may take: at first as long as an operation, then each attempt twice
+ * as long as the one before, up to eight times. */
 uint64_t bt_line_start_limit_ns(const bt_handoff *h);
 /* From one attempt to the next, twice as long after each that was in vain, up to 128 times: where a
  * rank fails before NCCL's ranks have met, the id keeps a thread and a descriptor of the origin's

@@ -3,6 +3,15 @@
 #include "moe/state.h"
 #include "parallel/carrier.h"
 
+/* Whether the j-th expert of a row begins an item: outputs of a whole block share one, outputs of
+ * a split block travel singly. */
+static bool begins_item(const bt_moe *moe, const uint16_t *experts, uint32_t j)
+{
+    uint32_t block = bt_moe_block_of(moe, experts[j]);
+
+    return j == 0 || !moe->whole[block] || bt_moe_block_of(moe, experts[j - 1]) != block;
+}
+
 /* Numbers the items that this rank owes, row after row, after checking what peers sent; no item has
  * a place yet. */
 static bt_status number_items(bt_moe *moe)
@@ -34,8 +43,7 @@ static bt_status number_items(bt_moe *moe)
                        gate->n_experts);
             moe->first_item[r] = n;
             for (uint32_t j = 0; j < gate->top_k; j++)
-                n += moe->placement->owner[experts[j]] == moe->self &&
-                     bt_moe_begins_item(moe, experts, j);
+                n += moe->placement->owner[experts[j]] == moe->self && begins_item(moe, experts, j);
         }
     }
     moe->first_item[moe->row_at[moe->n_ranks]] = n;
@@ -161,7 +169,7 @@ static void add_to_tile(bt_moe *moe, uint32_t row, const uint16_t *experts)
         uint32_t t = moe->n_terms;
 
         if (moe->placement->owner[experts[j]] != moe->self) continue;
-        if (bt_moe_begins_item(moe, experts, j)) {
+        if (begins_item(moe, experts, j)) {
             moe->term_at[moe->n_items]    = t;
             moe->item_dst[moe->n_items++] = item++;
         }
@@ -215,7 +223,7 @@ static bt_status collect(bt_moe *moe, const bt_wait *wait)
     memset(moe->n_came, 0, moe->n_ranks * sizeof(*moe->n_came));
     for (uint32_t i = 0; i < n_entries; i++)
         moe->n_came[moe->placement->owner[moe->experts[i]]] +=
-            bt_moe_begins_item(moe, moe->experts + i / top_k * top_k, i % top_k);
+            begins_item(moe, moe->experts + i / top_k * top_k, i % top_k);
     for (uint32_t q = 0; q < moe->n_ranks; q++) {
         uint32_t first     = moe->first_item[moe->row_at[q]];
         uint32_t end       = moe->first_item[moe->row_at[q + 1]];
@@ -232,7 +240,7 @@ static bt_status collect(bt_moe *moe, const bt_wait *wait)
         const bt_bf16 *from = q == self ? moe->sent + moe->send_at[q] / sizeof(bt_bf16)
                                         : moe->came + moe->recv_at[q] / sizeof(bt_bf16);
 
-        if (!bt_moe_begins_item(moe, moe->experts + i / top_k * top_k, i % top_k)) continue;
+        if (!begins_item(moe, moe->experts + i / top_k * top_k, i % top_k)) continue;
         from += (size_t)moe->n_came[q]++ * moe->cfg.hidden;
         if (moe->items[i] == NULL) moe->items[i] = from;
     }

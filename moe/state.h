@@ -70,15 +70,6 @@ static inline uint32_t bt_moe_block_of(const bt_moe *moe, uint32_t expert)
     return expert / bt_block_size(moe->placement);
 }
 
-/* Whether the j-th expert of a row begins an item: outputs of a whole block share one, outputs of
- * a split block travel singly. */
-static inline bool bt_moe_begins_item(const bt_moe *moe, const uint16_t *experts, uint32_t j)
-{
-    uint32_t block = bt_moe_block_of(moe, experts[j]);
-
-    return j == 0 || !moe->whole[block] || bt_moe_block_of(moe, experts[j - 1]) != block;
-}
-
 /* A wire row's experts, and its weights behind them. */
 static inline const uint16_t *bt_moe_entries(const bt_moe *moe, uint32_t row)
 {

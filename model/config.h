@@ -80,12 +80,6 @@ static inline bool bt_model_layer_has_indexer(const bt_model_config *cfg, uint32
     return cfg->mla.index_topk != 0 && (cfg->index_shared[layer / 64] >> layer % 64 & 1) == 0;
 }
 uint32_t bt_model_n_indexers(const bt_model_config *cfg); /* layers that do, MTP aside */
-/* What the experts' weights are, as a rule. */
-static inline bt_weight_kind bt_model_expert_kind(const bt_model_config *cfg)
-{
-    if (cfg->int4) return BT_WEIGHT_INT4;
-    return cfg->fp8 ? BT_WEIGHT_FP8 : BT_WEIGHT_BF16;
-}
 /* MoE layers, MTP aside. */
 uint32_t bt_model_n_moe_layers(const bt_model_config *cfg);
 

@@ -38,6 +38,12 @@ static void expect_linear(const bt_linear *w, const float *want, size_t ld, size
     free(y);
 }
 
+static bt_weight_kind expert_kind(const bt_model_config *cfg)
+{
+    if (cfg->int4) return BT_WEIGHT_INT4;
+    return cfg->fp8 ? BT_WEIGHT_FP8 : BT_WEIGHT_BF16;
+}
+
 /* The tensor as the plain reference reads it. */
 static float *read_plain(const checkpoint *c, const char *name, uint32_t n, uint32_t k)
 {
@@ -212,8 +218,7 @@ static void weights_are_packed_once_for_ranks_that_share(void)
         checkpoint_open(&c, MODELS[i]);
         for (uint32_t m = 0; m < 3; m++)
             store[m] = open_store(&c, fd, m);
-        packed =
-            bt_cpu_linear_bytes(c.cfg.hidden, c.cfg.moe.expert_dim, bt_model_expert_kind(&c.cfg));
+        packed = bt_cpu_linear_bytes(c.cfg.hidden, c.cfg.moe.expert_dim, expert_kind(&c.cfg));
         EXPECT_EQ(
             bt_store_take(store[2], "model.layers.2.mlp.experts.1.down_proj.weight", packed, &left),
             BT_STORE_MINE);
@@ -300,11 +305,11 @@ static void experts_of_a_model_move(const char *model)
     EXPECT_EQ(bt_weights_move_experts(&c.cfg, c.set, &opt, &w[1]), BT_OK);
     EXPECT_EQ(bt_store_bytes(store[0]), w[0].shared_bytes);
     c.own[1] = true;
-    EXPECT_EQ(bt_store_take(store[2], "model.layers.2.mlp.experts.1.down_proj.weight",
-                            bt_cpu_linear_bytes(c.cfg.hidden, c.cfg.moe.expert_dim,
-                                                bt_model_expert_kind(&c.cfg)),
-                            &left),
-              BT_STORE_MINE);
+    EXPECT_EQ(
+        bt_store_take(store[2], "model.layers.2.mlp.experts.1.down_proj.weight",
+                      bt_cpu_linear_bytes(c.cfg.hidden, c.cfg.moe.expert_dim, expert_kind(&c.cfg)),
+                      &left),
+        BT_STORE_MINE);
     EXPECT_EQ(bt_weights_move_experts(&c.cfg, c.set, &opt, &w[1]), BT_OK);
     EXPECT_EQ(bt_weights_move_experts(&c.cfg, c.set, &opt, &w[0]), BT_OK);
     EXPECT_EQ(bt_store_bytes(store[0]), all);

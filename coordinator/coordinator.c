@@ -264,6 +264,7 @@ static void serve(coordinator *c)
         bt_fleet_tick(c->fleet, bt_now_ns());
         bt_control_server_tick(c->control, bt_now_ns());
         bt_accept_again(bt_now_ns());
+        bt_http_tick(c->http, bt_now_ns());
         if (c->phase == DRAINING) check_drained(c);
         check_signals(c);
         observe(c);

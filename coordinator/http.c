@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 
 #include "coordinator/exposition.h"
 #include "coordinator/http_parts.h"
@@ -15,9 +16,9 @@
 #include "proto/rpc.h"
 
 enum {
-    CONNECTIONS    = 256,
     OF_ONE_ADDRESS = 64, /* so that no one client holds the port */
-    TIMEOUT_S      = 10,
+    TIMEOUT_S      = 10, /* without a byte */
+    ANSWER_S       = 20, /* from the last answer, or the start, to the end of the next */
     STALE_S        = 10
 };
 
@@ -165,18 +166,68 @@ static void log_line(void *ctx, const char *fmt, va_list ap)
     bt_log_write(BT_LOG_DEBUG, __FILE__, __LINE__, "http: %s", line);
 }
 
+/* ---- libmicrohttpd's time-out begins again with each byte: this one does not */
+
+/* A connection that finds no free place, as there are as many, has no such end. */
+static void on_connection(void *ctx, struct MHD_Connection *connection, void **client,
+                          enum MHD_ConnectionNotificationCode what)
+{
+    bt_http        *h = ctx;
+    bt_http_client *c = *client;
+
+    pthread_mutex_lock(&h->lock);
+    if (what == MHD_CONNECTION_NOTIFY_CLOSED && c != NULL) c->until_ns = 0; /* fd is open yet */
+    for (int i = 0; what == MHD_CONNECTION_NOTIFY_STARTED && i < BT_HTTP_CONNECTIONS; i++) {
+        if (h->clients[i].until_ns != 0) continue;
+        c = *client = &h->clients[i];
+        c->fd = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd;
+        c->until_ns = bt_now_ns() + ANSWER_S * BT_NS_PER_S;
+        break;
+    }
+    pthread_mutex_unlock(&h->lock);
+}
+
+static void on_answered(void *ctx, struct MHD_Connection *connection, void **state,
+                        enum MHD_RequestTerminationCode how)
+{
+    bt_http        *h = ctx;
+    bt_http_client *c =
+        MHD_get_connection_info(connection, MHD_CONNECTION_INFO_SOCKET_CONTEXT)->socket_context;
+
+    (void)state;
+    if (c == NULL || how != MHD_REQUEST_TERMINATED_COMPLETED_OK) return;
+    pthread_mutex_lock(&h->lock);
+    c->until_ns = bt_now_ns() + ANSWER_S * BT_NS_PER_S;
+    pthread_mutex_unlock(&h->lock);
+}
+
+void bt_http_tick(bt_http *http, uint64_t now_ns)
+{
+    if (http == NULL) return;
+    pthread_mutex_lock(&http->lock);
+    for (int i = 0; i < BT_HTTP_CONNECTIONS; i++) {
+        bt_http_client *c = &http->clients[i];
+
+        if (c->until_ns == 0 || now_ns < c->until_ns) continue;
+        shutdown(c->fd, SHUT_RDWR); /* libmicrohttpd closes it */
+        c->until_ns = UINT64_MAX;
+    }
+    pthread_mutex_unlock(&http->lock);
+}
+
 static struct MHD_Daemon *start(bt_http *http, const struct addrinfo *a)
 {
     /* By poll: by epoll libmicrohttpd 0.9.75 does not see that peers have closed while it has all
-     * CONNECTIONS, and answers nobody until they time out. */
+     * its connections, and answers nobody until they time out. */
     unsigned flags = MHD_USE_POLL_INTERNAL_THREAD | MHD_USE_ERROR_LOG;
 
     if (a->ai_family == AF_INET6) flags |= MHD_USE_IPv6;
-    return MHD_start_daemon(flags, 0, NULL, NULL, bt_http_handle, http, MHD_OPTION_EXTERNAL_LOGGER,
-                            log_line, NULL, MHD_OPTION_SOCK_ADDR, a->ai_addr,
-                            MHD_OPTION_CONNECTION_LIMIT, (unsigned)CONNECTIONS,
-                            MHD_OPTION_PER_IP_CONNECTION_LIMIT, (unsigned)OF_ONE_ADDRESS,
-                            MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)TIMEOUT_S, MHD_OPTION_END);
+    return MHD_start_daemon(
+        flags, 0, NULL, NULL, bt_http_handle, http, MHD_OPTION_EXTERNAL_LOGGER, log_line, NULL,
+        MHD_OPTION_SOCK_ADDR, a->ai_addr, MHD_OPTION_CONNECTION_LIMIT,
+        (unsigned)BT_HTTP_CONNECTIONS, MHD_OPTION_PER_IP_CONNECTION_LIMIT, (unsigned)OF_ONE_ADDRESS,
+        MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)TIMEOUT_S, MHD_OPTION_NOTIFY_CONNECTION,
+        on_connection, http, MHD_OPTION_NOTIFY_COMPLETED, on_answered, http, MHD_OPTION_END);
 }
 
 bt_status bt_http_start(const char *host, uint16_t port, bt_board *board, bt_http **http_out,
@@ -193,6 +244,7 @@ bt_status bt_http_start(const char *host, uint16_t port, bt_board *board, bt_htt
 
     BT_REQUIRE(h != NULL, BT_ERR_NO_MEMORY, "HTTP port");
     h->board = board;
+    pthread_mutex_init(&h->lock, NULL);
     bt_join_address(host, port, address);
     BT_TRY(bt_rpc_try_bind(address)); /* says why it would fail */
     service = bt_split_address(address, bare_host);
@@ -219,5 +271,6 @@ void bt_http_stop(bt_http *http)
     if (http->daemon != NULL) MHD_stop_daemon(http->daemon);
     page_free(&http->metrics);
     page_free(&http->status);
+    pthread_mutex_destroy(&http->lock);
     bt_free(http);
 }

@@ -286,6 +286,32 @@ class Http(Served):
             for s in idle:
                 s.close()
 
+    def test_a_byte_now_and_then_does_not_hold_a_connection(self):
+        host, port = self.http.rsplit(":", 1)
+        begin, again = time.monotonic(), http.client.HTTPConnection(self.http, timeout=WAIT_S)
+        again.connect()
+        first = again.sock
+        with socket.create_connection((host, int(port)), 5) as s:
+            s.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\nX-Long: ")
+            s.settimeout(2)
+            while True:
+                again.request("GET", "/ready")    # answered requests begin the time again
+                again.getresponse().read()
+                self.assertLess(time.monotonic() - begin, WAIT_S, "the connection is open yet")
+                try:
+                    s.sendall(b"x")
+                    if s.recv(1) == b"":
+                        break
+                except TimeoutError:
+                    continue
+                except ConnectionError:
+                    break
+        self.assertGreater(time.monotonic() - begin, 15)
+        again.request("GET", "/ready")
+        self.assertEqual(again.getresponse().read(), b"ready\n")
+        self.assertIs(again.sock, first)
+        again.close()
+
     def half_open(self, n, address):
         """So many connections from an address of this machine, with half a request each where they are let in."""
         host, port = self.http.rsplit(":", 1)

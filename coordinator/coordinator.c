@@ -30,7 +30,7 @@ typedef struct {
     bt_public                    *pub;
     bt_observer                  *observer;
     bt_http                      *http; /* NULL: not asked for */
-    bt_rpc_tls                    tls;  /* owned */
+    bt_rpc_tls_files             *tls;  /* owned; NULL: plain text */
     phase                         phase;
     uint64_t                      deadline_ns; /* of the phase; UINT64_MAX: none */
     uint64_t                      alive_ns;    /* when that is to be announced next */
@@ -121,7 +121,7 @@ static void open_port(void *ctx)
                                .version     = BT_VERSION,
                                .facts       = bt_fleet_facts(c->fleet),
                                .metrics     = bt_observer_metrics(c->observer),
-                               .tls         = c->tls.cert != NULL ? &c->tls : NULL,
+                               .tls         = c->tls,
                                .sglang      = c->opt->sglang,
                                .unread_ns   = seconds_ns(c->opt->unread_s)};
     char             address[BT_ADDRESS_BYTES];
@@ -265,6 +265,7 @@ static void serve(coordinator *c)
         bt_control_server_tick(c->control, bt_now_ns());
         bt_accept_again(bt_now_ns());
         bt_http_tick(c->http, bt_now_ns());
+        bt_rpc_tls_refresh(c->tls, bt_now_ns());
         if (c->phase == DRAINING) check_drained(c);
         check_signals(c);
         observe(c);
@@ -339,8 +340,6 @@ static bt_status start(coordinator *c)
         .model = c->opt->model, .served_name = c->opt->served_name, .version = BT_VERSION};
 
     BT_TRY(check_secret(c->opt));
-    if (c->opt->tls_cert != NULL)
-        BT_TRY(bt_rpc_tls_read(c->opt->tls_cert, c->opt->tls_key, c->opt->tls_client_ca, &c->tls));
     BT_TRY(create_fleet(c));
     events.ctx = c->fleet;
     BT_TRY(bt_observer_create(&seen, &c->observer));
@@ -352,7 +351,9 @@ static bt_status start(coordinator *c)
     /* Better known now than after an hour of loading, also that one of our own ports is there. */
     bt_join_address(c->opt->host, (uint16_t)c->opt->port, address);
     BT_TRY(bt_rpc_try_bind(address));
-    if (c->opt->tls_cert != NULL) BT_TRY(bt_rpc_try_tls(c->opt->host, &c->tls));
+    if (c->opt->tls_cert != NULL)
+        BT_TRY(bt_rpc_tls_open(c->opt->tls_cert, c->opt->tls_key, c->opt->tls_client_ca,
+                               c->opt->host, &c->tls));
     BT_INFO("workers attach on %.*s:%u", (int)(colon - c->opt->control), c->opt->control, port);
     bt_announce(c->opt->announce_fd, true, "control %.*s:%u", (int)(colon - c->opt->control),
                 c->opt->control, port);
@@ -379,7 +380,7 @@ int bt_coordinator_run(const bt_coordinator_options *options)
     bt_control_server_destroy(c.control);
     bt_fleet_destroy(c.fleet);
     bt_observer_destroy(c.observer);
-    bt_rpc_tls_free(&c.tls);
+    bt_rpc_tls_close(c.tls);
     bt_rpc_loop_destroy(c.loop);
     return c.exit_code;
 }

@@ -18,7 +18,7 @@ typedef struct {
     const char        *public_path; /* of the model, for clients; "": unsaid; copied */
     const bt_up_hello *facts;       /* borrowed while the port is open */
     bt_metrics        *metrics;     /* the same; requests write there */
-    const bt_rpc_tls  *tls;         /* borrowed during create; NULL: plain */
+    bt_rpc_tls_files  *tls;         /* borrowed while the port is open; NULL: plain */
     bool               sglang;      /* speak that protocol too */
     uint64_t           unread_ns;   /* a client that takes nothing, does not finish its request, or
                                        has no call for so long is cut off */

@@ -290,10 +290,8 @@ out:
 /* NULL when the PEM texts are none. */
 static grpc_server_credentials *credentials(const bt_rpc_tls *tls)
 {
-    grpc_ssl_pem_key_cert_pair pair;
+    grpc_ssl_pem_key_cert_pair pair = {tls->key, tls->cert};
 
-    if (tls == NULL) return grpc_insecure_server_credentials_create();
-    pair = (grpc_ssl_pem_key_cert_pair){tls->key, tls->cert};
     return grpc_ssl_server_credentials_create_ex(
         tls->client_ca, &pair, 1,
         tls->client_ca != NULL ? GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY
@@ -301,12 +299,13 @@ static grpc_server_credentials *credentials(const bt_rpc_tls *tls)
         NULL);
 }
 
-bt_status bt_rpc_listen(grpc_server *server, const char *address, const bt_rpc_tls *tls,
+bt_status bt_rpc_listen(grpc_server *server, const char *address, bt_rpc_tls_files *tls,
                         uint16_t *port_out)
 {
-    bt_status                st    = BT_OK;
-    grpc_server_credentials *creds = credentials(tls);
-    int                      port  = 0;
+    bt_status                st = BT_OK;
+    grpc_server_credentials *creds =
+        tls != NULL ? bt_rpc_tls_credentials(tls) : grpc_insecure_server_credentials_create();
+    int port = 0;
 
     BT_REQUIRE(creds != NULL, BT_ERR_IO, "gRPC cannot use the TLS certificate and key");
     port = grpc_server_add_http2_port(server, address, creds);

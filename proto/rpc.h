@@ -78,6 +78,20 @@ typedef struct {
 bt_status bt_rpc_tls_read(const char *cert, const char *key, const char *client_ca,
                           bt_rpc_tls *tls_out);
 void      bt_rpc_tls_free(bt_rpc_tls *tls); /* overwrites the key first */
+
+/* A server's TLS files, which are read again when they change: connections that are made from then
+ * on have the new certificate.  One thread opens, refreshes and closes; gRPC's may fetch. */
+typedef struct bt_rpc_tls_files bt_rpc_tls_files;
+
+/* Reads them, and asks gRPC whether a server on this host would take them.  The names are borrowed;
+ * client_ca may be NULL.  IO names file and cause. */
+bt_status bt_rpc_tls_open(const char *cert, const char *key, const char *client_ca,
+                          const char *host, bt_rpc_tls_files **files_out);
+/* Now and then: looks whether one of them has changed, at most once a second.  If they cannot be
+ * used the log says why, the ones before go on, and they are tried again when they change, and
+ * every minute. */
+void bt_rpc_tls_refresh(bt_rpc_tls_files *files, uint64_t now_ns); /* accepts NULL */
+void bt_rpc_tls_close(bt_rpc_tls_files *files);                    /* the same; after the servers */
 /* How a client speaks to a server; paths are borrowed, a struct of zeroes is plain text. */
 typedef struct {
     bool        on;
@@ -90,10 +104,12 @@ typedef struct {
  */
 bt_status bt_rpc_channel_create(const char *address, const bt_rpc_client_tls *tls,
                                 grpc_channel **channel_out);
-/* Binds the server, before it starts, to "host:port" (port 0: any); tls NULL: plain text.  IO names
- * address and cause. */
-bt_status bt_rpc_listen(grpc_server *server, const char *address, const bt_rpc_tls *tls,
+/* Binds the server, before it starts, to "host:port" (port 0: any); tls, borrowed as long as the
+ * server lives, NULL: plain text.  IO names address and cause. */
+bt_status bt_rpc_listen(grpc_server *server, const char *address, bt_rpc_tls_files *tls,
                         uint16_t *port_out);
+/* What bt_rpc_listen() gives gRPC; NULL: gRPC refuses. */
+grpc_server_credentials *bt_rpc_tls_credentials(bt_rpc_tls_files *files);
 /* Calls fn for every socket of this process that is bound to the port: listeners and connections.
  */
 void bt_rpc_each_socket(uint16_t port, void (*fn)(void *ctx, int fd), void *ctx);

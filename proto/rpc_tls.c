@@ -1,11 +1,16 @@
 /* TLS files of servers and clients. */
 #include <errno.h>
+#include <grpc/grpc_security.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "core/alloc.h"
+#include "core/clock.h"
 #include "core/file.h"
+#include "core/log.h"
 #include "proto/rpc.h"
 
 enum { PEM_MAX = 1 << 20 };
@@ -64,6 +69,138 @@ void bt_rpc_tls_free(bt_rpc_tls *tls)
     bt_free(tls->key);
     bt_free(tls->client_ca);
     *tls = (bt_rpc_tls){0};
+}
+
+/* ---- a server's files, which may change */
+
+enum { N_FILES = 3, LOOK_S = 1, AGAIN_S = 60 };
+
+struct bt_rpc_tls_files {
+    const char     *names[N_FILES]; /* certificate, key, authorities of clients; borrowed */
+    const char     *host;           /* borrowed */
+    struct stat     seen[N_FILES];
+    uint64_t        look_ns, read_ns; /* when to look next, and to read if nothing changes then */
+    pthread_mutex_t lock;             /* of what follows */
+    bt_rpc_tls      tls;
+    bool            fresh; /* gRPC has not fetched it */
+};
+
+static bool is_same(const struct stat *a, const struct stat *b)
+{
+    return a->st_dev == b->st_dev && a->st_ino == b->st_ino && a->st_size == b->st_size &&
+           a->st_ctim.tv_sec == b->st_ctim.tv_sec && a->st_ctim.tv_nsec == b->st_ctim.tv_nsec;
+}
+
+/* Has one of them changed since the last look? */
+static bool look(bt_rpc_tls_files *files)
+{
+    bool changed = false;
+
+    for (int i = 0; i < N_FILES; i++) {
+        struct stat now = {0};
+
+        if (files->names[i] != NULL && stat(files->names[i], &now) != 0) now = (struct stat){0};
+        changed        = changed || !is_same(&now, &files->seen[i]);
+        files->seen[i] = now;
+    }
+    return changed;
+}
+
+static bt_status read_files(bt_rpc_tls_files *files)
+{
+    bt_status  st  = BT_OK;
+    bt_rpc_tls tls = {0}, before;
+
+    BT_TRY(bt_rpc_tls_read(files->names[0], files->names[1], files->names[2], &tls));
+    BT_TRY(bt_rpc_try_tls(files->host, &tls));
+    pthread_mutex_lock(&files->lock);
+    before       = files->tls;
+    files->tls   = tls;
+    files->fresh = true;
+    pthread_mutex_unlock(&files->lock);
+    tls = before;
+out:
+    bt_rpc_tls_free(&tls);
+    return st;
+}
+
+bt_status bt_rpc_tls_open(const char *cert, const char *key, const char *client_ca,
+                          const char *host, bt_rpc_tls_files **files_out)
+{
+    bt_status         st    = BT_OK;
+    bt_rpc_tls_files *files = bt_calloc(1, sizeof(*files));
+
+    BT_REQUIRE(files != NULL, BT_ERR_NO_MEMORY, "the TLS files");
+    pthread_mutex_init(&files->lock, NULL);
+    files->names[0] = cert;
+    files->names[1] = key;
+    files->names[2] = client_ca;
+    files->host     = host;
+    files->read_ns  = UINT64_MAX;
+    look(files); /* before they are read: what changes meanwhile is seen next time */
+    BT_TRY(read_files(files));
+    *files_out = files;
+    files      = NULL; /* handed over */
+out:
+    bt_rpc_tls_close(files);
+    return st;
+}
+
+void bt_rpc_tls_refresh(bt_rpc_tls_files *files, uint64_t now_ns)
+{
+    if (files == NULL || now_ns < files->look_ns) return;
+    files->look_ns = now_ns + LOOK_S * BT_NS_PER_S;
+    if (look(files)) { /* the others may be about to: they are read once all stand still */
+        files->read_ns = now_ns;
+        return;
+    }
+    if (now_ns < files->read_ns) return;
+    if (read_files(files) == BT_OK) {
+        files->read_ns = UINT64_MAX;
+        BT_INFO("the TLS files have changed: new connections get what %s has now", files->names[0]);
+    } else {
+        files->read_ns = now_ns + AGAIN_S * BT_NS_PER_S;
+        BT_WARN("the TLS files have changed and cannot be used: the ones before stay in use");
+    }
+}
+
+void bt_rpc_tls_close(bt_rpc_tls_files *files)
+{
+    if (files == NULL) return;
+    bt_rpc_tls_free(&files->tls);
+    pthread_mutex_destroy(&files->lock);
+    bt_free(files);
+}
+
+/* At each handshake. */
+static grpc_ssl_certificate_config_reload_status fetch(void                                *ctx,
+                                                       grpc_ssl_server_certificate_config **out)
+{
+    bt_rpc_tls_files                         *files  = ctx;
+    grpc_ssl_certificate_config_reload_status status = GRPC_SSL_CERTIFICATE_CONFIG_RELOAD_UNCHANGED;
+    grpc_ssl_pem_key_cert_pair                pair;
+
+    pthread_mutex_lock(&files->lock);
+    if (files->fresh) {
+        pair = (grpc_ssl_pem_key_cert_pair){files->tls.key, files->tls.cert};
+        /* gRPC 1.51 asserts that there are authorities, also where no client is asked for a
+         * certificate that they would have signed. */
+        *out = grpc_ssl_server_certificate_config_create(
+            files->tls.client_ca != NULL ? files->tls.client_ca : files->tls.cert, &pair, 1);
+        files->fresh = false;
+        status       = GRPC_SSL_CERTIFICATE_CONFIG_RELOAD_NEW;
+    }
+    pthread_mutex_unlock(&files->lock);
+    return status;
+}
+
+grpc_server_credentials *bt_rpc_tls_credentials(bt_rpc_tls_files *files)
+{
+    return grpc_ssl_server_credentials_create_with_options(
+        grpc_ssl_server_credentials_create_options_using_config_fetcher(
+            files->names[2] != NULL ? GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY
+                                    : GRPC_SSL_DONT_REQUEST_CLIENT_CERTIFICATE,
+            fetch, files));
 }
 
 /* ---- clients */

@@ -40,7 +40,7 @@ class TlsCase(unittest.TestCase):
 
     def serve(self, *args):
         """The address of a coordinator with a cell."""
-        c = Coordinator("--tls-cert", self.path("server.pem"), "--tls-key", self.path("server.key"), *args)
+        c = self.coordinator = Coordinator("--tls-cert", self.path("server.pem"), "--tls-key", self.path("server.key"), *args)
         self.addCleanup(c.close)
         cell = Cell(c.line("control"), prefill=1, decode=1).attach().ready()
         self.addCleanup(cell.close)

@@ -660,6 +660,41 @@ class Tls(TlsCase):
         self.assertEqual(self.ask(address, stranger), UNAVAILABLE)
         self.assertEqual(self.ask(address, good), expected([500, 3], 5))
 
+    def replace(self, **files):
+        """Each as a whole, as those who renew certificates do."""
+        for name, text in files.items():
+            with open(self.path("fresh"), "wb") as f:
+                f.write(text)
+            os.rename(self.path("fresh"), self.path(name.replace("_", ".")))
+
+    def test_changed_files_are_read_again(self):
+        ca, key, cert = self.read("ca.pem"), self.read("server.key"), self.read("server.pem")
+        address = self.serve("--tls-client-ca", self.path("ca.pem"))
+        self.addCleanup(self.replace, ca_pem=ca, server_key=key, server_pem=cert)
+        own = dict(private_key=self.read("client.key"), certificate_chain=self.read("client.pem"))
+        other = dict(private_key=self.read("stranger.key"), certificate_chain=self.read("stranger.pem"))
+        old, new = (grpc.ssl_channel_credentials(ca, **own), grpc.ssl_channel_credentials(self.read("other.pem"), **other))
+        with grpc.secure_channel(address, old, [("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1)]) as channel:
+            stub = vllm_grpc.VllmEngineStub(channel)
+            stub.HealthCheck(vllm.HealthCheckRequest(), timeout=WAIT_S)
+            self.replace(server_pem=self.read("stranger.pem"))    # not the key's
+            wait_for(lambda: "the ones before stay in use" in self.coordinator.text(), "the complaint")
+            self.assertEqual(self.ask(address, old), expected([500, 3], 5))
+            self.replace(server_key=self.read("stranger.key"), ca_pem=self.read("other.pem"))
+            wait_for(lambda: "new connections get what" in self.coordinator.text(), "the new certificate")
+            self.assertEqual(self.ask(address, new), expected([500, 3], 5))
+            self.assertEqual(self.ask(address, old), UNAVAILABLE)
+            stub.HealthCheck(vllm.HealthCheckRequest(), timeout=WAIT_S)    # the connection from before goes on
+
+    def test_changed_certificate_without_authorities_of_clients(self):
+        key, cert = self.read("server.key"), self.read("server.pem")
+        address = self.serve()
+        self.addCleanup(self.replace, server_key=key, server_pem=cert)
+        self.replace(server_key=self.read("stranger.key"), server_pem=self.read("stranger.pem"))
+        wait_for(lambda: "new connections get what" in self.coordinator.text(), "the new certificate")
+        self.assertEqual(self.ask(address, grpc.ssl_channel_credentials(self.read("other.pem"))), expected([500, 3], 5))
+        self.assertEqual(self.ask(address, grpc.ssl_channel_credentials(self.read("ca.pem"))), UNAVAILABLE)
+
     def test_bad_files_are_named(self):
         """Before any rank has attached: loading may take an hour."""
         for cert, key, text in (("missing.pem", "server.key", "missing.pem: No such file"), ("server.key", "server.key", "CERTIFICATE"),

@@ -1,30 +1,46 @@
 #include "proto/hello.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "core/alloc.h"
 
-#define AGREE_U64(field, format)                                                           \
-    BT_REQUIRE(a->field == b->field, BT_ERR_INVALID_ARG,                                   \
-               "rank %u on %s says " #field " " format ", but rank %u on %s says " format, \
-               b->rank, b->host, b->field, a->rank, a->host, a->field)
-#define AGREE_TEXT(field)                                                                   \
-    BT_REQUIRE(strcmp(a->field, b->field) == 0, BT_ERR_INVALID_ARG,                         \
-               "rank %u on %s says " #field " \"%.80s\", but rank %u on %s says \"%.80s\"", \
-               b->rank, b->host, b->field, a->rank, a->host, a->field)
+typedef struct {
+    char text[BT_CELL_NAME_MAX + 32];
+} rank_name;
+
+/* With its cell where the other one is of another. */
+static rank_name name_of(const bt_up_hello *h, const bt_up_hello *other)
+{
+    rank_name name;
+    bool      same = strcmp(h->cell, other->cell) == 0;
+
+    snprintf(name.text, sizeof(name.text), "rank %u%s%.*s%s", h->rank, same ? "" : " of cell \"",
+             same ? 0 : BT_CELL_NAME_MAX, h->cell, same ? "" : "\"");
+    return name;
+}
+
+#define AGREE_U64(field, format)                                                 \
+    BT_REQUIRE(a->field == b->field, BT_ERR_INVALID_ARG,                         \
+               "%s on %s says " #field " " format ", but %s on %s says " format, \
+               name_of(b, a).text, b->host, b->field, name_of(a, b).text, a->host, a->field)
+#define AGREE_TEXT(field)                                                         \
+    BT_REQUIRE(strcmp(a->field, b->field) == 0, BT_ERR_INVALID_ARG,               \
+               "%s on %s says " #field " \"%.80s\", but %s on %s says \"%.80s\"", \
+               name_of(b, a).text, b->host, b->field, name_of(a, b).text, a->host, a->field)
 
 bt_status bt_hello_agree(const bt_up_hello *a, const bt_up_hello *b)
 {
     bt_status st = BT_OK;
 
     BT_REQUIRE((a->n_decode == 0) == (b->n_decode == 0), BT_ERR_INVALID_ARG,
-               "rank %u on %s %s both roles, but rank %u on %s %s", b->rank, b->host,
-               b->n_decode == 0 ? "has" : "has not", a->rank, a->host,
+               "%s on %s %s both roles, but %s on %s %s", name_of(b, a).text, b->host,
+               b->n_decode == 0 ? "has" : "has not", name_of(a, b).text, a->host,
                a->n_decode == 0 ? "has" : "has not");
     BT_REQUIRE(a->model_fingerprint == b->model_fingerprint, BT_ERR_INVALID_ARG,
-               "rank %u on %s has another model (fingerprint %016llx) than rank %u on %s (%016llx)",
-               b->rank, b->host, (unsigned long long)b->model_fingerprint, a->rank, a->host,
-               (unsigned long long)a->model_fingerprint);
+               "%s on %s has another model (fingerprint %016llx) than %s on %s (%016llx)",
+               name_of(b, a).text, b->host, (unsigned long long)b->model_fingerprint,
+               name_of(a, b).text, a->host, (unsigned long long)a->model_fingerprint);
     AGREE_TEXT(arithmetic);
     AGREE_U64(page_tokens, "%u");
     AGREE_U64(vocab_size, "%u");
@@ -32,8 +48,8 @@ bt_status bt_hello_agree(const bt_up_hello *a, const bt_up_hello *b)
     AGREE_U64(n_eos, "%u");
     BT_REQUIRE(a->n_eos == 0 ||
                    memcmp(a->eos_tokens, b->eos_tokens, a->n_eos * sizeof(*a->eos_tokens)) == 0,
-               BT_ERR_INVALID_ARG, "rank %u on %s has other eos_tokens than rank %u on %s", b->rank,
-               b->host, a->rank, a->host);
+               BT_ERR_INVALID_ARG, "%s on %s has other eos_tokens than %s on %s",
+               name_of(b, a).text, b->host, name_of(a, b).text, a->host);
     AGREE_TEXT(model_type);
     AGREE_TEXT(architecture);
 out:

@@ -151,6 +151,7 @@ class Placement(Cells):
             r = Rank(a, 0, name="b", **fields)
             wait_for(lambda: r.end is not None, "the refusal")
             self.assertIn(words, r.end[1])
+            self.assertRegex(r.end[1], 'rank 0 of cell "b" on .*rank \\d of cell "a" on')
             r.cut()
         bad = Rank(a, 0, name="no such name!")
         wait_for(lambda: bad.end is not None, "the refusal")

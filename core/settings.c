@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sysexits.h>
+#include <unistd.h>
 
 #include "core/alloc.h"
 #include "core/file.h"
@@ -208,6 +209,65 @@ static void variable(const setting *t, char name_out[NAME_BYTES])
         name_out[i] = name_out[i] == '-' ? '_' : (char)toupper((unsigned char)name_out[i]);
 }
 
+/* How many letters one name has to change, gain or lose to become the other. */
+static size_t distance(const char *a, const char *b)
+{
+    size_t row[NAME_BYTES + 1], n = strlen(b);
+
+    if (n > NAME_BYTES) return SIZE_MAX;
+    for (size_t j = 0; j <= n; j++)
+        row[j] = j;
+    for (size_t i = 0; a[i] != '\0'; i++) {
+        size_t corner = row[0];
+
+        row[0] = i + 1;
+        for (size_t j = 1; j <= n; j++) {
+            size_t change = corner + (a[i] != b[j - 1]);
+
+            corner = row[j];
+            row[j] = change < row[j] + 1 ? change : row[j] + 1;
+            if (row[j - 1] + 1 < row[j]) row[j] = row[j - 1] + 1;
+        }
+    }
+    return row[n];
+}
+
+/* The variable that this one, of length n, must be meant for: it is one letter away, or two of a
+ * longer name.  "": none, or it is one.  Others may be another program's. */
+static void meant(const bt_settings *s, const char *entry, size_t n, char name_out[NAME_BYTES])
+{
+    char   given[NAME_BYTES], name[NAME_BYTES];
+    size_t nearest = n < sizeof("BATON_") - 1 + 6 ? 2 : 3; /* further than what counts */
+
+    name_out[0] = '\0';
+    if (n >= sizeof(given) || strncmp(entry, "BATON_", 6) != 0) return;
+    memcpy(given, entry, n);
+    given[n] = '\0';
+    for (size_t i = 0; i < s->n && nearest > 0; i++) {
+        size_t d;
+
+        variable(&s->all[i], name);
+        d = distance(given, name);
+        if (d >= nearest) continue;
+        nearest = d;
+        strcpy(name_out, name);
+    }
+    if (nearest == 0) name_out[0] = '\0';
+}
+
+static void warn_of_misspelt(const bt_settings *s)
+{
+    char name[NAME_BYTES];
+
+    for (char **e = environ; *e != NULL; e++) {
+        size_t n = strcspn(*e, "=");
+
+        meant(s, *e, n, name);
+        if (name[0] != '\0' && (*e)[n] == '=' && (*e)[n + 1] != '\0')
+            BT_WARN("%.*s is no setting of this program: is %s meant?", (int)n, *e, name);
+    }
+}
+
 static bt_status read_environment(bt_settings *s)
 {
     bt_status   st = BT_OK;
@@ -226,6 +286,7 @@ static bt_status read_environment(bt_settings *s)
         }
         BT_TRY(set_checked(&s->all[i], FROM_ENVIRONMENT, name, value));
     }
+    warn_of_misspelt(s);
 out:
     return st;
 }
@@ -525,5 +586,17 @@ void bt_settings_clear_environment(const bt_settings *settings)
     for (size_t i = 0; i < settings->n; i++) {
         variable(&settings->all[i], name);
         unsetenv(name);
+    }
+    for (char **e = environ; *e != NULL;) { /* that is said once, not by each child too */
+        size_t n = strcspn(*e, "=");
+        char   given[NAME_BYTES];
+
+        meant(settings, *e, n, name);
+        if (name[0] != '\0') {
+            snprintf(given, sizeof(given), "%.*s", (int)n, *e);
+            unsetenv(given); /* the next one moves here */
+        } else {
+            e++;
+        }
     }
 }

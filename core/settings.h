@@ -54,7 +54,8 @@ enum { BT_OPT_CONFIG = 0x7f00 };
     "environment, as BATON_NAME with '_' for '-'. A flag wins over the environment, the "    \
     "environment over the file, the file over the default."
 
-/* INVALID_ARG or IO names file and line, or the variable, or the flag that has no effect. */
+/* INVALID_ARG or IO names file and line, or the variable, or the flag that has no effect.  The log
+ * warns of variables whose names are nearly an option's. */
 bt_status bt_settings_gather(const bt_settings_spec *spec, int argc, char **argv,
                              bt_settings **settings_out);
 void      bt_settings_destroy(bt_settings *settings);
@@ -67,7 +68,7 @@ char **bt_settings_argv(const bt_settings *settings);
  * BT_OPTION_DEFAULT() says. */
 void bt_settings_log(const bt_settings *settings);
 /* Takes this program's variables out of the environment, so that children which know some of the
- * names get them only as flags. */
+ * names get them only as flags; and those that were warned of as misspelt. */
 void bt_settings_clear_environment(const bt_settings *settings);
 
 #endif

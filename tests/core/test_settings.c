@@ -220,6 +220,50 @@ static void settings_pass_over_service_addresses(void)
     unsetenv("BATON_PORT");
 }
 
+/* Others may be meant for another program, or come from an orchestrator. */
+static void settings_warn_of_names_that_are_nearly_one(void)
+{
+    static const struct {
+        const char *given, *meant;
+    } NAMES[] = {
+        {"BATON_QUEUES",       "BATON_QUEUE_S"},
+        {"BATON_QEUE_S",       "BATON_QUEUE_S"},
+        {"BATON_QUUEE_S",      "BATON_QUEUE_S"},
+        {"BATON_PREFIL",       "BATON_PREFILL"},
+        {"BATON_prefill",      NULL           },
+        {"BATON_PROTT",        NULL           },
+        {"BATON_PORTS",        "BATON_PORT"   },
+        {"BATON_SERVICE_HOST", NULL           },
+        {"BATON_PORT",         NULL           },
+        {"BATON_",             NULL           },
+        {"BATON",              NULL           },
+    };
+    bt_settings *s      = NULL;
+    char        *argv[] = {ARG("program"), NULL};
+    char         want[160];
+
+    for (size_t i = 0; i < sizeof(NAMES) / sizeof(NAMES[0]); i++) {
+        own_stderr  own;
+        const char *said;
+
+        setenv(NAMES[i].given, "2", 1);
+        own = begin_stderr();
+        EXPECT_EQ(bt_settings_gather(&SPEC, 1, argv, &s), BT_OK);
+        said = end_stderr(own);
+        snprintf(want, sizeof(want), "%s is no setting of this program: is %s meant?",
+                 NAMES[i].given, NAMES[i].meant != NULL ? NAMES[i].meant : "");
+        if (NAMES[i].meant != NULL)
+            EXPECT_HAS(said, want);
+        else
+            EXPECT(strstr(said, "is no setting") == NULL);
+        bt_settings_clear_environment(s);
+        bt_settings_destroy(s);
+        EXPECT((getenv(NAMES[i].given) == NULL) ==
+               (NAMES[i].meant != NULL || strcmp(NAMES[i].given, "BATON_PORT") == 0));
+        unsetenv(NAMES[i].given);
+    }
+}
+
 static void settings_leave_the_environment(void)
 {
     bt_settings *s      = NULL;
@@ -286,6 +330,7 @@ static const bt_test tests[] = {
     BT_TEST(settings_that_are_wrong_name_their_place),
     BT_TEST(settings_file_is_text_of_bounded_size),
     BT_TEST(settings_pass_over_service_addresses),
+    BT_TEST(settings_warn_of_names_that_are_nearly_one),
     BT_TEST(settings_leave_the_environment),
     BT_TEST(settings_report_says_what_holds_and_why),
     BT_TEST(settings_with_short_memory_fail_cleanly),

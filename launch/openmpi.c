@@ -211,6 +211,20 @@ void bt_openmpi_set_shared_memory(const char *dir, bool replace)
     setenv(SM, dir, 1);
 }
 
+static const char LOCAL_SESSION[] = "OMPI_MCA_orte_local_tmpdir_base";
+
+/* Of a job over hosts mpirun's own session alone lies where the guard removes it: other hosts have
+ * no such directory.  Open MPI takes both this and a place for all hosts for an error. */
+static void set_own_session(const bt_scratch *scratch)
+{
+    if (getenv("OMPI_MCA_orte_tmpdir_base") != NULL || getenv("PRTE_MCA_prte_tmpdir_base") != NULL)
+        return;
+    setenv(LOCAL_SESSION, scratch->session, 0);
+    setenv("PRTE_MCA_prte_local_tmpdir_base", scratch->session, 0);
+}
+
+void bt_openmpi_forget_session(void) { unsetenv(LOCAL_SESSION); }
+
 void bt_openmpi_set_environment(const bt_mpirun_options *options, const bt_scratch *scratch,
                                 unsigned major)
 {
@@ -225,7 +239,10 @@ void bt_openmpi_set_environment(const bt_mpirun_options *options, const bt_scrat
         setenv(five ? "OMPI_MCA_smsc" : "OMPI_MCA_btl_vader_single_copy_mechanism",
                five ? "^cma" : "none", 0);
     if (!five && srun != NULL) set_srun_arguments(srun, options->survive);
-    if (bt_mpirun_is_far(options)) return;
+    if (bt_mpirun_is_far(options)) {
+        set_own_session(scratch);
+        return;
+    }
     set_all(five ? LOCAL_5 : LOCAL_4);
     setenv("TMPDIR", scratch->session, 1);
     setenv("OMPI_MCA_orte_tmpdir_base", scratch->session, 1);

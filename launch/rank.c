@@ -14,6 +14,7 @@
 #include "launch/bind.h"
 #include "launch/endings.h"
 #include "launch/leftovers.h"
+#include "launch/openmpi.h"
 
 /* The child's side: the worker dies when this process does. */
 static BT_NORETURN void exec_worker(char **argv, pid_t parent, const sigset_t *old_mask)
@@ -85,6 +86,7 @@ static int run(char **argv, const bt_rank_options *options, const char *rank,
     sigset_t    waited;
     int         status;
 
+    bt_openmpi_forget_session();
     if (options->bind != NULL &&
         bt_bind_apply(options->bind, rank != NULL ? (uint32_t)strtoul(rank, NULL, 10) : 0) != BT_OK)
         return EXIT_FAILURE;

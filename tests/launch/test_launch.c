@@ -122,6 +122,32 @@ static void launch_killed_takes_its_ranks_along(void)
     expect_nothing_left();
 }
 
+/* Whatever mpirun, which is killed as well, has put in TMPDIR. */
+static void launch_over_hosts_killed_leaves_nothing(void)
+{
+    const char *argv[] = {
+        g_launch, "--host=localhost:2",
+        "-n",     "2",
+        "--",     "/bin/sh",
+        "-c",     "echo base ${OMPI_MCA_orte_local_tmpdir_base-none}; echo up; exec sleep 600",
+        NULL};
+    char              folder[] = "/tmp/baton-test-XXXXXX", tmpdir[64];
+    const char *const own[]    = {tmpdir, NULL};
+    double            end;
+
+    EXPECT(mkdtemp(folder) != NULL);
+    snprintf(tmpdir, sizeof(tmpdir), "TMPDIR=%s", folder);
+    bt_command_start(&g_command, argv, own);
+    EXPECT(bt_command_wait_for(&g_command, "up", START_S));
+    EXPECT_HAS(g_command.output, "base none"); /* a rank would not start MPI */
+    kill(g_command.pid, SIGKILL);
+    EXPECT_EQ(bt_command_finish(&g_command, END_S), 128 + 9);
+    end = bt_command_now() + END_S;
+    while (rmdir(folder) != 0 && bt_command_now() < end)
+        usleep(10000);
+    EXPECT(access(folder, F_OK) != 0);
+}
+
 /* The child of that name, 0: there is none. */
 static pid_t child_named(pid_t parent, const char *name)
 {
@@ -652,6 +678,7 @@ static const bt_test TESTS[] = {
     BT_TEST(launch_sigterm_ends_ranks_that_ignore_it),
     BT_TEST(launch_sigterm_at_any_moment_of_the_start),
     BT_TEST(launch_killed_takes_its_ranks_along),
+    BT_TEST(launch_over_hosts_killed_leaves_nothing),
     BT_TEST(launch_clears_what_a_killed_guard_left),
     BT_TEST(launch_rank_that_ends_late_makes_no_file),
     BT_TEST(launch_mpirun_killed_ends_everything),

@@ -188,6 +188,12 @@ static bt_status make_command(const bt_mpirun_options *options, const bt_scratch
     BT_REQUIRE(bt_own_path(c->exe), BT_ERR_IO, NO_OWN_PATH);
     BT_TRY(find_mpirun(options->mpirun, c->exe, c->mpirun));
     c->major = bt_openmpi_major(c->mpirun);
+    /* Slurm starts the daemons without a shell; hosts may all be this one, where nobody does. */
+    if (bt_mpirun_is_far(options) && !options->slurm &&
+        strpbrk(c->mpirun, " \t\n'\"\\$`&|;<>()*?[#"))
+        BT_WARN("Open MPI gives other hosts its path without quotes, and their shells will not "
+                "find it: %s: put it where the path has no blanks and the like",
+                c->mpirun);
     while (options->argv[n_args] != NULL)
         n_args++;
     c->argv = bt_calloc(n_args + 24, sizeof(*c->argv));

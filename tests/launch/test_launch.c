@@ -534,6 +534,28 @@ BT_PRINTF(2, 3) static void write_mpirun(const char *path, const char *format, .
     EXPECT_EQ(chmod(path, 0700), 0);
 }
 
+/* On other hosts its daemons would not start; how they are started on this one is no matter. */
+static void launch_mpirun_that_other_hosts_cannot_start_is_told(void)
+{
+    static const char WARNING[] = "put it where the path has no blanks";
+    char              folder[]  = "/tmp/baton-test-XXXXXX", mpirun[64], named[96];
+    const char *const silent[]  = {named, NULL};
+    const char       *argv[]    = {g_launch, "-n", "1", "--host", "localhost", "--", "true", NULL};
+
+    EXPECT(mkdtemp(folder) != NULL);
+    for (int blank = 0; blank < 2; blank++) {
+        snprintf(mpirun, sizeof(mpirun), "%s/%smpirun", folder, blank ? "a " : "");
+        snprintf(named, sizeof(named), "BATON_MPIRUN=%s", mpirun);
+        EXPECT_EQ(symlink("/bin/false", mpirun), 0);
+        EXPECT_EQ(bt_command_run(&g_command, argv, silent, END_S), 1);
+        EXPECT((strstr(g_command.output, WARNING) != NULL) == (blank != 0));
+        EXPECT_EQ(launch("true", silent), 1);
+        EXPECT(strstr(g_command.output, WARNING) == NULL);
+        unlink(mpirun);
+    }
+    EXPECT_EQ(rmdir(folder), 0);
+}
+
 /* 5 has variables of its own.  The path may have what means something to a shell. */
 static void launch_mpirun_is_asked_what_it_is(void)
 {
@@ -695,6 +717,7 @@ static const bt_test TESTS[] = {
     BT_TEST(launch_children_from_before_live_on),
     BT_TEST(launch_rank_map_binds_each_rank),
     BT_TEST(launch_mpirun_that_starts_nothing_is_told),
+    BT_TEST(launch_mpirun_that_other_hosts_cannot_start_is_told),
     BT_TEST(launch_mpirun_is_asked_what_it_is),
     BT_TEST(launch_users_words_reach_5),
     BT_TEST(launch_srun_is_told_not_to_kill_beside_dead_nodes),

@@ -254,6 +254,7 @@ static bt_part read_enum(bt_schema *s, const json_t *schema, uint32_t spoken,
 
         if ((type_of(v) & types) == 0) continue;
         if (values != NULL && fixed != NULL && !json_equal(v, fixed)) continue;
+        if (bt_schema_rules_out(s, schema, v, at)) continue;
         if ((type_of(v) & spoken) != 0 && !bt_schema_keeps_bounds(s, schema, v, at)) continue;
         bt_part_add(s->g, part, written(s, v, types, at));
     }
@@ -298,6 +299,25 @@ static bt_part read_typed(bt_schema *s, const json_t *schema, uint32_t type, con
     }
 }
 
+/* Whether `not` lists values of the type. */
+static bool lists(const json_t *schema, uint32_t type)
+{
+    const json_t *one;
+    size_t        i;
+
+    json_array_foreach(json_object_get(json_object_get(schema, "not"), "enum"), i,
+                       one) if ((type_of(one) & type) != 0) return true;
+    return false;
+}
+
+/* Of a type, but for the values that `not` lists. */
+static bt_part read_but_listed(bt_schema *s, const json_t *schema, uint32_t type,
+                               const bt_schema_at *at)
+{
+    if (!lists(schema, type)) return read_typed(s, schema, type, at);
+    return bt_schema_but_listed(s, schema, type, at);
+}
+
 /* Of a schema that says nothing. */
 static bt_part read_any(bt_schema *s, const bt_schema_at *at)
 {
@@ -319,10 +339,11 @@ static bt_part read_types(bt_schema *s, const json_t *schema, uint32_t spoken,
     uint32_t types = typed ? bt_schema_types(s, schema, at) : spoken;
     bt_part  part  = bt_part_never(s->g);
 
-    if (types == 0 && !typed) return read_any(s, at);
+    if (types == 0 && !typed && json_object_get(schema, "not") == NULL) return read_any(s, at);
+    if (types == 0 && !typed) types = BT_TYPE_ALL;
     if ((types & BT_TYPE_NUMBER) != 0) types &= ~(uint32_t)BT_TYPE_INTEGER;
     for (uint32_t type = 1; type <= BT_TYPE_NULL && s->g->st == BT_OK; type <<= 1)
-        if ((types & type) != 0) bt_part_add(s->g, part, read_typed(s, schema, type, at));
+        if ((types & type) != 0) bt_part_add(s->g, part, read_but_listed(s, schema, type, at));
     return part;
 }
 
@@ -332,6 +353,8 @@ static bt_part read_keywords(bt_schema *s, const json_t *schema, const bt_schema
 
     if (s->g->st != BT_OK) return bt_part_never(s->g);
     if (json_object_get(schema, "$ref") != NULL) return read_ref(s, schema, at);
+    if (bt_schema_has_conditions(schema))
+        return bt_schema_read(s, bt_schema_without(s, schema, "", at), at);
     if (json_object_get(schema, "allOf") != NULL) return read_all_of(s, schema, at);
     if (json_object_get(schema, "anyOf") != NULL) return read_any_of(s, schema, "anyOf", at);
     if (json_object_get(schema, "oneOf") != NULL) return read_any_of(s, schema, "oneOf", at);

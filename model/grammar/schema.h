@@ -3,6 +3,7 @@
  *   schema.c         a schema's keywords, references, enum and const
  *   schema_place.c   refusals, and bounds on depth and work
  *   schema_merge.c   which keywords there are, and schemas that must hold together as one
+ *   schema_not.c     not, if and dependencies, said by other keywords
  *   schema_value.c   JSON without a schema: whitespace, any value, literals
  *   schema_object.c  schema_keys.c  schema_array.c  schema_unique.c
  *   schema_string.c  schema_counted.c  schema_number.c
@@ -122,7 +123,11 @@ bool bt_schema_memo(bt_schema *s, const char *text, uint32_t *rule_out);
 uint32_t bt_schema_check_keywords(bt_schema *s, const json_t *schema, const bt_schema_at *at);
 /* A schema of any value: true or {}. */
 bool bt_schema_says_nothing(const json_t *schema);
-/* Keywords that say which values are valid. */
+/* Whether it says which values are valid. */
+bool bt_schema_is_keyword(const char *keyword, const json_t *value);
+/* Whether it says more by what schema_not.c reads. */
+bool bt_schema_has_conditions(const json_t *schema);
+/* How many do. */
 size_t bt_schema_n_keywords(const json_t *schema);
 /* Bits of `type` and `nullable`; BT_TYPE_ALL without. */
 uint32_t bt_schema_types(bt_schema *s, const json_t *schema, const bt_schema_at *at);
@@ -133,6 +138,20 @@ json_t *bt_schema_without(bt_schema *s, const json_t *schema, const char *keywor
                           const bt_schema_at *at);
 /* From now on `into` says what `from` says, too. */
 void bt_schema_merge(bt_schema *s, json_t *into, const json_t *from, const bt_schema_at *at);
+
+/* ---- schema_not.c */
+
+/* A `not` that only lists values, which stays as it is: {"enum": [...]}. */
+bool bt_schema_is_not_listed(const char *keyword, const json_t *value);
+/* From now on `into` says what the keyword of `from` says. */
+void bt_schema_merge_condition(bt_schema *s, json_t *into, const json_t *from, const char *keyword,
+                               const bt_schema_at *at);
+/* Whether `not` of the schema lists the value. */
+bool bt_schema_rules_out(bt_schema *s, const json_t *schema, const json_t *v,
+                         const bt_schema_at *at);
+/* The value of a type, but for those that `not` lists. */
+bt_part bt_schema_but_listed(bt_schema *s, const json_t *schema, uint32_t type,
+                             const bt_schema_at *at);
 
 /* ---- schema_value.c */
 

@@ -12,6 +12,7 @@ enum {
     REFUSED        = 1 << 7,
     REFUSED_FILLED = 1 << 8, /* {} and true say nothing */
     GENERAL        = 1 << 9,
+    CONDITION      = 1 << 10, /* schema_not.c */
     NUMERIC        = BT_TYPE_NUMBER | BT_TYPE_INTEGER
 };
 
@@ -49,14 +50,12 @@ static const struct {
     {"exclusiveMinimum",      NUMERIC       },
     {"exclusiveMaximum",      NUMERIC       },
     {"multipleOf",            NUMERIC       },
-    {"not",                   REFUSED       },
-    {"if",                    REFUSED       },
-    {"then",                  REFUSED       },
-    {"else",                  REFUSED       },
+    {"not",                   CONDITION     },
+    {"if",                    CONDITION     },
     {"contains",              REFUSED       },
-    {"dependentRequired",     REFUSED_FILLED},
-    {"dependentSchemas",      REFUSED_FILLED},
-    {"dependencies",          REFUSED_FILLED},
+    {"dependentRequired",     CONDITION     },
+    {"dependentSchemas",      CONDITION     },
+    {"dependencies",          CONDITION     },
     {"unevaluatedProperties", REFUSED_FILLED},
     {"unevaluatedItems",      REFUSED_FILLED},
     {"$dynamicRef",           REFUSED       },
@@ -102,7 +101,7 @@ uint32_t bt_schema_check_keywords(bt_schema *s, const json_t *schema, const bt_s
     return spoken;
 }
 
-static bool is_kept(const char *keyword, const json_t *value)
+bool bt_schema_is_keyword(const char *keyword, const json_t *value)
 {
     return (kind_of(keyword, value) & ~(uint32_t)(REFUSED | REFUSED_FILLED)) != 0;
 }
@@ -113,8 +112,23 @@ size_t bt_schema_n_keywords(const json_t *schema)
     const char *keyword;
     json_t     *value;
 
-    json_object_foreach((json_t *)schema, keyword, value) n += is_kept(keyword, value);
+    json_object_foreach((json_t *)schema, keyword, value) n += bt_schema_is_keyword(keyword, value);
     return n;
+}
+
+static bool is_condition(const char *keyword, const json_t *value)
+{
+    return kind_of(keyword, value) == CONDITION && !bt_schema_is_not_listed(keyword, value);
+}
+
+bool bt_schema_has_conditions(const json_t *schema)
+{
+    const char *keyword;
+    json_t     *value;
+
+    json_object_foreach((json_t *)schema, keyword,
+                        value) if (is_condition(keyword, value)) return true;
+    return false;
 }
 
 /* ---- types */
@@ -223,6 +237,18 @@ static json_t *both_lists(bt_schema *s, json_t *a, json_t *b)
     return all;
 }
 
+/* Each branch of `a`, with some branch of `b`. */
+static json_t *each_branch(bt_schema *s, const char *keyword, json_t *a, json_t *b)
+{
+    json_t *all = bt_schema_owned(s, json_array()), *one;
+    size_t  i;
+
+    json_array_foreach(a, i, one) if (json_array_append_new(all, json_pack("{s[O{sO}]}", "allOf",
+                                                                           one, keyword, b)) != 0)
+        bt_schema_owned(s, NULL);
+    return all;
+}
+
 static json_t *common_values(bt_schema *s, json_t *a, json_t *b, const bt_schema_at *at)
 {
     json_t *all = bt_schema_owned(s, json_array()), *x, *y;
@@ -276,6 +302,11 @@ static json_t *combine(bt_schema *s, const char *keyword, json_t *a, json_t *b,
     if (strcmp(keyword, "properties") == 0 && objects) return both_properties(s, a, b, at);
     if (strcmp(keyword, "required") == 0 && arrays) return both_lists(s, a, b);
     if (strcmp(keyword, "enum") == 0 && arrays) return common_values(s, a, b, at);
+    if (bt_schema_is_not_listed(keyword, a))
+        return json_pack("{so}", "enum",
+                         both_lists(s, json_object_get(a, "enum"), json_object_get(b, "enum")));
+    if ((strcmp(keyword, "anyOf") == 0 || strcmp(keyword, "oneOf") == 0) && arrays)
+        return each_branch(s, keyword, a, b);
     if (strcmp(keyword, "uniqueItems") == 0) return json_incref(json_is_true(a) ? a : b);
     if (!is_one_of(keyword, open)) return NULL;
     if (strcmp(keyword, "patternProperties") == 0 && !objects) return NULL; /* true is none */
@@ -307,7 +338,7 @@ static void merge_keyword(bt_schema *s, json_t *into, const char *keyword, json_
 
 /* ---- two schemas */
 
-/* Whether `b` has one of a keyword that `a` has not. */
+/* Whether `b` has one of a keyword that `a` has not; one that must not come is no matter. */
 static bool has_more(const json_t *a, const json_t *b, const char *keyword)
 {
     const json_t *names = json_object_get(a, keyword);
@@ -315,7 +346,8 @@ static bool has_more(const json_t *a, const json_t *b, const char *keyword)
     json_t       *value;
 
     json_object_foreach(json_object_get(b, keyword), name,
-                        value) if (json_object_get(names, name) == NULL) return true;
+                        value) if (json_object_get(names, name) == NULL &&
+                                   !json_is_false(value)) return true;
     return false;
 }
 
@@ -388,14 +420,16 @@ static void merge_object(bt_schema *s, json_t *into, const json_t *from, const c
         static const char *const elsewhere[] = {"type", "$ref", "allOf", NULL};
 
         if (s->g->st != BT_OK) return;
-        if (is_kept(keyword, value) && !is_one_of(keyword, elsewhere) &&
-            strcmp(keyword, except) != 0)
+        if (bt_schema_is_keyword(keyword, value) && !is_one_of(keyword, elsewhere) &&
+            !is_condition(keyword, value) && strcmp(keyword, except) != 0)
             merge_keyword(s, into, keyword, value, at);
     }
     if (ref != NULL && strcmp(except, "$ref") != 0)
         bt_schema_merge(s, into, bt_schema_resolve(s, ref, at), at);
     if (json_object_get(from, "allOf") != NULL && strcmp(except, "allOf") != 0)
         merge_all_of(s, into, from, at);
+    json_object_foreach((json_t *)from, keyword, value) if (is_condition(keyword, value))
+        bt_schema_merge_condition(s, into, from, keyword, at);
 }
 
 void bt_schema_merge(bt_schema *s, json_t *into, const json_t *from, const bt_schema_at *at)

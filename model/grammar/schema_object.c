@@ -50,10 +50,8 @@ static void read_required(bt_schema *s, members *m, const json_t *schema, const 
         }
         if (json_object_set_new(m->required, name, json_true()) != 0) bt_schema_owned(s, NULL);
         if (json_object_get(m->members, name) != NULL) continue;
-        if (other == NULL)
-            bt_schema_refuse(s, at, "\"required\" names what additionalProperties rules out");
-        else if (json_object_set(m->members, name, (json_t *)other) != 0)
-            bt_schema_owned(s, NULL);
+        if (other == NULL) other = json_false(); /* no object does */
+        if (json_object_set(m->members, name, (json_t *)other) != 0) bt_schema_owned(s, NULL);
     }
 }
 

@@ -181,7 +181,7 @@ static void tag_that_cannot_be_held_is_refused_where_it_stands(void)
          "at /format of the structural tag: the look-behind (?<= at byte 1"},
         {FORMAT("{\"type\": \"grammar\", \"grammar\": \"a ::= 1\"}"), "there is no rule 1"},
         {FORMAT("{\"type\": \"json_schema\"}"), "a schema is missing"},
-        {FORMAT("{\"type\": \"json_schema\", \"json_schema\": {\"not\": {}}}"),
+        {FORMAT("{\"type\": \"json_schema\", \"json_schema\": {\"contains\": {}}}"),
          "at /format of the structural tag: at #"},
         {FORMAT("{\"type\": \"json_schema\", \"json_schema\": {}, \"style\": \"qwen_xml\"}"),
          "the style qwen_xml is not"},

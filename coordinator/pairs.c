@@ -143,14 +143,14 @@ static void note(bt_cell *cell, const bt_pair_view *v, bool slow)
                 a, b, 100 * v->value, 100 * v->typical);
 }
 
-/* pairs[n] ascending by cost.  Of an even number of others the lower median counts. */
+/* pairs[n] ascending by cost.  Of an even number of others the lower median counts; those up to it
+ * are compared with themselves or more, and are not slow either way. */
 static void judge(bt_cell *cell, bt_pair_kind kind, const pair *pairs, uint32_t n)
 {
     for (uint32_t i = 0; i < n; i++) {
-        uint32_t middle = (n - 2) / 2; /* among the others */
-        double   cost   = pairs[i].cost;
-        double   others = n < 2 ? cost : pairs[middle < i ? middle : middle + 1].cost;
-        bool     own =
+        double cost   = pairs[i].cost;
+        double others = n < 2 ? cost : pairs[(n - 2) / 2].cost;
+        bool   own =
             cell->ranks[pairs[i].a].rates.n_slow > 0 || cell->ranks[pairs[i].b].rates.n_slow > 0;
         bt_pair_view v = {.kind = kind, .from = pairs[i].a, .to = pairs[i].b};
 
@@ -159,7 +159,7 @@ static void judge(bt_cell *cell, bt_pair_kind kind, const pair *pairs, uint32_t 
         v.value    = kind == BT_PAIR_EXCHANGE ? cost : 1 / cost;
         v.typical  = kind == BT_PAIR_EXCHANGE ? others : 1 / others;
         note(cell, &v,
-             n >= 2 && !own && bt_slowness_is_much(v.slowness) &&
+             !own && bt_slowness_is_much(v.slowness) &&
                  is_busy(cell, kind, pairs[i].a, pairs[i].b, cost));
     }
 }

@@ -63,7 +63,7 @@ static bt_relay_request *take(bt_relay *r, bt_relay_list *list, bt_relay_request
     bt_relay_forget_keys(q);
     bt_free(q->held_pages);
     q->held_pages = NULL;
-    q->n_held = q->n_held_pages = 0;
+    q->n_held_pages = 0;
     bt_relay_forget_early(q);
     r->n_in[q->state]--;
     q->resumed = q->resumed || q->state != BT_QUEUED;

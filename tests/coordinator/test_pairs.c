@@ -4,6 +4,7 @@
 #include "core/alloc.h"
 #include "core/clock.h"
 #include "core/log.h"
+#include "tests/support/own_stderr.h"
 #include "tests/support/test.h"
 
 enum { N = 5, SECONDS = 10 };
@@ -61,24 +62,85 @@ static uint32_t named(site *s, bt_pair_view *out) { return bt_pairs_view(&s->cel
         }     \
     }
 
+static uint32_t count(const char *text, const char *word)
+{
+    uint32_t n = 0;
+
+    for (; (text = strstr(text, word)) != NULL; text++)
+        n++;
+    return n;
+}
+
+/* Named once it has been slow for BT_SLOW_SECONDS, of which the first report says nothing; each
+ * change is said once. */
 static void pairs_slow_hand_off_is_named_and_forgotten(void)
+{
+    double       none[N][N] = EVEN, rate[N][N] = EVEN;
+    site         s;
+    bt_pair_view v[64];
+    own_stderr   own;
+    const char  *said;
+
+    begin(&s);
+    for (uint32_t a = 0; a < 2; a++)
+        for (uint32_t b = 2; b < N; b++)
+            rate[a][b] = a == 1 && b == 3 ? 1e6 : 20e6 + 1e6 * b;
+    bt_log_init("test", BT_LOG_INFO);
+    own = begin_stderr();
+    for (int i = 1; i <= SECONDS; i++) {
+        second(&s, none, rate, 0.5);
+        EXPECT_EQ(named(&s, v), i >= 6);
+    }
+    EXPECT(v[0].kind == BT_PAIR_HANDOFF && v[0].from == 1 && v[0].to == 3);
+    EXPECT(v[0].value > 0.9e6 && v[0].value < 1.1e6 && v[0].typical > 20e6 && v[0].slowness > 20);
+    rate[1][3] = 20e6; /* mended */
+    second(&s, none, rate, 0.5);
+    EXPECT_EQ(named(&s, v), 1); /* one second is not all */
+    for (int i = 0; i < 3 * SECONDS; i++)
+        second(&s, none, rate, 0.5);
+    EXPECT_EQ(named(&s, v), 0);
+    said = end_stderr(own);
+    bt_log_init("test", BT_LOG_ERROR);
+    EXPECT_EQ(count(said, "\n"), 2);
+    EXPECT_HAS(said, "prefill rank 1 (pid 0 on n1) and decode rank 3 (pid 0 on n3) is slow: pages "
+                     "move at 1 MB/s, between others at 23\n");
+    EXPECT_HAS(said, "decode rank 3 (pid 0 on n3) keeps pace again (handoff)\n");
+    end(&s);
+}
+
+/* The other one is the measure. */
+static void pairs_of_two_the_slow_one_is_named(void)
 {
     double       none[N][N] = EVEN, rate[N][N] = EVEN;
     site         s;
     bt_pair_view v[64];
 
     begin(&s);
-    for (uint32_t a = 0; a < 2; a++)
-        for (uint32_t b = 2; b < N; b++)
-            rate[a][b] = a == 1 && b == 3 ? 1e6 : 20e6 + 1e6 * b;
+    rate[0][2] = 50e6;
+    for (int i = 0; i < SECONDS; i++)
+        second(&s, none, rate, 0.5);
+    EXPECT_EQ(named(&s, v), 0); /* alone it is as fast as all */
+    rate[0][3] = 1e6;
     for (int i = 0; i < SECONDS; i++)
         second(&s, none, rate, 0.5);
     EXPECT_EQ(named(&s, v), 1);
-    EXPECT(v[0].kind == BT_PAIR_HANDOFF && v[0].from == 1 && v[0].to == 3);
-    EXPECT(v[0].value > 0.9e6 && v[0].value < 1.1e6 && v[0].typical > 20e6 && v[0].slowness > 20);
-    rate[1][3] = 20e6; /* mended */
-    for (int i = 0; i < 3 * SECONDS; i++)
-        second(&s, none, rate, 0.5);
+    EXPECT(v[0].to == 3 && v[0].typical > 49e6 && v[0].typical < 51e6);
+    end(&s);
+}
+
+/* Ranks of one machine have no link, and there are no hand-offs within a group. */
+static void pairs_without_a_link_are_not_compared(void)
+{
+    double       wait[N][N] = EVEN, rate[N][N] = EVEN;
+    site         s;
+    bt_pair_view v[64];
+
+    begin(&s);
+    wait[0][1] = wait[1][0] = 0.9;
+    rate[2][3] = rate[2][1] = 1e6;
+    rate[0][2] = rate[0][3] = 50e6;
+    for (int i = 0; i < SECONDS; i++)
+        second(&s, wait, rate, 0.5);
     EXPECT_EQ(named(&s, v), 0);
     end(&s);
 }
@@ -115,8 +177,39 @@ static void pairs_that_wait_for_each_other_are_a_slow_link(void)
     EXPECT_EQ(named(&s, v), 1);
     EXPECT(v[0].kind == BT_PAIR_EXCHANGE && v[0].from == 2 && v[0].to == 4);
     EXPECT(v[0].slowness > 10);
-    s.cell.ranks[4].lost = true;
+    for (int i = 0; i < SECONDS; i++) /* silence is no waiting */
+        bt_pairs_compare(&s.cell, GROUPS);
     EXPECT_EQ(named(&s, v), 0);
+    end(&s);
+}
+
+/* What others do not wait at all counts as a little; a rank that says nothing has no pairs. */
+static void pairs_of_which_others_never_wait_have_a_measure(void)
+{
+    double       wait[N][N] = EVEN, none[N][N] = EVEN;
+    site         s;
+    bt_pair_view v[64];
+    own_stderr   own;
+    const char  *said;
+
+    begin(&s);
+    wait[2][4] = wait[4][2] = 0.6;
+    bt_log_init("test", BT_LOG_WARN);
+    own = begin_stderr();
+    for (int i = 0; i < SECONDS; i++)
+        second(&s, wait, none, 0);
+    said = end_stderr(own);
+    bt_log_init("test", BT_LOG_ERROR);
+    EXPECT_EQ(count(said, "\n"), 1);
+    EXPECT_HAS(said, " % of the time, others 1 %\n");
+    EXPECT_EQ(named(&s, v), 1);
+    EXPECT(v[0].slowness > 55 && v[0].slowness < 65);
+    bt_free(s.cell.ranks[2].peers);
+    s.cell.ranks[2].peers = NULL;
+    bt_pairs_compare(&s.cell, GROUPS);
+    EXPECT_EQ(named(&s, v), 0);
+    s.cell.ranks[4].lost = true;
+    second(&s, wait, none, 0);
     end(&s);
 }
 
@@ -157,6 +250,8 @@ static void pairs_fade_without_reports(void)
     rate[0][3] = rate[0][4] = 50e6;
     for (int i = 0; i < SECONDS; i++)
         second(&s, none, rate, 0.5);
+    bt_pairs_hear(&s.cell, 0, s.now_ns, N, s.sums[0]); /* twice is once */
+    bt_pairs_compare(&s.cell, GROUPS);
     EXPECT_EQ(named(&s, v), 1);
     bt_pairs_hear(&s.cell, 0, s.now_ns + 1, 1, &bad);
     bad = (bt_peer_load){.rank = 2};
@@ -171,8 +266,11 @@ int main(int argc, char **argv)
 {
     static const bt_test TESTS[] = {
         BT_TEST(pairs_slow_hand_off_is_named_and_forgotten),
+        BT_TEST(pairs_of_two_the_slow_one_is_named),
+        BT_TEST(pairs_without_a_link_are_not_compared),
         BT_TEST(pairs_with_little_to_hand_over_are_not),
         BT_TEST(pairs_that_wait_for_each_other_are_a_slow_link),
+        BT_TEST(pairs_of_which_others_never_wait_have_a_measure),
         BT_TEST(pairs_of_a_slow_rank_are_not),
         BT_TEST(pairs_fade_without_reports),
     };

@@ -117,11 +117,17 @@ static void relay_failure_of_a_rank_ends_its_request_in_every_state(void)
     }
 }
 
+static bt_up sim_asks(uint64_t wake)
+{
+    return (bt_up){.kind = BT_UP_WAKE_REQUEST, .u.wake_request = {wake}};
+}
+
 static void relay_stop_ends_everything_once(void)
 {
     for (sim_at state = AT_QUEUE; state < AT_LAST; state++) {
         sim        s;
         sim_client c, late;
+        uint32_t   n_wakes;
 
         sim_bring(&s, &c, state);
         bt_relay_stop(s.relay, GRPC_STATUS_UNAVAILABLE, "rank 1 was lost");
@@ -135,8 +141,27 @@ static void relay_stop_ends_everything_once(void)
         sim_tell(&s, 1, sim_released(c.number)); /* late words find deaf ears */
         sim_tell(&s, 1, sim_ticket(c.number, 4));
         EXPECT_EQ(c.ends, 1);
+        n_wakes = s.n_down[BT_DOWN_WAKE];
+        sim_tell(&s, 1, sim_asks(n_wakes)); /* its group has one rank */
+        EXPECT_EQ(s.n_down[BT_DOWN_WAKE], n_wakes);
         sim_fini(&s);
     }
+}
+
+/* Every rank that has work asks: the group gets one number for all that asked with the last one. */
+static void relay_wakes_a_group_once_for_each_number(void)
+{
+    sim s;
+
+    sim_init(&s, 1, 2, 4, 8);
+    sim_tell(&s, 1, sim_asks(0));
+    sim_tell(&s, 2, sim_asks(0));
+    EXPECT_EQ(s.n_down[BT_DOWN_WAKE], 2); /* ranks 1 and 2 */
+    sim_tell(&s, 2, sim_asks(1));
+    EXPECT_EQ(s.n_down[BT_DOWN_WAKE], 4);
+    sim_tell(&s, 0, sim_asks(0)); /* another group */
+    EXPECT_EQ(s.n_down[BT_DOWN_WAKE], 5);
+    sim_fini(&s);
 }
 
 static void relay_refused_ticket_waits_and_goes_on_with_a_new_number(void)
@@ -567,6 +592,7 @@ static void relay_short_memory_leaks_nothing(void)
         bt_alloc_fail_at(-1);
         EXPECT(st == BT_OK || st == BT_ERR_NO_MEMORY);
         EXPECT(st == BT_OK || c.ends == 0);
+        EXPECT(st == BT_OK || !bt_relay_has_name(s.relay, "a"));
         if (c.ends > 0) EXPECT_EQ(c.end.code, GRPC_STATUS_RESOURCE_EXHAUSTED);
         sim_settle(&s);
         if (st == BT_OK && c.end.code == GRPC_STATUS_OK) sim_expect_done(&c);
@@ -583,6 +609,7 @@ static const bt_test tests[] = {
     BT_TEST(relay_decode_rank_may_be_done_before_the_first_token_comes),
     BT_TEST(relay_failure_of_a_rank_ends_its_request_in_every_state),
     BT_TEST(relay_stop_ends_everything_once),
+    BT_TEST(relay_wakes_a_group_once_for_each_number),
     BT_TEST(relay_refused_ticket_waits_and_goes_on_with_a_new_number),
     BT_TEST(relay_refused_ticket_is_tried_when_something_is_released),
     BT_TEST(relay_tokens_are_ordered_and_single),

@@ -1,4 +1,5 @@
 /* Requests that are placed again, and those of several choices, in a simulated cell. */
+#include "coordinator/relay_state.h"
 #include "tests/coordinator/relay_sim.h"
 
 static const bt_down *last_down(const sim *s, uint32_t rank)
@@ -375,6 +376,53 @@ static void relay_absurd_choices_end_their_request(void)
     sim_fini(&s);
 }
 
+/* From a cell to one that has no room, where its client leaves: neither relay keeps anything of it.
+ */
+static void relay_request_that_moves_leaves_nothing_behind(void)
+{
+    for (sim_at state = AT_QUEUE; state < AT_LAST; state++) {
+        sim               from, to;
+        sim_client        c, big;
+        bt_relay_request *q;
+        uint32_t          n_keys = 9;
+        long              live   = bt_alloc_live();
+
+        sim_bring(&from, &c, state);
+        if (state == AT_PREFILL) /* earlier than the first token */
+            sim_tell(&from, 1, sim_tokens(c.number, 7, sim_token(6, 1), BT_FINISH_NONE));
+        sim_init(&to, 1, 1, 2, 8);
+        EXPECT_EQ(sim_submit(&to, &big, "big", 28, 4, 100), BT_OK);
+        q = state == AT_QUEUE ? bt_relay_take_queued(from.relay, from.relay->queue.first)
+                              : bt_relay_take_open(from.relay);
+        EXPECT(!bt_relay_has_name(from.relay, "a"));
+        EXPECT(bt_table_get(&from.relay->numbers, c.number) == NULL);
+        EXPECT(bt_relay_request_keys(q, &n_keys) == NULL && n_keys == 0);
+        EXPECT_EQ(q->choices[0].n_early, 0);
+        for (long k = 0; k < 4; k++) { /* keys, what is known of them, names, numbers */
+            sim none;
+
+            if (k == 1) continue; /* only slower without */
+            sim_init(&none, 1, 1, 2, 8);
+            bt_alloc_fail_at(k);
+            EXPECT_EQ(bt_relay_adopt(none.relay, q, none.now), BT_ERR_NO_MEMORY);
+            bt_alloc_fail_at(-1);
+            EXPECT(!bt_relay_has_name(none.relay, "a"));
+            EXPECT(bt_relay_request_keys(q, &n_keys) == NULL && n_keys == 0);
+            sim_fini(&none);
+        }
+        EXPECT_EQ(bt_relay_adopt(to.relay, q, to.now), BT_OK);
+        EXPECT_EQ(sim_loads(&to).n_waiting, 2);
+        EXPECT(bt_relay_abort_name(to.relay, "a", "the client has gone"));
+        EXPECT(c.ends == 1 && to.n_down[BT_DOWN_ABORT] == 0);
+        sim_settle(&to);
+        sim_expect_done(&big);
+        sim_expect_idle(&to);
+        sim_fini(&to);
+        sim_fini(&from);
+        EXPECT_EQ(bt_alloc_live(), live);
+    }
+}
+
 /* Many growing requests on few pages: everybody ends with every token once. */
 static void relay_retractions_lose_nothing(void)
 {
@@ -423,6 +471,7 @@ static const bt_test TESTS[] = {
     BT_TEST(relay_choices_end_one_by_one),
     BT_TEST(relay_retracted_choices_replay),
     BT_TEST(relay_absurd_choices_end_their_request),
+    BT_TEST(relay_request_that_moves_leaves_nothing_behind),
     BT_TEST(relay_retractions_lose_nothing),
 };
 

@@ -177,6 +177,24 @@ static void relay_lost_rank_is_no_fault_of_those_that_waited(void)
     sim_fini(&s);
 }
 
+/* What was under way from a rank that has been removed: its request goes on without it. */
+static void relay_lost_rank_is_not_heard(void)
+{
+    sim        s;
+    sim_client c;
+
+    sim_init_as(&s, 2, 1, 3, 32, true);
+    EXPECT_EQ(sim_submit(&s, &c, "a", 6, 10, 100), BT_OK); /* prefill 0 */
+    sim_tell(&s, 2, sim_ticket(c.number, 4));
+    sim_tell(&s, 0, sim_tokens(c.number, 6, sim_token(6, 0), BT_FINISH_NONE));
+    bt_relay_lose(s.relay, 0, s.now);
+    sim_tell(&s, 0, sim_failed(c.number, 13));
+    EXPECT_EQ(c.ends, 0);
+    sim_tell(&s, 2, sim_failed(c.number, 13)); /* this one has it */
+    EXPECT_EQ(c.ends, 1);
+    sim_fini(&s);
+}
+
 /* Without a decode rank requests wait; limits stay those of the ranks that were, and the end says
  * for what was waited. */
 static void relay_waits_for_ranks_until_the_deadline(void)
@@ -421,6 +439,7 @@ static const bt_test tests[] = {
     BT_TEST(relay_spare_that_joins_is_woken_with_its_group),
     BT_TEST(relay_silent_spare_is_removed),
     BT_TEST(relay_lost_rank_is_no_fault_of_those_that_waited),
+    BT_TEST(relay_lost_rank_is_not_heard),
     BT_TEST(relay_waits_for_ranks_until_the_deadline),
     BT_TEST(relay_expired_waits_remove_whom_most_wait_for),
     BT_TEST(relay_blame_is_forgotten_with_its_epoch),

@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 
+#include "core/defaults.h"
 #include "tests/cli/fake_cell.h"
 
 static void stop(int sig)
@@ -360,6 +361,82 @@ static void run_second_signal_hurries_the_end(void)
     }
 }
 
+/* Ranks that were ended because nobody had patience were not late. */
+static void run_second_signal_ends_a_rank_that_stays(void)
+{
+    start_run("leave_late:1", TWO_RANKS);
+    if (!serving()) return;
+    kill(g_run.pid, SIGINT);
+    EXPECT(bt_command_wait_for(&g_run, "shutting down on signal ", END_S));
+    stop(SIGINT);
+    EXPECT(strstr(g_run.output, "had not left in time") == NULL);
+    EXPECT(strstr(g_run.output, "baton-run: ") == NULL);
+}
+
+/* SIGUSR1 waits for what runs; SIGTERM does not, neither then nor where it has no time. */
+static void run_drain_of_no_time_is_for_sigterm_alone(void)
+{
+    for (int drains = 0; drains < 3; drains++) {
+        char        program[256];
+        const char *argv[] = {program, "--address", g_address, "--model",
+                              g_model, "--prompt",  "To be",   NULL};
+
+        start_run("silent:0", ARGS("--both", "1", "--drain-s", drains < 2 ? "0" : "60"));
+        if (!serving()) return;
+        snprintf(program, sizeof(program), "%s/baton-generate", g_bin);
+        bt_command_start(&g_client, argv, NULL);
+        EXPECT(bt_command_wait_for(&g_run, " prompt tokens, at most ", START_S));
+        if (drains) {
+            kill(g_run.pid, SIGUSR1);
+            EXPECT(bt_command_wait_for(&g_run, "draining: 1 request under way", START_S));
+            kill(g_run.pid, SIGUSR1); /* again is once */
+        }
+        stop(SIGTERM);
+        EXPECT_EQ(bt_command_finish(&g_client, END_S), 1);
+        EXPECT_HAS(g_client.output, "UNAVAILABLE");
+        EXPECT_EQ(strstr(g_run.output, "draining: ") != NULL, drains > 0);
+        EXPECT(strstr(g_run.output, "shutting down on signal 15") == NULL); /* it would drain */
+    }
+}
+
+static void run_tells_the_coordinator_what_a_death_means(void)
+{
+    static const struct {
+        const char *args[6];
+        const char *says;
+        bool        waits; /* for a cell that comes again */
+    } CASES[] = {
+        {{"--both", "1", NULL},                                          "on-death=replace (flag)", false},
+        {{"--both", "1", "--on-death", "stop", NULL},                    "on-death=stop (flag)",    false},
+        {{"--both", "1", "--on-death", "restart", NULL},                 "on-death=restart (flag)", false},
+        {{"--both", "1", "--on-death=replace", "--restarts", "1", NULL},
+         "on-death=replace (flag)",                                                                 true },
+    };
+
+    for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
+        const char *handed_on;
+
+        start_run("", CASES[i].args);
+        if (!serving()) return;
+        handed_on = strstr(g_run.output, "coordinator - ");
+        EXPECT_HAS(handed_on, CASES[i].says);
+        EXPECT_EQ(strstr(handed_on, "cell-wait-s=" BT_TEXT(BT_DEFAULT_CELL_WAIT_S) " (flag)") !=
+                      NULL,
+                  CASES[i].waits);
+        stop(SIGTERM);
+    }
+}
+
+/* The next one comes; these ranks, unlike real ones, do not wait for it. */
+static void run_coordinator_that_dies_while_loading_is_started_again(void)
+{
+    start_run("never_ready:1", ARGS("--prefill", "1", "--decode", "1", "--on-death", "restart"));
+    EXPECT(bt_command_wait_for(&g_run, "all 2 ranks have attached", START_S));
+    kill(coordinator_pid(), SIGKILL);
+    expect_over();
+    EXPECT_HAS(g_run.output, "the coordinator was ended by signal 9 (Killed); starting again in ");
+}
+
 /* Everybody was served, and the signal that ends the slow one is our own. */
 static void run_rank_that_leaves_late_is_no_failure(void)
 {
@@ -588,6 +665,10 @@ static const bt_test TESTS[] = {
     BT_TEST(run_with_ignored_signals_ends_when_asked),
     BT_TEST(run_signal_while_loading_ends_cleanly),
     BT_TEST(run_second_signal_hurries_the_end),
+    BT_TEST(run_second_signal_ends_a_rank_that_stays),
+    BT_TEST(run_drain_of_no_time_is_for_sigterm_alone),
+    BT_TEST(run_tells_the_coordinator_what_a_death_means),
+    BT_TEST(run_coordinator_that_dies_while_loading_is_started_again),
     BT_TEST(run_rank_that_leaves_late_is_no_failure),
     BT_TEST(run_port_in_use_is_named),
 };

@@ -1,4 +1,5 @@
 /* baton run --chat: one question, one answer, and the cell ends. */
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "tests/cli/fake_cell.h"
@@ -62,9 +63,40 @@ static void run_chat_without_an_answer_fails(void)
     EXPECT_HAS(g_run.output, "baton-run: the answer did not come");
 }
 
+/* The client's code is ours.  Programs find each other beside themselves: run is a copy. */
+static void run_chat_returns_the_code_of_its_client(void)
+{
+    static const char *const OTHERS[] = {"baton-launch", "baton-coordinator", "baton-worker"};
+    char                     dir[]    = "/tmp/baton-run-XXXXXX", from[300], to[64];
+    const char *const        copy[]   = {"/bin/cp", from, to, NULL};
+    const char              *bin      = g_bin;
+    FILE                    *f;
+
+    EXPECT(mkdtemp(dir) != NULL);
+    snprintf(from, sizeof(from), "%s/baton-run", g_bin);
+    snprintf(to, sizeof(to), "%s/baton-run", dir);
+    EXPECT_EQ(bt_command_run(&g_run, copy, NULL, END_S), 0);
+    for (size_t i = 0; i < 3; i++) {
+        snprintf(from, sizeof(from), "%s/%s", g_bin, OTHERS[i]);
+        snprintf(to, sizeof(to), "%s/%s", dir, OTHERS[i]);
+        EXPECT_EQ(symlink(from, to), 0);
+    }
+    snprintf(to, sizeof(to), "%s/baton-chat", dir);
+    f = fopen(to, "w");
+    EXPECT(f != NULL && fputs("#!/bin/sh\nexit 7\n", f) >= 0 && fclose(f) == 0);
+    EXPECT_EQ(chmod(to, 0700), 0);
+    g_bin = dir;
+    start_run("", ARGS("--both", "1", "--chat", "Good morrow."));
+    EXPECT_EQ(bt_command_finish(&g_run, START_S + END_S), 7);
+    g_bin = bin;
+    EXPECT_HAS(g_run.output, "baton-run: the answer did not come");
+    bt_command_run(&g_run, (const char *const[]){"/bin/rm", "-r", dir, NULL}, NULL, END_S);
+}
+
 static const bt_test TESTS[] = {
     BT_TEST(run_chat_answers_and_ends),
     BT_TEST(run_chat_without_an_answer_fails),
+    BT_TEST(run_chat_returns_the_code_of_its_client),
     BT_TEST(run_chat_tells_the_port_that_it_takes),
     BT_TEST(run_chat_without_a_template_is_said),
 };

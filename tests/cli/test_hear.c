@@ -1,4 +1,5 @@
 /* What a supervisor makes of its coordinator's lines. */
+#include <signal.h>
 #include <unistd.h>
 
 #include "cli/supervisor_state.h"
@@ -121,11 +122,12 @@ static void hear_of_another_coordinator_keeps_the_ranks(void)
     EXPECT(s.phase == LOADING && s.launch_at_ns == 0);
     EXPECT(strcmp(s.control, "127.0.0.1:9") == 0);
     bt_supervisor_on_announcement(&s, "ready 127.0.0.1:4711");
-    EXPECT(s.phase == SERVING && s.port == 4711);
+    EXPECT(s.phase == SERVING && s.port == 4711 && s.serving_ns != 0);
+    EXPECT(strcmp(s.address, "127.0.0.1:4711") == 0);
     s.phase        = STARTING;
     s.launch.ended = true;
     bt_supervisor_on_announcement(&s, "control 127.0.0.1:9");
-    EXPECT(s.launch_at_ns != 0);
+    EXPECT(s.launch_at_ns != 0 && s.heard_ns != 0 && s.spoke_ns >= s.heard_ns);
     s.heard_ns = UINT64_MAX; /* what is only to be started has time */
     bt_supervisor_hear(&s, 7);
     EXPECT(s.heard_ns == UINT64_MAX);
@@ -203,6 +205,88 @@ static void hear_of_a_fresh_cell(void)
     bt_progress_fini(&s.progress);
 }
 
+static volatile sig_atomic_t g_n_drains;
+
+static void on_drain(int number)
+{
+    (void)number;
+    g_n_drains++;
+}
+
+static void hear_of_a_worn_cell_that_ends_or_comes_starts_none(void)
+{
+    bt_run_options opt = {.renew = true, .restarts = 3};
+    supervisor     s   = serving(&opt);
+
+    s.draining = true;
+    bt_supervisor_on_announcement(&s, "worn mine");
+    s.draining = false;
+    s.phase    = LOADING;
+    bt_supervisor_on_announcement(&s, "worn mine");
+    s.phase   = SERVING;
+    opt.renew = false;
+    bt_supervisor_on_announcement(&s, "worn mine");
+    EXPECT(s.fresh_at_ns == 0 && s.n_renewed == 0);
+    EXPECT(!bt_supervisor_take_fresh(&s));
+    EXPECT_EQ(s.launch.pid, getpid());
+}
+
+/* Its ranks load beside the old cell's, which drains when they serve.  It may hang, or not come. */
+static void hear_of_a_fresh_cell_that_hangs(void)
+{
+    bt_run_options opt = {.renew = true, .restarts = 3, .stall_ns = 2 * BT_NS_PER_S};
+    supervisor     s   = serving(&opt);
+
+    signal(SIGUSR1, on_drain);
+    bt_supervisor_renew(&s);
+    s.fresh.pid = getpid();
+    s.heard_ns  = 100 * BT_NS_PER_S;
+    bt_supervisor_watch_fresh(&s, 101 * BT_NS_PER_S);
+    EXPECT_EQ(s.fresh_term_ns, 0);
+    bt_supervisor_watch_fresh(&s, 103 * BT_NS_PER_S);
+    EXPECT_EQ(s.fresh_term_ns, 103 * BT_NS_PER_S);
+    bt_supervisor_watch_fresh(&s, 104 * BT_NS_PER_S); /* once */
+    EXPECT_EQ(s.fresh_term_ns, 103 * BT_NS_PER_S);
+    EXPECT_EQ(g_n_drains, 0);
+    bt_supervisor_on_announcement(&s, "serving renewed-1"); /* it does come */
+    EXPECT(s.fresh_serves && g_n_drains == 1 && s.phase == SERVING);
+    s.fresh_worn = true;
+    bt_supervisor_fresh_ended(&s);
+    EXPECT(!s.fresh_serves && !s.fresh_worn && s.fresh_term_ns == 0);
+    EXPECT(!bt_child_running(&s.fresh) && bt_child_running(&s.launch));
+}
+
+/* The old one ends: because it has drained, or before the fresh one serves. */
+static void hear_of_a_fresh_cell_that_takes_over(void)
+{
+    for (int serves = 0; serves < 2; serves++) {
+        bt_run_options opt = {.renew = true, .restarts = 3};
+        supervisor     s   = serving(&opt);
+
+        EXPECT_EQ(bt_progress_init(&s.progress, 1), BT_OK);
+        EXPECT(bt_progress_take(&s.progress, "0 5 10", 1));
+        bt_supervisor_renew(&s);
+        s.fresh_at_ns       = 0;
+        s.fresh.pid         = getpid();
+        s.fresh_serves      = serves;
+        s.fresh_term_ns     = 7;
+        s.launch_has_served = !serves;
+        s.launch.ended      = true;
+        s.died_ns           = serves ? 5 : 0;
+        s.fresh_worn        = !serves; /* of one that does not serve nothing is made */
+        EXPECT(bt_supervisor_take_fresh(&s));
+        EXPECT(bt_child_running(&s.launch) && !bt_child_running(&s.fresh));
+        EXPECT(s.launch_term_ns == 7 && s.fresh_term_ns == 0);
+        EXPECT(s.launch_has_served == serves && !s.fresh_serves && !s.fresh_worn);
+        EXPECT_EQ(s.phase, serves ? SERVING : LOADING);
+        EXPECT_EQ(s.died_ns == 0, serves);
+        EXPECT_EQ(s.serving_ns != 0, serves);
+        EXPECT_EQ(s.heard_ns != 0, !serves);
+        EXPECT(s.fresh_at_ns == 0 && bt_progress_part(&s.progress) == 0);
+        bt_progress_fini(&s.progress);
+    }
+}
+
 int main(int argc, char **argv)
 {
     static const bt_test TESTS[] = {
@@ -213,6 +297,9 @@ int main(int argc, char **argv)
         BT_TEST(hear_that_a_rank_failed_ends_those_that_load),
         BT_TEST(hear_of_the_last_rank_makes_a_cell_that_joins_serve),
         BT_TEST(hear_of_a_fresh_cell),
+        BT_TEST(hear_of_a_worn_cell_that_ends_or_comes_starts_none),
+        BT_TEST(hear_of_a_fresh_cell_that_hangs),
+        BT_TEST(hear_of_a_fresh_cell_that_takes_over),
     };
 
     return BT_RUN_TESTS(TESTS, argc > 1 ? argv[1] : NULL);

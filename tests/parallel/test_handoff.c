@@ -284,6 +284,24 @@ static void cancel_of_a_queued_message_frees_its_slot(void)
     if (g_rank == 1) EXPECT_EQ(g_site.n_delivered, 1);
 }
 
+/* Whatever slots they lie in: the younger one has the lower. */
+static void messages_of_one_receiver_leave_in_their_order(void)
+{
+    site_init(&g_site, 2, 4000, 20);
+    if (g_rank == 0) {
+        site_send(&g_site, 1, 1, 10);
+        site_send(&g_site, 1, 2, 10);
+        EXPECT(bt_handoff_cancel(g_site.h, request_of(0, 1, 1)));
+        EXPECT(site_send(&g_site, 1, 3, 10) != NULL);
+        EXPECT(poll_until(&g_site, &g_site.n_sent, 2));
+    }
+    if (g_rank == 1) {
+        EXPECT(poll_until(&g_site, &g_site.n_delivered, 2));
+        EXPECT(g_site.last_request == request_of(0, 1, 3));
+    }
+    site_fini(&g_site);
+}
+
 static void cancel_of_an_asked_message_withdraws_it(void)
 {
     site_init(&g_site, 2, 4000, 20);
@@ -409,6 +427,7 @@ static const bt_test TESTS[] = {
     BT_TEST(unused_grant_expires_and_its_late_payload_arrives),
     BT_TEST(grant_that_came_unseen_is_used),
     BT_TEST(cancel_of_a_queued_message_frees_its_slot),
+    BT_TEST(messages_of_one_receiver_leave_in_their_order),
     BT_TEST(cancel_of_an_asked_message_withdraws_it),
     BT_TEST(cancel_that_crosses_the_grant_frees_the_grant),
     BT_TEST(cancel_of_a_granted_message_lets_it_arrive),

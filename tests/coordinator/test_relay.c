@@ -571,6 +571,39 @@ static void relay_storm_leaves_nothing_behind(void)
     }
 }
 
+/* The client hears of it, and does not wait for what follows. */
+static void relay_token_that_cannot_be_kept_ends_its_request(void)
+{
+    for (uint32_t early = 0; early < 2; early++) {
+        sim        s;
+        sim_client c;
+        bt_up      m;
+
+        sim_bring(&s, &c, AT_PREFILL);
+        m = sim_tokens(c.number, 6 + early, sim_token(6, early), BT_FINISH_NONE);
+        bt_alloc_fail_at(0);
+        bt_relay_message(s.relay, early, &m, s.now);
+        bt_alloc_fail_at(-1);
+        bt_up_free(&m);
+        EXPECT(c.ends == 1 && c.n == 0);
+        EXPECT_EQ(c.end.code, GRPC_STATUS_RESOURCE_EXHAUSTED);
+        sim_fini(&s);
+    }
+}
+
+/* It has one choice, number 0. */
+static void relay_token_of_the_next_choice_ends_its_request(void)
+{
+    sim        s;
+    sim_client c;
+
+    sim_bring(&s, &c, AT_PREFILL);
+    sim_tell(&s, 0, sim_choice_token(c.number, 1, 6, sim_token(6, 0), BT_FINISH_NONE));
+    EXPECT(c.ends == 1 && c.n == 0);
+    EXPECT_EQ(c.end.code, GRPC_STATUS_INTERNAL);
+    sim_fini(&s);
+}
+
 static void relay_short_memory_leaks_nothing(void)
 {
     for (long k = 0; k < 12; k++) {
@@ -625,6 +658,8 @@ static const bt_test tests[] = {
     BT_TEST(relay_other_epochs_are_not_heard),
     BT_TEST(relay_ranks_are_heard_of_what_they_have),
     BT_TEST(relay_storm_leaves_nothing_behind),
+    BT_TEST(relay_token_that_cannot_be_kept_ends_its_request),
+    BT_TEST(relay_token_of_the_next_choice_ends_its_request),
     BT_TEST(relay_short_memory_leaks_nothing),
 };
 

@@ -278,9 +278,12 @@ static void payload_leaves_room_for_its_header(void)
     site_fini(&g_site);
 }
 
-/* A rank that stages more than the receiver has room for: that message is refused, by request. */
+/* A rank that stages more than the receiver has room for: that message is refused, by request. What
+ * comes after it without a grant is not taken for the same request's. */
 static void payload_larger_than_the_receivers_room_is_refused(void)
 {
+    uint8_t *raw = calloc(1, 100000);
+
     site_init(&g_site, 1, g_rank == 0 ? 50000 : 4000, 20);
     if (g_rank == 0) {
         EXPECT(site_send(&g_site, 1, 1, 1500) != NULL);
@@ -292,7 +295,13 @@ static void payload_larger_than_the_receivers_room_is_refused(void)
         EXPECT_EQ(g_site.rejected_why, BT_ERR_PROTOCOL);
         EXPECT_HAS(bt_error_text(), "room is for 4096: all ranks must stage alike");
     }
+    meet();
+    if (g_rank == 0) send_raw(BT_TAG_PAYLOAD, raw, 100000);
+    if (g_rank == 1) EXPECT(poll_until(&g_site, &g_site.n_rejected, 3));
+    if (g_rank == 1) EXPECT_EQ(g_site.rejected_request, 0);
+    meet();
     site_fini(&g_site);
+    free(raw);
 }
 
 /* ---- a peer that is lost ------------------------------------------------------------------ */

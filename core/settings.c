@@ -15,6 +15,7 @@
 #include "core/file.h"
 #include "core/log.h"
 #include "core/parse.h"
+#include "core/spelling.h"
 
 enum { FILE_BYTES = 1 << 20, NAME_BYTES = 128, OPTIONS_MAX = 256, REPORT_BYTES = 480 };
 
@@ -209,29 +210,6 @@ static void variable(const setting *t, char name_out[NAME_BYTES])
         name_out[i] = name_out[i] == '-' ? '_' : (char)toupper((unsigned char)name_out[i]);
 }
 
-/* How many letters one name has to change, gain or lose to become the other. */
-static size_t distance(const char *a, const char *b)
-{
-    size_t row[NAME_BYTES + 1], n = strlen(b);
-
-    if (n > NAME_BYTES) return SIZE_MAX;
-    for (size_t j = 0; j <= n; j++)
-        row[j] = j;
-    for (size_t i = 0; a[i] != '\0'; i++) {
-        size_t corner = row[0];
-
-        row[0] = i + 1;
-        for (size_t j = 1; j <= n; j++) {
-            size_t change = corner + (a[i] != b[j - 1]);
-
-            corner = row[j];
-            row[j] = change < row[j] + 1 ? change : row[j] + 1;
-            if (row[j - 1] + 1 < row[j]) row[j] = row[j - 1] + 1;
-        }
-    }
-    return row[n];
-}
-
 /* The variable that this one, of length n, must be meant for: it is one letter away, or two of a
  * longer name.  "": none, or it is one.  Others may be another program's. */
 static void meant(const bt_settings *s, const char *entry, size_t n, char name_out[NAME_BYTES])
@@ -247,7 +225,7 @@ static void meant(const bt_settings *s, const char *entry, size_t n, char name_o
         size_t d;
 
         variable(&s->all[i], name);
-        d = distance(given, name);
+        d = bt_letters_apart(given, name);
         if (d >= nearest) continue;
         nearest = d;
         strcpy(name_out, name);

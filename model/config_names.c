@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "core/log.h"
-#include "core/minmax.h"
+#include "core/spelling.h"
 #include "model/config_parts.h"
 
 enum { MAX_NAME = 48, SURE_LENGTH = 10 };
@@ -84,27 +84,6 @@ static const char *const ROPE_FIELDS[] = {
     "type",
 };
 
-/* Letters to put in, leave out or change. */
-static uint32_t distance(const char *a, size_t n, const char *b, size_t m)
-{
-    uint32_t row[MAX_NAME + 1];
-
-    for (size_t j = 0; j <= m; j++)
-        row[j] = (uint32_t)j;
-    for (size_t i = 1; i <= n; i++) {
-        uint32_t corner = row[0]; /* of the row before */
-
-        row[0] = (uint32_t)i;
-        for (size_t j = 1; j <= m; j++) {
-            uint32_t changed = corner + (a[i - 1] != b[j - 1]);
-
-            corner = row[j];
-            row[j] = bt_min_u32(changed, 1 + bt_min_u32(row[j], row[j - 1]));
-        }
-    }
-    return row[m];
-}
-
 /* NULL: it is one of them, or near to none. */
 static const char *meant(const char *name, const char *const *fields, size_t n_fields)
 {
@@ -113,11 +92,10 @@ static const char *meant(const char *name, const char *const *fields, size_t n_f
 
     if (n > MAX_NAME) return NULL;
     for (size_t i = 0; i < n_fields; i++) {
-        size_t   m     = strlen(fields[i]);
-        uint32_t least = n < SURE_LENGTH || m < SURE_LENGTH ? 1 : 2;
+        size_t least = n < SURE_LENGTH || strlen(fields[i]) < SURE_LENGTH ? 1 : 2;
 
         if (strcmp(name, fields[i]) == 0) return NULL;
-        if (near == NULL && distance(name, n, fields[i], m) <= least) near = fields[i];
+        if (near == NULL && bt_letters_apart(name, fields[i]) <= least) near = fields[i];
     }
     return near;
 }

@@ -1,10 +1,11 @@
 /* model/grammar/schema_not.c - keywords that say what must not hold, or what must where something
  * does, said by others.
  *
- *   not X               by De Morgan, a branch of anyOf for each keyword of X: not {required: [a]}
- * is an object with properties: {a: false}.  Of values, {not: {enum: [...]}} is left if X then Y
- * else Z  X and Y, or Z and not X dependencies        a: Y is properties: {a: false}, or Y and
- * required: [a]
+ *     not X               by De Morgan, a branch of anyOf for each keyword of X: not {required:
+ *                         [a]} is an object with properties: {a: false}; of listed values
+ *                         {not: {enum: [...]}} is left
+ *     if X then Y else Z  X and Y, or Z and not X
+ *     dependencies a: Y   properties: {a: false}, or Y and required: [a]
  *
  * All of it is exact; a keyword that has no opposite here is refused. */
 #include <string.h>

@@ -162,6 +162,7 @@ bt_status bt_study_create(bt_device *dev, const bt_mla_config *cfg, const bt_stu
     bt_mla_destroy(mla);
     mla                  = NULL;
     s->cfg.rope_inv_freq = NULL; /* was borrowed during this call only */
+    s->cfg.query_beta    = 0;
     BT_TRY(ops->attn->create(dev, &s->cfg, max_batch, s->rope, &s->attn));
     *study_out = s;
     s          = NULL; /* handed over */

@@ -350,7 +350,7 @@ static double mass_from(const bt_sampler *s, const float *x, const float *e, uin
  * one cost nothing. */
 static float find_floor(const bt_sampler *s, const bt_sample_how *how, const chances *c)
 {
-    static const float NATS[] = {0.25f, 0.5f, 1, 1.5f, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 48};
+    static const float NATS[] = {0.25f, 0.5f, 1, 1.5f, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16, 24, 48};
     double             need   = (double)how->top_p * (double)c->total * 1.001;
 
     for (size_t i = 0; i < sizeof(NATS) / sizeof(NATS[0]); i++) {
@@ -372,19 +372,28 @@ static float find_floor(const bt_sampler *s, const bt_sample_how *how, const cha
     return -INFINITY;
 }
 
+/* The candidates with a logit of t or more, in order.  Ids are written in any case, so that nothing
+ * branches. */
 static uint64_t *gather(const bt_sampler *s, const chances *c, float t, uint32_t *n_out)
 {
-    uint32_t n = 0;
+    uint32_t n = 0, n_kept = 0;
 
     for (uint32_t block = 0; block < c->n_blocks; block++) {
         uint32_t first = block * BT_VOCAB_BLOCK, len = block_len(s->n_vocab, first);
 
         if (c->sums[block] == 0 || c->maxes[block] < t) continue;
-        for (uint32_t id = first; id < first + len; id++)
-            if (c->logits[id] >= t && s->e[id] != 0) s->order[n++] = candidate(c->logits[id], id);
+        for (uint32_t id = first; id < first + len; id++) {
+            s->order[n] = id;
+            n += c->logits[id] >= t;
+        }
     }
-    *n_out = n;
-    return sort(s->order, s->spare, n);
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t id = (uint32_t)s->order[i];
+
+        if (s->e[id] != 0) s->order[n_kept++] = candidate(c->logits[id], id);
+    }
+    *n_out = n_kept;
+    return sort(s->order, s->spare, n_kept);
 }
 
 /* Of n candidates in order, how many top_k and top_p leave; false when top_p needs more of them. */

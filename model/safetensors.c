@@ -349,6 +349,13 @@ static bt_status check_stacked(const bt_safetensors *set, const bt_tensor *t, co
 
     for (uint32_t d = 1; d < t->n_dims; d++)
         one *= t->shape[d];
+    BT_REQUIRE(bt_st_dtype_bytes(t->dtype) != 0 && t->bytes >= t->shape[0] &&
+                   t->shape[0] <= UINT16_MAX,
+               BT_ERR_UNSUPPORTED,
+               "%s: tensor %s: expected whole bytes for each of at most %d experts, found %zu of "
+               "%s for %llu",
+               bt_safetensors_file_of(set, t), bt_json_printable(t->name, label, sizeof(label)),
+               UINT16_MAX, t->bytes, bt_st_dtype_name(t->dtype), (unsigned long long)t->shape[0]);
     if (s->scale)
         BT_REQUIRE(t->n_dims >= 1 && one == 1, BT_ERR_UNSUPPORTED,
                    "%s: tensor %s: expected one scale for each expert, found %u dimensions and "
@@ -356,8 +363,7 @@ static bt_status check_stacked(const bt_safetensors *set, const bt_tensor *t, co
                    bt_safetensors_file_of(set, t), bt_json_printable(t->name, label, sizeof(label)),
                    t->n_dims, (unsigned long long)one);
     else
-        BT_REQUIRE(t->n_dims == 3 && t->shape[1] % s->n_parts == 0 && t->shape[0] <= UINT16_MAX,
-                   BT_ERR_UNSUPPORTED,
+        BT_REQUIRE(t->n_dims == 3 && t->shape[1] % s->n_parts == 0, BT_ERR_UNSUPPORTED,
                    "%s: tensor %s: expected [experts, rows of %u equal parts, columns], found %u "
                    "dimensions, the first two of %llu and %llu",
                    bt_safetensors_file_of(set, t), bt_json_printable(t->name, label, sizeof(label)),

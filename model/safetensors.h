@@ -60,12 +60,13 @@ typedef struct bt_safetensors bt_safetensors;
 
 /* Opens a file, or the set in a model directory.  Names of tensors lose "language_model.", which
  * those of a multimodal checkpoint's language model begin with, or have behind "model.", and have
- * layers where they have blocks.  What a
- * file has of all experts of a layer as one tensor is found as the tensors of each:
+ * layers where they have blocks.  What a file has of all experts of a layer as one tensor is found
+ * as the tensors of each:
  *     experts.gate_up_proj [E, 2 d, k]  ->  experts.<e>.gate_proj.weight and .up_proj.weight [d, k]
  *     experts.down_proj    [E, n, d]    ->  experts.<e>.down_proj.weight [n, d]
  * and so their scales in e4m3, ..proj_scale_inv [E], [E, 1] or [E, 1, 1], of 1 element each.
- * IO or FORMAT, naming file, tensor, expected and found. */
+ * IO, FORMAT, or for other tensors of all experts UNSUPPORTED, naming file, tensor, expected and
+ * found; NO_MEMORY. */
 bt_status bt_safetensors_open(const char *path, bt_safetensors **st_out);
 void      bt_safetensors_close(bt_safetensors *st);
 size_t    bt_safetensors_count(const bt_safetensors *st);

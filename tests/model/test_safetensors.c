@@ -174,6 +174,9 @@ static void safetensors_of_experts_stacked_otherwise_are_refused(void)
         {"down_proj_scale_inv\": {\"dtype\": \"U8\", \"shape\": [2, 3, 1]",
          "experts.down_proj_scale_inv: expected one scale for each expert, found 3 dimensions "
          "and 3 scales for each"                                                         },
+        {"down_proj\": {\"dtype\": \"F4\", \"shape\": [4, 3, 1]",
+         "experts.down_proj: expected whole bytes for each of at most 65535 experts, found 6 of "
+         "F4 for 4"                                                                      },
     };
 
     for (size_t i = 0; i < sizeof(BAD) / sizeof(BAD[0]); i++) {
@@ -183,6 +186,17 @@ static void safetensors_of_experts_stacked_otherwise_are_refused(void)
         EXPECT_EQ(open_json(json, 6), BT_ERR_UNSUPPORTED);
         EXPECT_HAS(bt_error_text(), BAD[i][1]);
     }
+    EXPECT_EQ(
+        open_json("{\"a.experts.down_proj_scale_inv\": {\"dtype\": \"U8\", \"shape\": [65536], "
+                  "\"data_offsets\": [0, 65536]}}",
+                  65536),
+        BT_ERR_UNSUPPORTED);
+    EXPECT_HAS(bt_error_text(), "65535 experts, found 65536 of U8 for 65536");
+    EXPECT_EQ(open_json("{\"a.experts.gate_up_proj\": {\"dtype\": \"U8\", \"shape\": [9, 2, 0], "
+                        "\"data_offsets\": [0, 0]}}",
+                        0),
+              BT_ERR_UNSUPPORTED);
+    EXPECT_HAS(bt_error_text(), "65535 experts, found 0 of U8 for 9");
     EXPECT_EQ(open_json("{\"a.experts.down_proj\": {\"dtype\": \"U8\", \"shape\": [1, 1, 1], "
                         "\"data_offsets\": [0, 1]}, \"a.experts.0.down_proj.weight\": {\"dtype\": "
                         "\"U8\", \"shape\": [1, 1], \"data_offsets\": [1, 2]}}",

@@ -1,9 +1,10 @@
 /* What the relay counts, held against decode ranks that have a pool and a prefix cache, while
- * requests come, share their prompts' pages, grow, are retracted, aborted and end. */
+ * requests come, share their prompts' pages, grow, are retracted, aborted and end, and ranks are
+ * lost. */
 #include "coordinator/relay_state.h"
 #include "tests/coordinator/relay_sim.h"
 
-enum { N_PREFILL = 1, N_DECODE = 2, N_RANKS = 3, POOL = 24, KEYS_MAX = 16, HELD_MAX = 64 };
+enum { POOL = 24, KEYS_MAX = 16, HELD_MAX = 64 };
 enum { N_CLIENTS = 700, OPS = 20000, FAMILIES = 3 };
 
 typedef struct {
@@ -31,7 +32,7 @@ typedef struct {
 
 typedef struct {
     sim         s;
-    pool        pools[N_RANKS];
+    pool        pools[MAX_RANKS];
     sim_client *clients;
     bool        aborted[N_CLIENTS];
     uint32_t    n_clients, n_tickets, n_refused, n_retracted, n_found, n_late, n_checks;
@@ -150,7 +151,7 @@ static void take_down(cell *c, uint32_t rank)
     bt_down   m;
     held     *h;
 
-    if (rank < N_PREFILL || k->n_down == 0) {
+    if (rank < c->s.cfg.n_prefill || k->n_down == 0) {
         sim_take_down(&c->s, rank);
         return;
     }
@@ -252,7 +253,7 @@ static void step_decode(cell *c, uint32_t rank)
 
 static void step(cell *c, uint32_t rank)
 {
-    if (rank < N_PREFILL)
+    if (rank < c->s.cfg.n_prefill)
         step_prefill(c, rank);
     else
         step_decode(c, rank);
@@ -324,23 +325,24 @@ static void check(cell *c)
 
     for (bool busy = true; busy;) {
         busy = false;
-        for (uint32_t i = 0; i < N_RANKS; i++) {
+        for (uint32_t i = 0; i < s->cfg.n_ranks; i++) {
             busy = busy || s->ranks[i].n_down > 0 || s->ranks[i].n_up > 0;
             take_down(c, i);
             sim_take_up(s, i);
         }
     }
-    for (uint32_t i = 0; i < N_RANKS; i++)
+    for (uint32_t i = 0; i < s->cfg.n_ranks; i++)
         recount(s->relay, i);
-    for (uint32_t i = N_PREFILL; i < N_RANKS; i++)
+    for (uint32_t i = s->cfg.n_prefill; i < s->cfg.n_ranks; i++)
         EXPECT_EQ(s->relay->ranks[i].taken_pages, n_in_use(&c->pools[i]));
     sim_loads(s);
     c->n_checks++;
     q = s->relay->queue.first;
-    for (uint32_t i = N_PREFILL; q != NULL && i < N_RANKS; i++)
-        fits = fits || (s->relay->ranks[i].refused_until_ns <= s->now &&
-                        n_in_use(&c->pools[i]) + needs(c, i, q) <= POOL &&
-                        bt_rank_has_rows(&s->relay->ranks[i], 1));
+    for (uint32_t i = s->cfg.n_prefill; q != NULL && i < s->cfg.n_ranks; i++)
+        fits = fits ||
+               (bt_relay_decodes(s->relay, i) && s->relay->ranks[i].refused_until_ns <= s->now &&
+                n_in_use(&c->pools[i]) + needs(c, i, q) <= POOL &&
+                bt_rank_has_rows(&s->relay->ranks[i], 1));
     c->n_late += fits && s->relay->blocked == BT_BLOCKED_DECODE;
 }
 
@@ -363,7 +365,7 @@ static void submit(cell *c)
 static void act(cell *c, bool comes)
 {
     sim     *s    = &c->s;
-    uint32_t rank = sim_random(s, N_RANKS), n;
+    uint32_t rank = sim_random(s, s->cfg.n_ranks), n;
 
     switch (sim_random(s, 16)) {
     case 0:
@@ -391,45 +393,72 @@ static void act(cell *c, bool comes)
     }
 }
 
+/* With all that it holds. */
+static void lose(cell *c, uint32_t rank)
+{
+    memset(&c->pools[rank], 0, sizeof(c->pools[rank]));
+    sim_lose(&c->s, rank);
+    for (uint32_t i = 0; i < c->s.cfg.n_ranks; i++)
+        recount(c->s.relay, i);
+}
+
+/* loses: a decode rank at one time, a prefill rank at another. */
+static void play(uint64_t seed, uint32_t n_prefill, uint32_t n_decode, bool loses,
+                 uint32_t *n_retracted, uint32_t *n_found)
+{
+    cell *c = calloc(1, sizeof(*c));
+
+    NEED(c != NULL);
+    c->clients = calloc(N_CLIENTS, sizeof(*c->clients));
+    NEED(c->clients != NULL);
+    sim_init_as(&c->s, n_prefill, n_decode, n_prefill + n_decode, POOL, loses);
+    c->s.state = seed;
+    for (uint32_t i = 0; i < OPS; i++) {
+        act(c, true);
+        if (loses && i == OPS / 3 + 1) lose(c, n_prefill);
+        if (loses && i == OPS / 2 + 1) lose(c, 0);
+        if (i % 50 == 0) check(c);
+    }
+    for (uint32_t i = 0; i < 200000 && sim_loads(&c->s).n_waiting + sim_loads(&c->s).n_running > 0;
+         i++)
+        act(c, false);
+    check(c);
+    for (uint32_t n = 0; n < c->n_clients; n++)
+        if (!c->aborted[n])
+            sim_expect_done(&c->clients[n]);
+        else
+            EXPECT_EQ(c->clients[n].ends, 1);
+    for (uint32_t i = 0; i < c->s.cfg.n_ranks; i++)
+        EXPECT_EQ(c->s.relay->ranks[i].taken_pages, 0);
+    EXPECT(c->n_refused < c->n_tickets / 3 && c->n_late < c->n_checks / 10);
+    *n_retracted += c->n_retracted;
+    *n_found += c->n_found;
+    sim_fini(&c->s);
+    free(c->clients);
+    free(c);
+}
+
 static void relay_counts_what_its_ranks_hold(void)
 {
     uint32_t n_retracted = 0, n_found = 0;
 
-    for (uint64_t seed = 1; seed <= 4; seed++) {
-        cell *c = calloc(1, sizeof(*c));
+    for (uint64_t seed = 1; seed <= 4; seed++)
+        play(seed, 1, 2, false, &n_retracted, &n_found);
+    EXPECT(n_retracted > 50 && n_found > 1000);
+}
 
-        NEED(c != NULL);
-        c->clients = calloc(N_CLIENTS, sizeof(*c->clients));
-        NEED(c->clients != NULL);
-        sim_init(&c->s, N_PREFILL, N_DECODE, N_RANKS, POOL);
-        c->s.state = seed;
-        for (uint32_t i = 0; i < OPS; i++) {
-            act(c, true);
-            if (i % 50 == 0) check(c);
-        }
-        for (uint32_t i = 0;
-             i < 200000 && sim_loads(&c->s).n_waiting + sim_loads(&c->s).n_running > 0; i++)
-            act(c, false);
-        check(c);
-        for (uint32_t n = 0; n < c->n_clients; n++)
-            if (!c->aborted[n])
-                sim_expect_done(&c->clients[n]);
-            else
-                EXPECT_EQ(c->clients[n].ends, 1);
-        for (uint32_t i = 0; i < N_RANKS; i++)
-            EXPECT_EQ(c->s.relay->ranks[i].taken_pages, 0);
-        EXPECT(c->n_refused < c->n_tickets / 3 && c->n_late < c->n_checks / 10);
-        n_retracted += c->n_retracted;
-        n_found += c->n_found;
-        sim_fini(&c->s);
-        free(c->clients);
-        free(c);
-    }
+static void relay_counts_what_is_held_after_ranks_are_lost(void)
+{
+    uint32_t n_retracted = 0, n_found = 0;
+
+    for (uint64_t seed = 1; seed <= 4; seed++)
+        play(seed, 2, 3, true, &n_retracted, &n_found);
     EXPECT(n_retracted > 50 && n_found > 1000);
 }
 
 static const bt_test TESTS[] = {
     BT_TEST(relay_counts_what_its_ranks_hold),
+    BT_TEST(relay_counts_what_is_held_after_ranks_are_lost),
 };
 
 int main(int argc, char **argv)

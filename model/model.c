@@ -66,9 +66,10 @@ out:
 bt_status bt_model_load(const bt_model_config *cfg, const bt_safetensors *set,
                         const bt_model_options *opt, bt_model **model_out)
 {
-    bt_status          st    = BT_OK;
-    bt_model          *model = NULL;
-    bool              *own   = NULL;
+    bt_status st     = BT_OK;
+    bt_model *model  = NULL;
+    bool     *own    = NULL;
+    bool      speaks = opt->group != NULL && bt_group_self(opt->group) == 0; /* one line a group */
     bt_weights_options w_opt = {.dev          = opt->dev,
                                 .normal       = opt->normal,
                                 .absorbed     = opt->absorbed || bt_mla_chooses(&cfg->mla),
@@ -93,10 +94,8 @@ bt_status bt_model_load(const bt_model_config *cfg, const bt_safetensors *set,
     model->expert_rows = bt_calloc(cfg->moe.gate.n_experts, 2 * sizeof(*model->expert_rows));
     BT_REQUIRE(model->expert_rows != NULL, BT_ERR_NO_MEMORY, "rows of %u experts",
                cfg->moe.gate.n_experts);
-    if (opt->group != NULL && bt_group_self(opt->group) == 0) /* one line a group */
-        bt_weights_warn_of_layers(cfg, set);
-    if (cfg->n_mtp_layers != 0 && !cfg->mtp && opt->group != NULL &&
-        bt_group_self(opt->group) == 0) /* one line a group */
+    if (speaks) bt_weights_warn_of_layers(cfg, set);
+    if (speaks && cfg->n_mtp_layers != 0 && !cfg->mtp)
         BT_INFO("the checkpoint has a layer for multi-token prediction, which is not loaded: --mtp "
                 "1 would draft tokens with it");
     BT_TRY(take_workspace(model));

@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-static bool ends_with(const char *name, const char *end)
+bool bt_tensor_name_ends(const char *name, const char *end)
 {
     size_t n = strlen(name), m = strlen(end);
 
@@ -12,8 +12,9 @@ static bool ends_with(const char *name, const char *end)
 bt_weight_kind bt_tensor_kind(const bt_tensor *t)
 {
     if (t->dtype == BT_ST_F8_E4M3) return BT_WEIGHT_FP8;
-    return t->dtype == BT_ST_I32 && ends_with(t->name, ".weight" BT_NAME_PACKED) ? BT_WEIGHT_INT4
-                                                                                 : BT_WEIGHT_BF16;
+    return t->dtype == BT_ST_I32 && bt_tensor_name_ends(t->name, ".weight" BT_NAME_PACKED)
+               ? BT_WEIGHT_INT4
+               : BT_WEIGHT_BF16;
 }
 
 uint64_t bt_tensor_n_weights(const bt_tensor *t)
@@ -27,7 +28,8 @@ uint64_t bt_tensor_n_weights(const bt_tensor *t)
 
 bool bt_tensor_is_beside_weights(const bt_tensor *t)
 {
-    return ends_with(t->name, BT_NAME_SCALE_FP8) || ends_with(t->name, BT_NAME_SCALE_IN) ||
-           ends_with(t->name, ".weight" BT_NAME_SCALE_INT4) ||
-           ends_with(t->name, ".weight" BT_NAME_SHAPE);
+    return bt_tensor_name_ends(t->name, BT_NAME_SCALE_FP8) ||
+           bt_tensor_name_ends(t->name, BT_NAME_SCALE_IN) ||
+           bt_tensor_name_ends(t->name, ".weight" BT_NAME_SCALE_INT4) ||
+           bt_tensor_name_ends(t->name, ".weight" BT_NAME_SHAPE);
 }

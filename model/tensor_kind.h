@@ -15,6 +15,7 @@
 #define BT_NAME_SCALE_INT4 "_scale"
 #define BT_NAME_SHAPE      "_shape"
 
+bool bt_tensor_name_ends(const char *name, const char *end);
 /* What its weights are; fp32 counts as bf16. */
 bt_weight_kind bt_tensor_kind(const bt_tensor *t);
 /* How many: eight in a word of 4 bits each. */

@@ -311,18 +311,14 @@ out:
  * one scale those of activations, which are not rounded here. */
 static bool may_be_unused(const bt_model_config *cfg, unsigned layer, const char *rest)
 {
-    static const char SCALE[] = BT_NAME_SCALE_FP8, ACTIVATION[] = BT_NAME_SCALE_IN;
-    size_t            n = strlen(rest);
-
     return strncmp(rest, "mlp.experts.", strlen("mlp.experts.")) == 0 ||
            strcmp(rest, "self_attn.rotary_emb.inv_freq") == 0 ||
            (cfg->mla.index_topk != 0 && !bt_model_layer_has_indexer(cfg, layer) &&
             strncmp(rest, "self_attn.indexer.", strlen("self_attn.indexer.")) == 0) ||
            (cfg->moe_norm && !bt_model_layer_is_moe(cfg, layer) &&
             strcmp(rest, "post_mlp_layernorm.weight") == 0) ||
-           (cfg->fp8_one_scale && n >= strlen(ACTIVATION) &&
-            strcmp(rest + n - strlen(ACTIVATION), ACTIVATION) == 0) ||
-           (n >= strlen(SCALE) && strcmp(rest + n - strlen(SCALE), SCALE) == 0);
+           (cfg->fp8_one_scale && bt_tensor_name_ends(rest, BT_NAME_SCALE_IN)) ||
+           bt_tensor_name_ends(rest, BT_NAME_SCALE_FP8);
 }
 
 /* What files hold for a layer and config.json does not speak of would change the results. */

@@ -22,9 +22,8 @@ enum {
     RUN_CHARS      = 25000
 };
 
-/* The original takes \p{Han} from its classes of letters ([..&&[^\p{Han}]]), which PCRE2 cannot. */
-#define UPPER "(?:(?!\\\\p{Han})[\\\\p{Lu}\\\\p{Lt}\\\\p{Lm}\\\\p{Lo}\\\\p{M}])"
-#define LOWER "(?:(?!\\\\p{Han})[\\\\p{Ll}\\\\p{Lm}\\\\p{Lo}\\\\p{M}])"
+#define UPPER "[\\\\p{Lu}\\\\p{Lt}\\\\p{Lm}\\\\p{Lo}\\\\p{M}&&[^\\\\p{Han}]]"
+#define LOWER "[\\\\p{Ll}\\\\p{Lm}\\\\p{Lo}\\\\p{M}&&[^\\\\p{Han}]]"
 #define FRONT "[^\\\\r\\\\n\\\\p{L}\\\\p{N}]?"
 #define SHORT "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 const char bt_tiktoken_pre[] =

@@ -148,7 +148,6 @@ void bt_fleet_message(void *ctx, bt_control_peer *peer, bt_up *up)
         on_hello(ctx, peer, &up->u.hello);
         return;
     }
-    if (stream->peer != peer) return; /* it has been shut out */
     c = stream->cell;
     if (up->kind == BT_UP_BEAT) c->cell.ranks[stream->rank].beat = up->u.beat;
     if (up->kind == BT_UP_PROGRESS && !c->cell.ranks[stream->rank].ready)
@@ -176,7 +175,6 @@ void bt_fleet_lost(void *ctx, bt_control_peer *peer)
     bool            opening = c->state == BT_CELL_ATTACHING || c->state == BT_CELL_LOADING;
     char            who[192];
 
-    if (stream->peer != peer) return; /* it has been shut out */
     stream->peer = NULL;
     c->n_peers--;
     if (fleet->stopped || c->state == BT_CELL_LEAVING) return;

@@ -25,9 +25,10 @@ static uint32_t seat_of(const bt_seats groups[2], uint32_t i)
     return i < groups[0].n ? groups[0].ranks[i] : groups[1].ranks[i - groups[0].n];
 }
 
-static bt_status check_seats(const bt_seats groups[2])
+static bt_status check_ranks(const bt_down_regroup *r)
 {
-    bt_status st = BT_OK;
+    bt_status       st     = BT_OK;
+    const bt_seats *groups = r->groups;
 
     for (uint32_t i = 0; i < groups[0].n + groups[1].n; i++) {
         uint32_t rank = seat_of(groups, i);
@@ -35,6 +36,10 @@ static bt_status check_seats(const bt_seats groups[2])
         for (uint32_t k = 0; k < i && rank != BT_NO_RANK; k++)
             BT_REQUIRE(seat_of(groups, k) != rank, BT_ERR_PROTOCOL, "rank %u has two seats", rank);
     }
+    for (uint32_t i = 0; i < r->n_gone; i++) /* they count against a majority */
+        for (uint32_t k = 0; k < i; k++)
+            BT_REQUIRE(r->gone[k] != r->gone[i], BT_ERR_PROTOCOL, "rank %u is gone twice",
+                       r->gone[i]);
 out:
     return st;
 }
@@ -58,7 +63,7 @@ bt_status bt_pb_take_regroup(const PB(Regroup) *pb, bt_down_regroup *r)
     BT_TRY(bt_pb_take_u32s(pb->decode->ranks, pb->decode->n_ranks, &r->groups[1].ranks,
                            &r->groups[1].n));
     BT_TRY(bt_pb_take_u32s(pb->gone, pb->n_gone, &r->gone, &r->n_gone));
-    BT_TRY(check_seats(r->groups));
+    BT_TRY(check_ranks(r));
 out:
     return st;
 }

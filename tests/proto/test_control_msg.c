@@ -338,6 +338,9 @@ static void control_msg_out_of_range_is_refused(void)
     up                                  = sample_up(BT_UP_HELLO);
     up.u.hello.seats.groups[0].ranks[0] = up.u.hello.seats.groups[0].ranks[1];
     refused_up(up, "rank 1007 has two seats");
+    up                       = sample_up(BT_UP_HELLO);
+    up.u.hello.seats.gone[1] = up.u.hello.seats.gone[0];
+    refused_up(up, " is gone twice");
     up               = sample_hello(0, 4);
     up.u.hello.epoch = UINT32_MAX;
     refused_up(up, "epochs 4294967295 and 0, expected at most 2147483647");

@@ -5,8 +5,7 @@
 /* transformers 5 lists each layer's kind; only "dense" layers first, then "sparse" ones, is a
  * model that first_k_dense_replace can say.  Where both stand, Hugging Face reads only the latter
  * for V2, V3, Sarvam and Mistral, and only the list for the others, beside which it saves its
- * default of 3.
- */
+ * default of 3. */
 static bt_status read_layer_types(const bt_json_at *at, bt_model_family fam, bt_model_config *cfg)
 {
     bt_status     st      = BT_OK;

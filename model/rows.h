@@ -18,9 +18,9 @@ typedef struct {
 } bt_matrix;
 
 /* Finds [n, k] under `name`, for e4m3 with its scales, or the one that it has, under
- * <name>_scale_inv; or in 4 bits under
- * <name>_packed, _scale and _shape, as compressed-tensors writes them.  FORMAT names what is
- * missing or differs, with expected and found. */
+ * <name>_scale_inv; or in 4 bits under <name>_packed, _scale and _shape, as compressed-tensors
+ * writes them.  FORMAT names what is missing or differs, with expected and found; UNSUPPORTED: in 4
+ * bits otherwise than here. */
 bt_status bt_matrix_find(const bt_safetensors *st, const char *name, uint32_t n, uint32_t k,
                          bt_matrix *matrix_out);
 /* The same for a vector [n] of bf16 or fp32; k is 1. */

@@ -184,6 +184,10 @@ void bt_handoff_send(bt_handoff *handoff, uint32_t to, const bt_page_message *m,
     BT_ASSERT(to < handoff->world->size);
     BT_ASSERT(handoff->line == NULL ||
               (to != handoff->world->rank && m->tail_bytes <= BT_LINE_TAIL_MAX));
+    if (handoff->peers[to].excluded) {
+        s->state = BT_SLOT_FREE;
+        return;
+    }
     s->message = *m;
     if (handoff->line != NULL)
         bt_page_message_seal_tail(&s->message, slot, wire);

@@ -104,9 +104,9 @@ bt_status bt_handoff_await_ready(bt_handoff *handoff, const bt_wait *wait);
 bool bt_handoff_cancel(bt_handoff *handoff, uint64_t request);
 
 /* Does without world rank `rank` from now on, which is dead or was removed from the cell: its
- * messages are dropped, whenever they come; those for it are gone, as if they had been cancelled,
- * and bt_handoff_cancel() finds nothing in flight to it.  Memory that it may still touch is given
- * up for new.  NO_MEMORY when there is none. */
+ * messages are dropped, whenever they come; those for it, later ones too, are gone, as if they had
+ * been cancelled, and bt_handoff_cancel() finds nothing in flight to it.  Memory that it may still
+ * touch is given up for new.  NO_MEMORY when there is none. */
 bt_status bt_handoff_exclude(bt_handoff *handoff, uint32_t rank);
 
 /* Progress.  True when something moved.  Events are called from in here and may stage, send and

@@ -359,6 +359,21 @@ static void nothing_stays_open_for_a_lost_peer(void)
     site_fini(&g_site);
 }
 
+/* Before its requests hear of it, they may have more for it. */
+static void what_is_sent_to_a_lost_peer_is_gone(void)
+{
+    site_init(&g_site, 2, 4000, 0.02);
+    if (g_rank == 1) {
+        EXPECT_EQ(bt_handoff_exclude(g_site.h, 0), BT_OK);
+        EXPECT(site_send(&g_site, 0, 1, 5) != NULL);
+        poll_for(&g_site, 0.1);
+        EXPECT(handoff_is_idle(g_site.h));
+        EXPECT_EQ(g_site.n_sent + g_site.n_expired, 0);
+        EXPECT(bt_handoff_cancel(g_site.h, request_of(1, 0, 1)));
+    }
+    site_fini(&g_site);
+}
+
 static bool payload_waits(void)
 {
     int found = 0;
@@ -458,6 +473,7 @@ static const bt_test TESTS[] = {
     BT_TEST(payload_larger_than_the_receivers_room_is_refused),
     BT_TEST(request_of_a_lost_peer_is_not_granted),
     BT_TEST(nothing_stays_open_for_a_lost_peer),
+    BT_TEST(what_is_sent_to_a_lost_peer_is_gone),
     BT_TEST(payload_of_a_lost_peer_is_not_taken),
     BT_TEST(absurd_configurations_are_refused),
     BT_TEST(every_failing_allocation_is_survived),

@@ -487,12 +487,6 @@ void bt_requests_fini(bt_requests *t)
     *t = (bt_requests){0};
 }
 
-/* A prompt of which rows have gone to its decode rank, where a lease runs. */
-static bool has_begun(const bt_request *r)
-{
-    return r->state == BT_REQUEST_PREFILL && r->out.moved_ns != 0;
-}
-
 bt_status bt_requests_add(bt_requests *t, bt_request *r)
 {
     bt_status st = BT_OK;
@@ -506,7 +500,7 @@ bt_status bt_requests_add(bt_requests *t, bt_request *r)
         t->at       = at;
         t->capacity = capacity;
     }
-    while (i > 0 && t->at[i - 1]->arrival > r->arrival && !has_begun(t->at[i - 1]))
+    while (i > 0 && t->at[i - 1]->arrival > r->arrival)
         i--;
     memmove(t->at + i + 1, t->at + i, (t->n - i) * sizeof(*t->at));
     t->at[i] = r;

@@ -240,8 +240,7 @@ static inline uint32_t bt_request_n_tokens(const bt_request *r)
     return r->n_prompt + (r->eval ? r->n_eval : r->sampling.max_tokens);
 }
 
-/* The table: pointers in order of arrival.  One that comes again takes the place of its age, but
- * does not pass a prompt whose hand-off has begun, which has a deadline. */
+/* The table: pointers in order of arrival, also where one comes again. */
 typedef struct {
     bt_request **at; /* owned */
     uint32_t     n, capacity;

@@ -28,8 +28,14 @@ static bt_role prompt_role(const bt_request *r)
                                                      : BT_ROLE_PROMPT;
 }
 
-/* Whether a piece of the step is in the prompt's next page, for a request with an equal prefix: the
- * page will be in the cache.  How a replay's page is to be computed may differ. */
+static bool same_key(const bt_prefix_key *a, const bt_prefix_key *b)
+{
+    return a->lo == b->lo && a->hi == b->hi;
+}
+
+/* Whether a piece of the step is in the prompt's next page, for a request with an equal prefix that
+ * was computed alike: the page will be in the cache.  How a replay's is to be computed may differ.
+ */
 static bool comes_from_another(const bt_request *r, const bt_piece *pieces, uint32_t n)
 {
     uint32_t at = r->n_computed / BT_PAGE_TOKENS, end = (at + 1) * BT_PAGE_TOKENS;
@@ -41,31 +47,36 @@ static bool comes_from_another(const bt_request *r, const bt_piece *pieces, uint
         const bt_request *q = pieces[i].request;
 
         if (q->n_computed / BT_PAGE_TOKENS == at && at < q->n_keys &&
-            q->keys[at].lo == r->keys[at].lo && q->keys[at].hi == r->keys[at].hi)
+            same_key(&q->keys[at], &r->keys[at]) && same_key(&q->before, &r->before))
             return true;
     }
     return false;
 }
 
-/* Adds prompts that end with a piece (long_ones: those that do not), in the table's order, as far
- * as the budget goes. */
+/* A prompt of which rows have gone to its decode rank, where a lease runs. */
+static bool has_begun(const bt_request *r) { return r->out.moved_ns != 0; }
+
+/* Adds prompts that end with a piece (long_ones: those that do not), those that have begun first,
+ * else in the table's order, as far as the budget goes. */
 static uint32_t add_some(const bt_scheduler *s, const bt_requests *t, bool long_ones,
                          uint32_t n_most, uint32_t *budget, bt_piece *pieces, uint32_t n)
 {
-    for (uint32_t i = 0; n_most > 0 && *budget > 0 && i < t->n; i++) {
-        bt_request *r    = t->at[i];
-        uint32_t    rest = rest_of(r), piece = bt_min_u32(s->chunk, rest);
-        bool        in = false;
+    for (int begun = 1; begun >= 0; begun--) {
+        for (uint32_t i = 0; n_most > 0 && *budget > 0 && i < t->n; i++) {
+            bt_request *r    = t->at[i];
+            uint32_t    rest = rest_of(r), piece = bt_min_u32(s->chunk, rest);
+            bool        in = false;
 
-        if (rest == 0 || (rest > s->chunk) != long_ones) continue;
-        for (uint32_t k = 0; k < n; k++)
-            in = in || pieces[k].request == r;
-        if (in || (long_ones && comes_from_another(r, pieces, n))) continue;
-        if (piece > *budget && n > 0) break;
-        piece       = bt_form_map_run(&r->map, r->n_computed, bt_min_u32(piece, *budget));
-        pieces[n++] = (bt_piece){r, prompt_role(r), r->n_computed, piece, 0, false};
-        *budget -= piece;
-        n_most--;
+            if (rest == 0 || (rest > s->chunk) != long_ones || has_begun(r) != begun) continue;
+            for (uint32_t k = 0; k < n; k++)
+                in = in || pieces[k].request == r;
+            if (in || (long_ones && comes_from_another(r, pieces, n))) continue;
+            if (piece > *budget && n > 0) return n;
+            piece       = bt_form_map_run(&r->map, r->n_computed, bt_min_u32(piece, *budget));
+            pieces[n++] = (bt_piece){r, prompt_role(r), r->n_computed, piece, 0, false};
+            *budget -= piece;
+            n_most--;
+        }
     }
     return n;
 }

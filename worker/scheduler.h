@@ -3,8 +3,8 @@
  * Plain functions of the request table.  Prompts come in pieces of at most `chunk` rows; several
  * share a step.  Those that one piece ends go before the longer ones, so that a long prompt never
  * holds them up for more than a piece; but a long one that a step has passed over is the first of
- * the next.  Among equals: the oldest first, also where it comes again, but behind those that have
- * begun.  A prompt that is not the step's first waits for the next step rather than take a piece
+ * the next.  Among equals: the oldest first, but behind those whose hand-off has begun, which has a
+ * deadline.  A prompt that is not the step's first waits for the next step rather than take a piece
  * that is cut short by the budget; and one that would not end with its piece waits where another
  * prompt of the step computes its next page, which it then finds in the cache.  Decoding requests
  * bring one row each (an evaluation or a replay its next known tokens, up to `chunk`); where they

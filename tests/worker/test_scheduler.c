@@ -1,3 +1,4 @@
+#include "core/minmax.h"
 #include "tests/support/test.h"
 #include "worker/scheduler.h"
 
@@ -164,6 +165,65 @@ static void scheduler_computes_equal_prompts_once(void)
     EXPECT_EQ(bt_schedule(&s, &g_table, g_pieces, g_rows), 4);
 }
 
+/* A page of the same tokens, but behind pages that were computed otherwise, is not the one that it
+ * needs: it does not wait for it, and so never for a row of younger ones that bring such. */
+static void scheduler_waits_for_no_page_that_is_not_its_own(void)
+{
+    bt_scheduler  s      = {.max_rows = 400, .chunk = 100};
+    bt_prefix_key keys[] = {
+        {1, 1},
+        {2, 2},
+        {3, 3},
+        {4, 4}
+    };
+
+    clear();
+    for (uint32_t i = 0; i < 2; i++) {
+        bt_request *r = add(BT_REQUEST_PREFILL, i == 0 ? 280 : 128, 64); /* the second is short */
+
+        r->keys   = keys;
+        r->n_keys = i == 0 ? 4 : 2;
+        r->n_kept = 1;
+    }
+    EXPECT_EQ(bt_schedule(&s, &g_table, g_pieces, g_rows), 1);
+    g_requests[0].before = (bt_prefix_key){7, 1};
+    s.long_turn          = false;
+    EXPECT_EQ(bt_schedule(&s, &g_table, g_pieces, g_rows), 2);
+    expect_piece(1, 1, BT_ROLE_PROMPT, 64, 100);
+}
+
+/* While the oldest waits for a page of its equal another one begins, whose decode rank waits for
+ * rows from then on: it goes on before those that have not begun. */
+static void scheduler_goes_on_with_what_has_begun(void)
+{
+    bt_scheduler  s      = {.max_rows = 200, .chunk = 100};
+    bt_prefix_key keys[] = {
+        {1, 1},
+        {2, 2}
+    };
+
+    clear();
+    for (uint32_t i = 0; i < 3; i++) {
+        bt_request *r = add(BT_REQUEST_PREFILL, 1000, 0);
+
+        if (i != 2) r->keys = keys;
+        if (i != 2) r->n_keys = 2;
+    }
+    EXPECT_EQ(bt_schedule(&s, &g_table, g_pieces, g_rows), 2);
+    for (uint32_t step = 1; step < 4; step++) {
+        expect_piece(0, 1, BT_ROLE_PROMPT, 100 * (step - 1), 100);
+        expect_piece(1, 3, BT_ROLE_PROMPT, 100 * (step - 1), 100);
+        for (uint32_t i = 0; i < 2; i++) {
+            g_pieces[i].request->n_computed += 100;
+            g_pieces[i].request->n_kept       = g_pieces[i].request->n_computed / 64;
+            g_pieces[i].request->out.moved_ns = step;
+        }
+        g_requests[1].n_kept     = bt_min_u32(2, g_requests[0].n_kept);
+        g_requests[1].n_computed = g_requests[1].n_kept * 64;
+        EXPECT_EQ(bt_schedule(&s, &g_table, g_pieces, g_rows), 2);
+    }
+}
+
 static void come(bt_requests *t, uint32_t i, uint64_t arrival)
 {
     g_requests[i] =
@@ -180,6 +240,7 @@ static void scheduler_keeps_the_place_of_a_request_s_age(void)
     bt_requests           t     = {0};
 
     come(&t, 0, 10);
+    g_requests[0].out.moved_ns = 1;
     come(&t, 1, 12);
     g_requests[1].out.moved_ns = 1;
     come(&t, 2, 13);
@@ -468,6 +529,8 @@ int main(int argc, char **argv)
         BT_TEST(scheduler_cuts_prompts_and_shares_the_step),
         BT_TEST(scheduler_holds_nobody_up_for_more_than_a_piece),
         BT_TEST(scheduler_computes_equal_prompts_once),
+        BT_TEST(scheduler_waits_for_no_page_that_is_not_its_own),
+        BT_TEST(scheduler_goes_on_with_what_has_begun),
         BT_TEST(scheduler_keeps_the_place_of_a_request_s_age),
         BT_TEST(scheduler_replays_several_known_tokens_a_step),
         BT_TEST(scheduler_puts_prompts_before_generated_rows),

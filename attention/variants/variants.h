@@ -55,8 +55,8 @@ typedef struct {
 typedef struct bt_study   bt_study;
 typedef struct bt_variant bt_variant;
 
-/* dev and the weights are borrowed for the study's life.  A factor of a whole query (query_beta),
- * in which no two variants could differ, is left out.  Errors as bt_mla_create(). */
+/* dev and the weights are borrowed for the study's life.  Queries have no factors here, whatever
+ * query_beta is: those cost next to nothing.  Errors as bt_mla_create(). */
 bt_status bt_study_create(bt_device *dev, const bt_mla_config *cfg, const bt_study_weights *w,
                           uint32_t max_batch, bt_study **study_out);
 void      bt_study_destroy(bt_study *study);

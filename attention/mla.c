@@ -24,7 +24,7 @@ struct bt_mla {
     uint32_t      q_dim;             /* n_heads (nope + rope) */
     uint32_t      kv_dim, index_dim; /* kv_lora + rope; index_heads index_dim */
     bt_attn      *attn;              /* owned */
-    float        *rope;              /* owned, device: [max_context][qk_rope_dim / 2][2] */
+    float        *rope;              /* owned, device: the table of ops.h */
     bt_bf16      *q_a;               /* owned, device: [max_rows, q_lora_rank], or NULL without */
     bt_bf16      *q;                 /* owned, device: [max_rows, q_dim] */
     bt_bf16      *kv;                /* owned, device: [max_rows, kv_dim] */
@@ -55,7 +55,7 @@ static bt_status create_rope(bt_mla *mla)
     bt_status            st    = BT_OK;
     const bt_mla_config *cfg   = &mla->cfg;
     size_t               turns = (size_t)cfg->max_context * cfg->qk_rope_dim;
-    size_t               elems = bt_mla_rope_elems(cfg);
+    size_t               elems = turns + (cfg->query_beta != 0 ? cfg->max_context : 0);
     float               *host  = bt_calloc(elems, sizeof(*host));
 
     BT_REQUIRE(host != NULL, BT_ERR_NO_MEMORY, "rope table of %u positions", cfg->max_context);

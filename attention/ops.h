@@ -84,12 +84,7 @@ extern const bt_attn_ops bt_attn_cpu_ops;
 /* NULL: the device has none. */
 const bt_attn_ops *bt_attn_find(const bt_device *dev);
 
-/* Elements of the table that create() is given. */
-static inline size_t bt_mla_rope_elems(const bt_mla_config *cfg)
-{
-    return (size_t)cfg->max_context * (cfg->qk_rope_dim + (cfg->query_beta != 0));
-}
-/* Behind the rotations; NULL: the queries have no factors. */
+/* In the table that create() is given, behind the rotations; NULL: the queries have no factors. */
 static inline const float *bt_mla_query_factors(const bt_mla_config *cfg, const float *rope)
 {
     return cfg->query_beta == 0 ? NULL : rope + (size_t)cfg->max_context * cfg->qk_rope_dim;

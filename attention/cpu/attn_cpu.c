@@ -161,14 +161,13 @@ static bt_status attn_cpu_create(bt_device *dev, const bt_mla_config *cfg, uint3
     bt_attn_cpu *a  = bt_calloc(1, sizeof(*a));
 
     BT_REQUIRE(a != NULL, BT_ERR_NO_MEMORY, "attention header");
-    a->base.ops      = &bt_attn_cpu_ops;
-    a->dev           = dev;
-    a->kernels       = bt_device_cpu_table(dev);
-    a->pool          = bt_device_cpu_pool(dev);
-    a->cfg           = *cfg;
-    a->rope          = rope;
-    a->query_factors = bt_mla_query_factors(cfg, rope);
-    a->n_members     = bt_cpu_pool_n_threads(a->pool);
+    a->base.ops  = &bt_attn_cpu_ops;
+    a->dev       = dev;
+    a->kernels   = bt_device_cpu_table(dev);
+    a->pool      = bt_device_cpu_pool(dev);
+    a->cfg       = *cfg;
+    a->rope      = rope;
+    a->n_members = bt_cpu_pool_n_threads(a->pool);
     BT_TRY(create_members(a, max_rows));
     BT_TRY(create_normal(a, max_rows));
     BT_TRY(create_absorbed(a, max_rows));
@@ -273,13 +272,15 @@ static void append_row(const append_job *job, const bt_span *span, uint32_t row,
             turn_index_row(a, cos_sin, q);
     }
     if (call->q != NULL) {
-        bt_bf16 *q = call->q + row * bt_attn_q_dim(cfg) + cfg->qk_nope_dim;
+        bt_bf16     *q      = call->q + row * bt_attn_q_dim(cfg);
+        const float *factor = bt_mla_query_factors(cfg, a->rope);
 
-        for (uint32_t h = 0; h < cfg->n_heads; h++, q += head_dim)
-            rows->rope_row(cos_sin, q, cfg->qk_rope_dim, q);
-        if (a->query_factors != NULL && a->query_factors[pos] != 1)
-            scale_row(a->query_factors[pos], bt_attn_q_dim(cfg),
-                      call->q + row * bt_attn_q_dim(cfg));
+        for (uint32_t h = 0; h < cfg->n_heads; h++) {
+            bt_bf16 *part = q + h * head_dim + cfg->qk_nope_dim;
+
+            rows->rope_row(cos_sin, part, cfg->qk_rope_dim, part);
+        }
+        if (factor != NULL && factor[pos] != 1) scale_row(factor[pos], bt_attn_q_dim(cfg), q);
     }
 }
 

@@ -59,8 +59,7 @@ typedef struct {
     const bt_cpu_kernels *kernels; /* borrowed */
     bt_cpu_pool          *pool;    /* borrowed */
     bt_mla_config         cfg;
-    const float          *rope;          /* borrowed: [max_context][qk_rope_dim / 2][2] */
-    const float          *query_factors; /* borrowed: [max_context], or NULL */
+    const float          *rope; /* borrowed: the table of ops.h */
     uint32_t              n_members;
     bt_attn_member       *members; /* owned: [n_members] */
     void                 *scratch; /* owned: what they point to */

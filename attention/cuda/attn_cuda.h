@@ -12,7 +12,7 @@ typedef struct {
     bt_attn               base;
     bt_device            *dev; /* borrowed */
     bt_mla_config         cfg;
-    const float          *rope;                     /* borrowed, device */
+    const float          *rope;                     /* borrowed, device: the table of ops.h */
     uint32_t              max_spans, max_ids;       /* of a batch */
     uint32_t              absorbed_rows, part_rows; /* rows; rows times parts, of a batch */
     uint32_t              normal_rows, kv_tokens;   /* rows of a batch; keys expanded at once */

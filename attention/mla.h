@@ -128,7 +128,8 @@ typedef struct bt_mla bt_mla;
 
 /* Workspaces for steps of at most max_rows rows.  `dev` is borrowed.
  * INVALID_ARG: a dimension of 0 or above 16384, an odd qk_rope_dim, a softmax scale that is not
- * above 0, a rope frequency or magnitude that is no number, or an angle above 2^20.
+ * above 0, a rope frequency or magnitude that is no number, an angle above 2^20, a query_beta below
+ * 0 or that is no number, or one without a query_context.
  * UNSUPPORTED: sizes that the back end has no kernels for. */
 bt_status bt_mla_create(bt_device *dev, const bt_mla_config *cfg, uint32_t max_rows,
                         bt_mla **mla_out);

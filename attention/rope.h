@@ -25,8 +25,8 @@ extern "C" {
 bt_status bt_rope_fill(uint32_t n_positions, uint32_t n_pairs, const double *inv_freq,
                        double magnitude, float *table);
 
-/* factor[position] = 1 + beta ln(1 + floor(position / context)), for positions 0 .. n_positions-1.
- */
+/* factor[position] = 1 + beta ln(1 + floor(position / context)), for positions 0 .. n_positions-1;
+ * context is above 0. */
 void bt_query_factors_fill(uint32_t n_positions, double beta, uint32_t context, float *factor);
 
 #ifdef __cplusplus

@@ -56,42 +56,69 @@ static bool comes_from_another(const bt_request *r, const bt_piece *pieces, uint
 /* A prompt of which rows have gone to its decode rank, where a lease runs. */
 static bool has_begun(const bt_request *r) { return r->out.moved_ns != 0; }
 
+/* One more piece, of at least a row. */
+static uint32_t add_piece(const bt_scheduler *s, bt_request *r, uint32_t *budget, bt_piece *pieces,
+                          uint32_t n)
+{
+    uint32_t piece = bt_min_u32(bt_min_u32(s->chunk, rest_of(r)), *budget);
+
+    piece     = bt_form_map_run(&r->map, r->n_computed, piece);
+    pieces[n] = (bt_piece){r, prompt_role(r), r->n_computed, piece, 0, false};
+    *budget -= piece;
+    return n + 1;
+}
+
 /* Adds prompts that end with a piece (long_ones: those that do not), those that have begun first,
  * else in the table's order, as far as the budget goes. */
 static uint32_t add_some(const bt_scheduler *s, const bt_requests *t, bool long_ones,
-                         uint32_t n_most, uint32_t *budget, bt_piece *pieces, uint32_t n)
+                         uint32_t *budget, bt_piece *pieces, uint32_t n)
 {
     for (int begun = 1; begun >= 0; begun--) {
-        for (uint32_t i = 0; n_most > 0 && *budget > 0 && i < t->n; i++) {
+        for (uint32_t i = 0; *budget > 0 && i < t->n; i++) {
             bt_request *r    = t->at[i];
-            uint32_t    rest = rest_of(r), piece = bt_min_u32(s->chunk, rest);
-            bool        in = false;
+            uint32_t    rest = rest_of(r);
+            bool        in   = false;
 
             if (rest == 0 || (rest > s->chunk) != long_ones || has_begun(r) != begun) continue;
             for (uint32_t k = 0; k < n; k++)
                 in = in || pieces[k].request == r;
             if (in || (long_ones && comes_from_another(r, pieces, n))) continue;
-            if (piece > *budget && n > 0) return n;
-            piece       = bt_form_map_run(&r->map, r->n_computed, bt_min_u32(piece, *budget));
-            pieces[n++] = (bt_piece){r, prompt_role(r), r->n_computed, piece, 0, false};
-            *budget -= piece;
-            n_most--;
+            if (bt_min_u32(s->chunk, rest) > *budget && n > 0) return n;
+            n = add_piece(s, r, budget, pieces, n);
         }
     }
     return n;
+}
+
+/* Of those that do not end with a piece the one whose hand-off has stood still longest, or where
+ * none has begun, the oldest; NULL: there is none. */
+static bt_request *next_long(const bt_scheduler *s, const bt_requests *t)
+{
+    bt_request *next = NULL;
+
+    for (uint32_t i = 0; i < t->n; i++) {
+        bt_request *r = t->at[i];
+
+        if (rest_of(r) <= s->chunk) continue;
+        if (next == NULL ||
+            (has_begun(r) && (!has_begun(next) || r->out.moved_ns < next->out.moved_ns)))
+            next = r;
+    }
+    return next;
 }
 
 /* Short prompts come first, but no two steps in a row pass over a long one that waits. */
 static uint32_t add_prompts(bt_scheduler *s, const bt_requests *t, uint32_t budget,
                             bt_piece *pieces)
 {
-    uint32_t n     = 0, n_first;
-    bool     waits = false, served = false;
+    uint32_t    n     = 0, n_first;
+    bool        waits = false, served = false;
+    bt_request *turn = s->long_turn ? next_long(s, t) : NULL;
 
-    if (s->long_turn) n = add_some(s, t, true, 1, &budget, pieces, n);
+    if (turn != NULL && budget > 0) n = add_piece(s, turn, &budget, pieces, n);
     n_first = n;
-    n       = add_some(s, t, false, UINT32_MAX, &budget, pieces, n);
-    n       = add_some(s, t, true, UINT32_MAX, &budget, pieces, n);
+    n       = add_some(s, t, false, &budget, pieces, n);
+    n       = add_some(s, t, true, &budget, pieces, n);
     for (uint32_t i = 0; i < n; i++)
         served = served || i < n_first || rest_of(pieces[i].request) > s->chunk;
     for (uint32_t i = 0; i < t->n; i++)

@@ -2,14 +2,14 @@
  *
  * Plain functions of the request table.  Prompts come in pieces of at most `chunk` rows; several
  * share a step.  Those that one piece ends go before the longer ones, so that a long prompt never
- * holds them up for more than a piece; but a long one that a step has passed over is the first of
- * the next.  Among equals: the oldest first, but behind those whose hand-off has begun, which has a
- * deadline.  A prompt that is not the step's first waits for the next step rather than take a piece
- * that is cut short by the budget; and one that would not end with its piece waits where another
- * prompt of the step computes its next page, which it then finds in the cache.  Decoding requests
- * bring one row each (an evaluation or a replay its next known tokens, up to `chunk`); where they
- * exceed the budget they take turns. With both roles prompts keep a quarter of the budget while any
- * waits.
+ * holds them up for more than a piece; but where a step has passed over the long ones, one of them
+ * is the first of the next, and those that have begun take turns.  Among equals: the oldest first,
+ * but behind those whose hand-off has begun, which has a deadline.  A prompt that is not the step's
+ * first waits for the next step rather than take a piece that is cut short by the budget; and one
+ * that would not end with its piece waits where another prompt of the step computes its next page,
+ * which it then finds in the cache.  Decoding requests bring one row each (an evaluation or a
+ * replay its next known tokens, up to `chunk`); where they exceed the budget they take turns. With
+ * both roles prompts keep a quarter of the budget while any waits.
  *
  * Where the rank speculates, a request that brings its last known token brings a draft's rows as
  * well, into the pages that it has: as long as the step stays small, where a row costs little.  The

@@ -224,6 +224,32 @@ static void scheduler_goes_on_with_what_has_begun(void)
     }
 }
 
+/* Short ones fill every step: of the long ones that have begun none stands still while another one
+ * has all the turns. */
+static void scheduler_moves_all_that_have_begun(void)
+{
+    bt_scheduler s = {.max_rows = 200, .chunk = 100};
+
+    clear();
+    add(BT_REQUEST_PREFILL, 1000, 0);
+    add(BT_REQUEST_PREFILL, 1000, 100)->out.moved_ns = 1;
+    add(BT_REQUEST_PREFILL, 1000, 100)->out.moved_ns = 2;
+    add(BT_REQUEST_PREFILL, 100, 0);
+    add(BT_REQUEST_PREFILL, 100, 0);
+    for (uint32_t step = 0; step < 8; step++) {
+        uint32_t n = bt_schedule(&s, &g_table, g_pieces, g_rows);
+
+        for (uint32_t i = 0; i < n; i++) {
+            if (g_pieces[i].request->n_prompt == 100) continue;
+            g_pieces[i].request->n_computed += g_pieces[i].n_rows;
+            g_pieces[i].request->out.moved_ns = 10 + step;
+        }
+    }
+    EXPECT_EQ(g_requests[0].n_computed, 0);
+    EXPECT_EQ(g_requests[1].n_computed, 300);
+    EXPECT_EQ(g_requests[2].n_computed, 300);
+}
+
 static void come(bt_requests *t, uint32_t i, uint64_t arrival)
 {
     g_requests[i] =
@@ -531,6 +557,7 @@ int main(int argc, char **argv)
         BT_TEST(scheduler_computes_equal_prompts_once),
         BT_TEST(scheduler_waits_for_no_page_that_is_not_its_own),
         BT_TEST(scheduler_goes_on_with_what_has_begun),
+        BT_TEST(scheduler_moves_all_that_have_begun),
         BT_TEST(scheduler_keeps_the_place_of_a_request_s_age),
         BT_TEST(scheduler_replays_several_known_tokens_a_step),
         BT_TEST(scheduler_puts_prompts_before_generated_rows),

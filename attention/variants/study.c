@@ -157,8 +157,6 @@ bt_status bt_study_create(bt_device *dev, const bt_mla_config *cfg, const bt_stu
     s->q_in      = cfg->q_lora_rank != 0 ? cfg->q_lora_rank : cfg->hidden;
     s->q_dim     = cfg->n_heads * (cfg->qk_nope_dim + cfg->qk_rope_dim);
     s->kv_dim    = cfg->kv_lora_rank + cfg->qk_rope_dim;
-
-    s->cfg.query_beta = 0;
     BT_TRY(create_weights(s));
     BT_TRY(create_rows(s));
     bt_mla_destroy(mla);

@@ -181,6 +181,8 @@ static bt_part read_any_of(bt_schema *s, const json_t *schema, const char *keywo
             json_t *merged = bt_schema_without(s, schema, keyword, at);
 
             bt_schema_merge(s, merged, one, &branch);
+            if (bt_schema_has_waiting(schema)) bt_schema_merge_all_of(s, merged, schema, at);
+            if (s->g->st == BT_OK && bt_schema_is_empty(s, merged, &branch)) continue;
             read = merged;
         }
         bt_part_add(s->g, part, bt_schema_read(s, read, &branch));
@@ -189,25 +191,6 @@ static bt_part read_any_of(bt_schema *s, const json_t *schema, const char *keywo
 }
 
 /* ---- enum and const */
-
-static uint32_t type_of(const json_t *v)
-{
-    switch (json_typeof(v)) {
-    case JSON_OBJECT: return BT_TYPE_OBJECT;
-    case JSON_ARRAY: return BT_TYPE_ARRAY;
-    case JSON_STRING: return BT_TYPE_STRING;
-    case JSON_INTEGER: return BT_TYPE_INTEGER | BT_TYPE_NUMBER;
-    case JSON_REAL: {
-        double x = json_real_value(v);
-
-        return x > -1e15 && x < 1e15 && x == (double)(int64_t)x ? BT_TYPE_INTEGER | BT_TYPE_NUMBER
-                                                                : BT_TYPE_NUMBER;
-    }
-    case JSON_TRUE:
-    case JSON_FALSE: return BT_TYPE_BOOLEAN;
-    default: return BT_TYPE_NULL;
-    }
-}
 
 /* Of a type that must be an integer: written as one. */
 static bt_part literal(bt_schema *s, const json_t *v, uint32_t types, const bt_schema_at *at)
@@ -240,22 +223,16 @@ static bt_part written(bt_schema *s, const json_t *v, uint32_t types, const bt_s
 static bt_part read_enum(bt_schema *s, const json_t *schema, uint32_t spoken,
                          const bt_schema_at *at)
 {
-    const json_t *values = json_object_get(schema, "enum"),
-                 *fixed  = json_object_get(schema, "const");
-    uint32_t types       = bt_schema_types(s, schema, at);
-    bt_part  part        = bt_part_never(s->g);
-    size_t   n           = values == NULL ? 1 : json_array_size(values);
-    size_t   weight      = values != NULL && fixed != NULL ? bt_schema_weight(fixed) : 1;
+    const json_t *values = json_object_get(schema, "enum"), *v;
+    uint32_t      types  = bt_schema_types(s, schema, at);
+    bt_part       part   = bt_part_never(s->g);
 
     if (values != NULL && !json_is_array(values))
         bt_schema_unexpected(s, schema, "enum", at, "an array of values");
-    for (size_t i = 0; i < n && bt_schema_step(s, at, weight); i++) {
-        const json_t *v = values == NULL ? fixed : json_array_get(values, i);
-
-        if ((type_of(v) & types) == 0) continue;
-        if (values != NULL && fixed != NULL && !json_equal(v, fixed)) continue;
-        if (bt_schema_rules_out(s, schema, v, at)) continue;
-        if ((type_of(v) & spoken) != 0 && !bt_schema_keeps_bounds(s, schema, v, at)) continue;
+    for (size_t i = 0; (v = bt_schema_listed(schema, i)) != NULL && s->g->st == BT_OK; i++) {
+        if (!bt_schema_lists(s, schema, types, v, at)) continue;
+        if ((bt_schema_type_of(v) & spoken) != 0 && !bt_schema_keeps_bounds(s, schema, v, at))
+            continue;
         bt_part_add(s->g, part, written(s, v, types, at));
     }
     return part;
@@ -306,7 +283,7 @@ static bool lists(const json_t *schema, uint32_t type)
     size_t        i;
 
     json_array_foreach(json_object_get(json_object_get(schema, "not"), "enum"), i,
-                       one) if ((type_of(one) & type) != 0) return true;
+                       one) if ((bt_schema_type_of(one) & type) != 0) return true;
     return false;
 }
 
@@ -355,7 +332,8 @@ static bt_part read_keywords(bt_schema *s, const json_t *schema, const bt_schema
     if (json_object_get(schema, "$ref") != NULL) return read_ref(s, schema, at);
     if (bt_schema_has_conditions(schema))
         return bt_schema_read(s, bt_schema_without(s, schema, "", at), at);
-    if (json_object_get(schema, "allOf") != NULL) return read_all_of(s, schema, at);
+    if (json_object_get(schema, "allOf") != NULL && !bt_schema_has_waiting(schema))
+        return read_all_of(s, schema, at);
     if (json_object_get(schema, "anyOf") != NULL) return read_any_of(s, schema, "anyOf", at);
     if (json_object_get(schema, "oneOf") != NULL) return read_any_of(s, schema, "oneOf", at);
     if (json_object_get(schema, "enum") != NULL || json_object_get(schema, "const") != NULL)

@@ -127,17 +127,25 @@ bool bt_schema_says_nothing(const json_t *schema);
 bool bt_schema_is_keyword(const char *keyword, const json_t *value);
 /* Whether it says more by what schema_not.c reads. */
 bool bt_schema_has_conditions(const json_t *schema);
+/* Whether it only says which values of a list, or which types: enum, const and the like. */
+bool bt_schema_only_lists(const json_t *schema);
+/* Whether all of its allOf are anyOf or oneOf, beside one of its own: those wait until a branch of
+ * this is taken. */
+bool bt_schema_has_waiting(const json_t *schema);
 /* How many do. */
 size_t bt_schema_n_keywords(const json_t *schema);
 /* Bits of `type` and `nullable`; BT_TYPE_ALL without. */
 uint32_t bt_schema_types(bt_schema *s, const json_t *schema, const bt_schema_at *at);
 /* Of numbers. */
 bool bt_schema_is_less(const json_t *a, const json_t *b);
-/* A schema, borrowed, for all that `schema` says but one keyword. */
+/* A schema, borrowed, for all that `schema` says but one keyword, and allOf that waits for it. */
 json_t *bt_schema_without(bt_schema *s, const json_t *schema, const char *keyword,
                           const bt_schema_at *at);
+/* Whether it can be told without reading it that nothing satisfies the schema. */
+bool bt_schema_is_empty(bt_schema *s, const json_t *schema, const bt_schema_at *at);
 /* From now on `into` says what `from` says, too. */
 void bt_schema_merge(bt_schema *s, json_t *into, const json_t *from, const bt_schema_at *at);
+void bt_schema_merge_all_of(bt_schema *s, json_t *into, const json_t *from, const bt_schema_at *at);
 
 /* ---- schema_not.c */
 
@@ -195,6 +203,18 @@ const json_t *bt_schema_bound(bt_schema *s, const json_t *schema, const char *ke
 /* min to max items, but for none, of which no two are equal: each of a list of values. */
 bt_part bt_schema_unique(bt_schema *s, const json_t *items, uint32_t min, uint32_t max,
                          const bt_schema_at *at);
+/* Bits of the types that a value is of. */
+uint32_t bt_schema_type_of(const json_t *v);
+/* Whether two are the same value: 1 and 1.0 are. */
+bool bt_schema_is_equal(const json_t *a, const json_t *b);
+/* Whether a value of enum or const is of a type, and said by enum, const and `not` alike. */
+bool bt_schema_lists(bt_schema *s, const json_t *schema, uint32_t types, const json_t *v,
+                     const bt_schema_at *at);
+/* Value i of enum, or const where that is alone; NULL: there are no more. */
+const json_t *bt_schema_listed(const json_t *schema, size_t i);
+/* Whether enum or const are there, and no value is left. */
+bool bt_schema_lists_none(bt_schema *s, const json_t *schema, uint32_t types,
+                          const bt_schema_at *at);
 /* Whether a value of enum or const is as long or large as the keywords beside it say; what else
  * they say of it is refused. */
 bool bt_schema_keeps_bounds(bt_schema *s, const json_t *schema, const json_t *v,

@@ -1,6 +1,78 @@
-/* model/grammar/schema_listed.c - values of enum or const beside keywords that bound them: those
- * that keep to the bounds remain. */
+/* model/grammar/schema_listed.c - values of enum or const: which of them remain beside the other
+ * keywords of a schema. */
 #include "model/grammar/schema.h"
+
+uint32_t bt_schema_type_of(const json_t *v)
+{
+    switch (json_typeof(v)) {
+    case JSON_OBJECT: return BT_TYPE_OBJECT;
+    case JSON_ARRAY: return BT_TYPE_ARRAY;
+    case JSON_STRING: return BT_TYPE_STRING;
+    case JSON_INTEGER: return BT_TYPE_INTEGER | BT_TYPE_NUMBER;
+    case JSON_REAL: {
+        double x = json_real_value(v);
+
+        return x > -1e15 && x < 1e15 && x == (double)(int64_t)x ? BT_TYPE_INTEGER | BT_TYPE_NUMBER
+                                                                : BT_TYPE_NUMBER;
+    }
+    case JSON_TRUE:
+    case JSON_FALSE: return BT_TYPE_BOOLEAN;
+    default: return BT_TYPE_NULL;
+    }
+}
+
+bool bt_schema_is_equal(const json_t *a, const json_t *b)
+{
+    const char *key;
+    json_t     *one;
+    size_t      i;
+
+    if (json_is_number(a) && json_is_number(b))
+        return !bt_schema_is_less(a, b) && !bt_schema_is_less(b, a);
+    if (json_typeof(a) != json_typeof(b) || json_array_size(a) != json_array_size(b) ||
+        json_object_size(a) != json_object_size(b))
+        return false;
+    if (!json_is_array(a) && !json_is_object(a)) return json_equal(a, b);
+    json_array_foreach(a, i, one) if (!bt_schema_is_equal(one, json_array_get(b, i))) return false;
+    json_object_foreach((json_t *)a, key, one)
+    {
+        const json_t *other = json_object_get(b, key);
+
+        if (other == NULL || !bt_schema_is_equal(one, other)) return false;
+    }
+    return true;
+}
+
+const json_t *bt_schema_listed(const json_t *schema, size_t i)
+{
+    const json_t *values = json_object_get(schema, "enum");
+
+    if (values != NULL) return json_array_get(values, i);
+    return i == 0 ? json_object_get(schema, "const") : NULL;
+}
+
+bool bt_schema_lists(bt_schema *s, const json_t *schema, uint32_t types, const json_t *v,
+                     const bt_schema_at *at)
+{
+    const json_t *fixed = json_object_get(schema, "const");
+
+    if (!bt_schema_step(s, at, fixed == NULL || fixed == v ? 1 : bt_schema_weight(fixed)))
+        return false;
+    return (bt_schema_type_of(v) & types) != 0 && (fixed == NULL || bt_schema_is_equal(v, fixed)) &&
+           !bt_schema_rules_out(s, schema, v, at);
+}
+
+bool bt_schema_lists_none(bt_schema *s, const json_t *schema, uint32_t types,
+                          const bt_schema_at *at)
+{
+    const json_t *values = json_object_get(schema, "enum"), *v;
+
+    if (values == NULL && json_object_get(schema, "const") == NULL) return false;
+    if (values != NULL && !json_is_array(values)) return false; /* which is refused later */
+    for (size_t i = 0; (v = bt_schema_listed(schema, i)) != NULL; i++)
+        if (bt_schema_lists(s, schema, types, v, at) || s->g->st != BT_OK) return false;
+    return true;
+}
 
 /* Characters of UTF-8. */
 static size_t n_chars(const json_t *text)

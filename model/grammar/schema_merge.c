@@ -10,7 +10,8 @@
 
 enum {
     REFUSED        = 1 << 7,
-    REFUSED_FILLED = 1 << 8, /* {} and true say nothing */
+    REFUSED_FILLED = 1 << 8,  /* {} and true say nothing */
+    REFUSED_BASE   = 1 << 11, /* below the root, where references would begin there */
     GENERAL        = 1 << 9,
     CONDITION      = 1 << 10, /* schema_not.c */
     NUMERIC        = BT_TYPE_NUMBER | BT_TYPE_INTEGER
@@ -60,8 +61,15 @@ static const struct {
     {"unevaluatedItems",      REFUSED_FILLED},
     {"$dynamicRef",           REFUSED       },
     {"$recursiveRef",         REFUSED       },
-    {"$id",                   REFUSED       }, /* below the root: references would begin there */
+    {"$id",                   REFUSED_BASE  },
 };
+
+static bool is_one_of(const char *keyword, const char *const *names)
+{
+    for (; *names != NULL; names++)
+        if (strcmp(*names, keyword) == 0) return true;
+    return false;
+}
 
 /* 0: an annotation. */
 static uint32_t kind_of(const char *keyword, const json_t *value)
@@ -76,6 +84,24 @@ static uint32_t kind_of(const char *keyword, const json_t *value)
 bool bt_schema_says_nothing(const json_t *v)
 {
     return json_is_true(v) || (json_is_object(v) && json_object_size(v) == 0);
+}
+
+static bool has_references(const json_t *v)
+{
+    const char *key;
+    json_t     *one;
+    size_t      i;
+
+    json_array_foreach(v, i, one) if (has_references(one)) return true;
+    json_object_foreach((json_t *)v, key,
+                        one) if (strcmp(key, "$ref") == 0 || has_references(one)) return true;
+    return false;
+}
+
+static bool is_base(bt_schema *s, const json_t *schema, const bt_schema_at *at)
+{
+    return schema != s->root && bt_schema_step(s, at, bt_schema_weight(schema)) &&
+           has_references(schema);
 }
 
 static bool is_refused(uint32_t kind, const json_t *value)
@@ -94,7 +120,7 @@ uint32_t bt_schema_check_keywords(bt_schema *s, const json_t *schema, const bt_s
         uint32_t kind = kind_of(keyword, value);
 
         if (!bt_schema_step(s, at, 1)) break;
-        if (is_refused(kind, value) && (schema != s->root || strcmp(keyword, "$id") != 0))
+        if (is_refused(kind, value) || (kind == REFUSED_BASE && is_base(s, schema, at)))
             bt_schema_refuse(s, at, "\"%s\" is not supported", keyword);
         spoken |= kind & BT_TYPE_ALL;
     }
@@ -103,7 +129,7 @@ uint32_t bt_schema_check_keywords(bt_schema *s, const json_t *schema, const bt_s
 
 bool bt_schema_is_keyword(const char *keyword, const json_t *value)
 {
-    return (kind_of(keyword, value) & ~(uint32_t)(REFUSED | REFUSED_FILLED)) != 0;
+    return (kind_of(keyword, value) & ~(uint32_t)(REFUSED | REFUSED_FILLED | REFUSED_BASE)) != 0;
 }
 
 size_t bt_schema_n_keywords(const json_t *schema)
@@ -199,12 +225,42 @@ static bool is_same(bt_schema *s, const json_t *a, const json_t *b, const bt_sch
     return bt_schema_step(s, at, bt_schema_weight(a)) && json_equal(a, b);
 }
 
+bool bt_schema_only_lists(const json_t *schema)
+{
+    static const char *const lists[] = {"type", "enum", "const", NULL};
+    const char              *keyword;
+    json_t                  *value;
+
+    json_object_foreach((json_t *)schema, keyword, value)
+    {
+        bool lists_it = is_one_of(keyword, lists) || bt_schema_is_not_listed(keyword, value);
+
+        if (kind_of(keyword, value) != 0 && !lists_it) return false;
+    }
+    return json_is_object(schema);
+}
+
+/* At once, so that it is known where nothing satisfies both. */
+static json_t *both_lists_of_values(bt_schema *s, json_t *a, json_t *b, const bt_schema_at *at)
+{
+    json_t *all = bt_schema_owned(s, json_object());
+
+    bt_schema_merge(s, all, a, at);
+    bt_schema_merge(s, all, b, at);
+    if (s->g->st != BT_OK || !bt_schema_is_empty(s, all, at)) return all;
+    json_decref(all);
+    return json_false();
+}
+
 /* Where `a` came of this, its list is made longer: many do not come to lie in each other. */
 static json_t *both(bt_schema *s, json_t *a, json_t *b, const bt_schema_at *at)
 {
     json_t *known = json_object_size(a) == 1 ? json_object_get(a, "allOf") : NULL;
     json_t *all   = NULL;
 
+    if (json_is_false(a) || json_is_false(b)) return json_false();
+    if (bt_schema_only_lists(a) && bt_schema_only_lists(b))
+        return both_lists_of_values(s, a, b, at);
     if (!bt_schema_step(s, at, json_array_size(known))) return NULL;
     all = json_array_size(known) > 0 ? bt_schema_copy(s, known) : json_pack("[O]", a);
     if (json_array_append(all, b) != 0) bt_schema_owned(s, NULL);
@@ -237,16 +293,31 @@ static json_t *both_lists(bt_schema *s, json_t *a, json_t *b)
     return all;
 }
 
-/* Each branch of `a`, with some branch of `b`. */
-static json_t *each_branch(bt_schema *s, const char *keyword, json_t *a, json_t *b)
+/* Beside an anyOf or oneOf that is there already, another one waits in allOf until a branch of the
+ * first is taken: then few are taken with it where most contradict it. */
+static void wait_beside(bt_schema *s, json_t *into, const char *keyword, json_t *value)
 {
-    json_t *all = bt_schema_owned(s, json_array()), *one;
-    size_t  i;
+    json_t *waiting = json_object_get(into, "allOf");
 
-    json_array_foreach(a, i, one) if (json_array_append_new(all, json_pack("{s[O{sO}]}", "allOf",
-                                                                           one, keyword, b)) != 0)
+    if (waiting == NULL) {
+        waiting = bt_schema_owned(s, json_array());
+        set(s, into, "allOf", waiting);
+    }
+    if (s->g->st == BT_OK && json_array_append_new(waiting, json_pack("{sO}", keyword, value)) != 0)
         bt_schema_owned(s, NULL);
-    return all;
+}
+
+bool bt_schema_has_waiting(const json_t *schema)
+{
+    const json_t *all = json_object_get(schema, "allOf"), *one;
+    size_t        i;
+
+    if (json_object_get(schema, "anyOf") == NULL && json_object_get(schema, "oneOf") == NULL)
+        return false;
+    json_array_foreach(all, i, one) if (json_object_size(one) != 1 ||
+                                        (json_object_get(one, "anyOf") == NULL &&
+                                         json_object_get(one, "oneOf") == NULL)) return false;
+    return json_array_size(all) > 0;
 }
 
 static json_t *common_values(bt_schema *s, json_t *a, json_t *b, const bt_schema_at *at)
@@ -259,7 +330,7 @@ static json_t *common_values(bt_schema *s, json_t *a, json_t *b, const bt_schema
         if (!bt_schema_step(s, at, json_array_size(b) * bt_schema_weight(x))) break;
         json_array_foreach(b, k, y)
         {
-            if (!json_equal(x, y)) continue;
+            if (!bt_schema_is_equal(x, y)) continue;
             if (json_array_append(all, x) != 0) bt_schema_owned(s, NULL);
             break;
         }
@@ -271,13 +342,6 @@ bool bt_schema_is_less(const json_t *a, const json_t *b)
 {
     return json_is_integer(a) && json_is_integer(b) ? json_integer_value(a) < json_integer_value(b)
                                                     : json_number_value(a) < json_number_value(b);
-}
-
-static bool is_one_of(const char *keyword, const char *const *names)
-{
-    for (; *names != NULL; names++)
-        if (strcmp(*names, keyword) == 0) return true;
-    return false;
 }
 
 /* The one value that says what both say, owned; NULL: there is none, or an error. */
@@ -301,12 +365,12 @@ static json_t *combine(bt_schema *s, const char *keyword, json_t *a, json_t *b,
     }
     if (strcmp(keyword, "properties") == 0 && objects) return both_properties(s, a, b, at);
     if (strcmp(keyword, "required") == 0 && arrays) return both_lists(s, a, b);
+    if (strcmp(keyword, "const") == 0 && bt_schema_is_equal(a, b)) return json_incref(a);
     if (strcmp(keyword, "enum") == 0 && arrays) return common_values(s, a, b, at);
     if (bt_schema_is_not_listed(keyword, a))
-        return json_pack("{so}", "enum",
-                         both_lists(s, json_object_get(a, "enum"), json_object_get(b, "enum")));
-    if ((strcmp(keyword, "anyOf") == 0 || strcmp(keyword, "oneOf") == 0) && arrays)
-        return each_branch(s, keyword, a, b);
+        return bt_schema_owned(
+            s, json_pack("{so}", "enum",
+                         both_lists(s, json_object_get(a, "enum"), json_object_get(b, "enum"))));
     if (strcmp(keyword, "uniqueItems") == 0) return json_incref(json_is_true(a) ? a : b);
     if (!is_one_of(keyword, open)) return NULL;
     if (strcmp(keyword, "patternProperties") == 0 && !objects) return NULL; /* true is none */
@@ -331,6 +395,10 @@ static void merge_keyword(bt_schema *s, json_t *into, const char *keyword, json_
     all = combine(s, keyword, known, value, at);
     if (all != NULL)
         set(s, into, keyword, all);
+    else if (strcmp(keyword, "const") == 0)
+        set_types(s, into, 0);
+    else if (strcmp(keyword, "anyOf") == 0 || strcmp(keyword, "oneOf") == 0)
+        wait_beside(s, into, keyword, value);
     else
         bt_schema_refuse(s, at, "\"%s\" differs from the one that must hold with it: not supported",
                          keyword);
@@ -393,7 +461,53 @@ static void merge_types(bt_schema *s, json_t *into, const json_t *from, const bt
     set_types(s, into, bt_schema_types(s, into, at) & bt_schema_types(s, from, at));
 }
 
-static void merge_all_of(bt_schema *s, json_t *into, const json_t *from, const bt_schema_at *at)
+/* Whether it has been told of no type: nothing satisfies it, whatever else it says. */
+static bool has_no_type(const json_t *schema)
+{
+    const json_t *type = json_object_get(schema, "type");
+
+    return json_is_array(type) && json_array_size(type) == 0;
+}
+
+/* Before what else it says, which is no matter where no value remains. */
+static void merge_values(bt_schema *s, json_t *into, const json_t *from, const bt_schema_at *at)
+{
+    static const char *const listing[] = {"enum", "const"};
+
+    for (size_t i = 0; i < sizeof(listing) / sizeof(listing[0]); i++) {
+        json_t *value = json_object_get(from, listing[i]);
+
+        if (value != NULL) merge_keyword(s, into, listing[i], value, at);
+    }
+    if (bt_schema_lists_none(s, into, bt_schema_types(s, into, at), at)) set_types(s, into, 0);
+}
+
+/* Whether a name is required of a property that may not come. */
+static bool misses(bt_schema *s, const json_t *schema, const bt_schema_at *at)
+{
+    const json_t *properties = json_object_get(schema, "properties");
+    const json_t *required   = json_object_get(schema, "required"), *one;
+    size_t        i;
+
+    if (!bt_schema_step(s, at, json_array_size(required))) return false;
+    json_array_foreach(required, i, one)
+    {
+        const char *name = json_string_value(one);
+
+        if (name != NULL && json_is_false(json_object_get(properties, name))) return true;
+    }
+    return false;
+}
+
+bool bt_schema_is_empty(bt_schema *s, const json_t *schema, const bt_schema_at *at)
+{
+    uint32_t types = bt_schema_types(s, schema, at);
+
+    return types == 0 || bt_schema_lists_none(s, schema, types, at) ||
+           (types == BT_TYPE_OBJECT && misses(s, schema, at));
+}
+
+void bt_schema_merge_all_of(bt_schema *s, json_t *into, const json_t *from, const bt_schema_at *at)
 {
     const json_t *array = json_object_get(from, "allOf"), *one;
     bt_schema_at  here  = {.up = at, .key = "allOf"};
@@ -408,27 +522,31 @@ static void merge_all_of(bt_schema *s, json_t *into, const json_t *from, const b
 static void merge_object(bt_schema *s, json_t *into, const json_t *from, const char *except,
                          const bt_schema_at *at)
 {
-    const json_t *ref = json_object_get(from, "$ref");
+    static const char *const all_of[] = {"allOf", NULL}, *const either[] = {"anyOf", "oneOf", NULL};
+    bool          waits = bt_schema_has_waiting(from);
+    const json_t *ref   = json_object_get(from, "$ref");
     const char   *keyword;
     json_t       *value;
 
     bt_schema_check_keywords(s, from, at);
-    check_pair(s, into, from, at);
     merge_types(s, into, from, at);
+    merge_values(s, into, from, at);
+    if (!has_no_type(into)) check_pair(s, into, from, at);
     json_object_foreach((json_t *)from, keyword, value)
     {
-        static const char *const elsewhere[] = {"type", "$ref", "allOf", NULL};
+        static const char *const elsewhere[] = {"type", "enum", "const", "$ref", "allOf", NULL};
 
-        if (s->g->st != BT_OK) return;
+        if (s->g->st != BT_OK || has_no_type(into)) return;
         if (bt_schema_is_keyword(keyword, value) && !is_one_of(keyword, elsewhere) &&
             !is_condition(keyword, value) && strcmp(keyword, except) != 0)
             merge_keyword(s, into, keyword, value, at);
     }
     if (ref != NULL && strcmp(except, "$ref") != 0)
         bt_schema_merge(s, into, bt_schema_resolve(s, ref, at), at);
-    if (json_object_get(from, "allOf") != NULL && strcmp(except, "allOf") != 0)
-        merge_all_of(s, into, from, at);
-    json_object_foreach((json_t *)from, keyword, value) if (is_condition(keyword, value))
+    if (json_object_get(from, "allOf") != NULL && !is_one_of(except, waits ? either : all_of))
+        bt_schema_merge_all_of(s, into, from, at);
+    json_object_foreach((json_t *)from, keyword,
+                        value) if (is_condition(keyword, value) && !has_no_type(into))
         bt_schema_merge_condition(s, into, from, keyword, at);
 }
 
@@ -436,7 +554,7 @@ void bt_schema_merge(bt_schema *s, json_t *into, const json_t *from, const bt_sc
 {
     char found[BT_JSON_SHOW_BYTES];
 
-    if (bt_schema_enter(s, at)) {
+    if (bt_schema_enter(s, at) && !has_no_type(into)) {
         if (json_is_object(from))
             merge_object(s, into, from, "", at);
         else if (json_is_false(from))

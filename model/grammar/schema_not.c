@@ -37,6 +37,19 @@ static json_t *none_of(bt_schema *s, const char *keyword, const json_t *schemas)
     return MADE(s, "{so}", keyword, all);
 }
 
+/* What satisfies two of the schemas at once. */
+static void add_pairs(bt_schema *s, json_t *ways, const json_t *schemas, const bt_schema_at *at)
+{
+    size_t n = json_array_size(schemas);
+
+    if (!bt_schema_step(s, at, n * n)) return;
+    for (size_t i = 0; i < n; i++)
+        for (size_t k = 0; k < i; k++)
+            append(s, ways,
+                   MADE(s, "{s[OO]}", "allOf", json_array_get(schemas, k),
+                        json_array_get(schemas, i)));
+}
+
 /* A schema of properties, made here; where an object has no others, it stays as open as it was. */
 static json_t *with_properties(bt_schema *s, bool open, json_t *made)
 {
@@ -60,16 +73,33 @@ static void add_missing(bt_schema *s, json_t *ways, const json_t *names, bool op
     }
 }
 
+/* Not one of the values that a schema lists which says nothing else; NULL: it does. */
+static json_t *but_values(bt_schema *s, const json_t *schema, const bt_schema_at *at)
+{
+    json_t       *values;
+    const json_t *v;
+
+    if (!bt_schema_only_lists(schema) || bt_schema_listed(schema, 0) == NULL) return NULL;
+    values = bt_schema_owned(s, json_array());
+    for (size_t i = 0; (v = bt_schema_listed(schema, i)) != NULL && s->g->st == BT_OK; i++)
+        if (bt_schema_lists(s, schema, bt_schema_types(s, schema, at), v, at))
+            append(s, values, (json_t *)v);
+    return MADE(s, "{s{so}}", "not", "enum", values);
+}
+
 /* An object with one that is not as it should be. */
-static void add_others(bt_schema *s, json_t *ways, json_t *properties, bool open)
+static void add_others(bt_schema *s, json_t *ways, json_t *properties, bool open,
+                       const bt_schema_at *at)
 {
     const char *name;
     json_t     *one, *way;
 
     json_object_foreach(properties, name, one)
     {
-        way = MADE(s, "{sss[s]s{s{sO}}}", "type", "object", "required", name, "properties", name,
-                   "not", one);
+        way = but_values(s, one, at);
+        if (way == NULL) way = MADE(s, "{sO}", "not", one);
+        if (s->g->st != BT_OK) return;
+        way = MADE(s, "{sss[s]s{sO}}", "type", "object", "required", name, "properties", name, way);
         append(s, ways, with_properties(s, open, way));
     }
 }
@@ -99,14 +129,49 @@ static json_t *other_types(bt_schema *s, const json_t *schema, const bt_schema_a
     return MADE(s, "{so}", "type", all);
 }
 
-/* Strings in which the pattern is nowhere. */
-static json_t *without_pattern(bt_schema *s, const json_t *pattern)
+/* The bytes of an alternative of a pattern, up to its | or the end; where parentheses do not pair,
+ * *pairs_out is false. */
+static size_t alternative(const char *pattern, bool *pairs_out)
 {
-    const char *text   = json_string_value(pattern);
-    bool        begins = text[0] == '^' && strchr(text, '|') == NULL;
+    size_t n        = 0;
+    long   depth    = 0;
+    bool   in_class = false;
 
-    return MADE(s, "{ssso}", "type", "string", "pattern",
-                json_sprintf(begins ? "^(?!%s)" : "^(?![\\s\\S]*(?:%s))", text + begins));
+    for (; pattern[n] != '\0' && (pattern[n] != '|' || in_class || depth > 0); n++) {
+        if (pattern[n] == '\\' && pattern[n + 1] != '\0') {
+            n++;
+        } else if (in_class) {
+            in_class = pattern[n] != ']';
+        } else {
+            in_class = pattern[n] == '[';
+            depth += (pattern[n] == '(') - (pattern[n] == ')');
+            if (depth < 0) break;
+        }
+    }
+    *pairs_out = depth == 0 && !in_class;
+    return n;
+}
+
+/* Strings in which the pattern is nowhere: none of its alternatives. */
+static json_t *without_pattern(bt_schema *s, const json_t *pattern, const bt_schema_at *at)
+{
+    const char *text = json_string_value(pattern);
+    json_t     *bars = bt_schema_owned(s, json_string("^")), *next;
+    bool        more = true, pairs;
+
+    for (; more && bt_schema_step(s, at, 1 + json_string_length(bars) / 16); text++) {
+        size_t n      = alternative(text, &pairs);
+        bool   begins = text[0] == '^';
+
+        if (!pairs) bt_schema_refuse(s, at, "\"not\" of a pattern whose brackets do not pair");
+        next = json_sprintf(begins ? "%s(?!%.*s)" : "%s(?![\\s\\S]*(?:%.*s))",
+                            json_string_value(bars), (int)(n - begins), text + begins);
+        json_decref(bars);
+        bars = bt_schema_owned(s, next);
+        text += n;
+        more = *text != '\0';
+    }
+    return MADE(s, "{ssso}", "type", "string", "pattern", bars);
 }
 
 /* Bounds: the type that they speak of, and the bound that begins where they end. */
@@ -164,12 +229,15 @@ static void add_ways(bt_schema *s, json_t *ways, const json_t *schema, const cha
         append(s, ways, none_of(s, "allOf", value));
     else if (strcmp(keyword, "allOf") == 0 && json_array_size(value) > 0)
         append(s, ways, none_of(s, "anyOf", value));
-    else if (strcmp(keyword, "required") == 0 && json_is_array(value))
+    else if (strcmp(keyword, "oneOf") == 0 && json_array_size(value) > 0) {
+        append(s, ways, none_of(s, "allOf", value));
+        add_pairs(s, ways, value, at);
+    } else if (strcmp(keyword, "required") == 0 && json_is_array(value))
         add_missing(s, ways, value, open);
     else if (strcmp(keyword, "properties") == 0 && json_is_object(value))
-        add_others(s, ways, value, open);
+        add_others(s, ways, value, open, at);
     else if (strcmp(keyword, "pattern") == 0 && json_is_string(value))
-        append(s, ways, without_pattern(s, value));
+        append(s, ways, without_pattern(s, value, at));
     else
         bt_schema_refuse(s, at, "\"not\" of \"%s\" is not supported", keyword);
 }
@@ -184,6 +252,8 @@ static json_t *opposite(bt_schema *s, const json_t *schema, bool open, const bt_
     if (json_is_false(schema)) return json_true();
     if (!json_is_object(schema)) bt_schema_refuse(s, at, "expected a schema in \"not\"");
     bt_schema_check_keywords(s, schema, at);
+    value = but_values(s, schema, at);
+    if (value != NULL) return value;
     json_object_foreach((json_t *)schema, keyword, value)
     {
         if (!bt_schema_step(s, at, 1 + bt_schema_weight(value))) return json_false();
@@ -252,28 +322,6 @@ void bt_schema_merge_condition(bt_schema *s, json_t *into, const json_t *from, c
 
 /* ---- values that are not */
 
-static bool is_equal(const json_t *a, const json_t *b)
-{
-    const char *key;
-    json_t     *one;
-    size_t      i;
-
-    if (json_is_number(a) && json_is_number(b))
-        return !bt_schema_is_less(a, b) && !bt_schema_is_less(b, a);
-    if (json_typeof(a) != json_typeof(b) || json_array_size(a) != json_array_size(b) ||
-        json_object_size(a) != json_object_size(b))
-        return false;
-    if (!json_is_array(a) && !json_is_object(a)) return json_equal(a, b);
-    json_array_foreach(a, i, one) if (!is_equal(one, json_array_get(b, i))) return false;
-    json_object_foreach((json_t *)a, key, one)
-    {
-        const json_t *other = json_object_get(b, key);
-
-        if (other == NULL || !is_equal(one, other)) return false;
-    }
-    return true;
-}
-
 bool bt_schema_rules_out(bt_schema *s, const json_t *schema, const json_t *v,
                          const bt_schema_at *at)
 {
@@ -282,7 +330,7 @@ bool bt_schema_rules_out(bt_schema *s, const json_t *schema, const json_t *v,
 
     if (values == NULL || !bt_schema_step(s, at, json_array_size(values) * bt_schema_weight(v)))
         return false;
-    json_array_foreach(values, i, one) if (is_equal(v, one)) return true;
+    json_array_foreach(values, i, one) if (bt_schema_is_equal(v, one)) return true;
     return false;
 }
 

@@ -239,7 +239,7 @@ bt_part bt_schema_string(bt_schema *s, const json_t *schema, const bt_schema_at 
         bt_schema_unexpected(s, schema, "pattern", at, "a regular expression");
     if (format != NULL && !json_is_string(format))
         bt_schema_unexpected(s, schema, "format", at, "the name of a format");
-    if (s->g->st != BT_OK) return bt_part_never(s->g);
+    if (s->g->st != BT_OK || min > max) return bt_part_never(s->g);
     if (pattern != NULL) return with_pattern(s, pattern, min, max, &here);
     return is_known(format) ? with_format(s, format, min, max, at) : with_length(s, min, max);
 }

@@ -189,6 +189,9 @@ def grammar():
                '{"type":"array","prefixItems":[{"const":1}],"items":{"anyOf":[{"$ref":"#"},{"minLength":1,"maxLength":3}]},"minItems":1}',
                '{"patternProperties":{"^a|b$":{"propertyNames":{"enum":["x","y"],"const":"x"},"additionalProperties":{"propertyNames":{"maxLength":3}}}}}',
                '{"items":{"anyOf":[{"enum":["a",1,1.0]},{"type":["null","boolean"]},{"$ref":"#/$defs/x"}]},"uniqueItems":true,"$defs":{"x":{"const":2}}}',
+               '{"type":"object","properties":{"k":{"enum":["a","b"]}},"required":["k"],"dependencies":{"k":["x"],"x":{"not":{"const":1}}},'
+               '"allOf":[{"if":{"properties":{"k":{"const":"a"}}},"then":{"required":["y"]},"else":{"not":{"oneOf":[{"required":["z"]},{"maxProperties":9}]}}}]}',
+               '{"anyOf":[{"not":{"pattern":"^a|b$"},"type":"string"},{"if":{"type":"null"},"then":false,"else":{"not":{"enum":[1,"x"]}}}],"not":{"const":"y"}}',
                '{"allOf":[{"properties":{"a":{"minimum":1}}},{"properties":{"a":{"type":"number","maximum":2e3}}}],"required":["a"]}']
     choices = ['["yes","no","\\u00e9"]']
     tags = ['{"type":"structural_tag","format":{"type":"triggered_tags","triggers":["<a","<ab"],"tags":[{"begin":"<abc>",'

@@ -157,6 +157,28 @@ CASES = [
     ({"type": "object", "properties": {"a": {}, "b": {}, "c": {}}, "anyOf": [{"required": ["a"]}, {"required": ["b"]}],
       "allOf": [{"anyOf": [{"required": ["b"]}, {"required": ["c"]}]}]}, [{"b": 1}, {"a": 1, "c": 1}], ["{}", '{"a":1}', '{"c":1}']),
     ({"anyOf": [{"required": ["a"], "properties": {}, "additionalProperties": False}, {"const": 1}]}, [1], ["{}", '{"a":1}']),
+    ({"type": "object", "properties": {"kind": {"enum": ["a", "b", "c"]}, "x": {}, "y": {}}, "required": ["kind"], "allOf": [
+        {"if": {"properties": {"kind": {"const": "a"}}}, "then": {"required": ["x"]}},
+        {"if": {"properties": {"kind": {"const": "b"}}, "required": ["kind"]}, "then": {"required": ["y"]}},
+        {"if": {"properties": {"kind": {"enum": ["b", "c"]}}}, "then": {"properties": {"x": {"type": "null"}}}}]},
+     [{"kind": "a", "x": 1}, {"kind": "b", "y": 1}, {"kind": "b", "x": None, "y": 1}, {"kind": "c"}],
+     ['{"kind":"a"}', '{"kind":"a","y":1}', '{"kind":"b"}', '{"kind":"b","x":1,"y":1}', '{"kind":"c","x":1}', '{}']),
+    ({"properties": {"kind": {}}, "allOf": [{"if": {"properties": {"kind": {"const": kind}}, "required": ["kind"]}, "then": {"required": [kind]}}
+                                            for kind in "abcdefghijkl"]},
+     [{}, {"kind": 1}, {"kind": "l", "l": 1}], ['{"kind":"a"}', '{"kind":"a","b":1}']),
+    ({"type": "object", "properties": {"kind": {}, "n": {}}, "required": ["kind"], "anyOf": [
+        {"not": {"properties": {"kind": {"const": "a"}}}}, {"properties": {"n": {"type": "integer"}}, "required": ["n"]}],
+      "allOf": [{"anyOf": [{"properties": {"kind": {"const": "a"}}}, {"properties": {"kind": {"const": "b"}}}]}]},
+     [{"kind": "a", "n": 1}, {"kind": "b"}], ['{"kind":"a"}', '{"kind":"c"}', '{"kind":"a","n":"x"}']),
+    ({"anyOf": [{"const": 1}, {"const": "x"}], "allOf": [{"const": 1.0}]}, [1.0], ['"x"', "2"]),
+    ({"anyOf": [{"type": "object", "required": ["a"], "properties": {"a": False}}, {"type": "string", "format": "date", "minLength": 9, "maxLength": 8},
+                {"const": 3}]}, [3], ["{}", '{"a":1}']),
+    ({"type": "object", "properties": {"a": {}, "b": {}}, "not": {"oneOf": [{"required": ["a"]}, {"required": ["b"]}]}},
+     [{}, {"a": 1, "b": 1}], ['{"a":1}', '{"b":1}']),
+    ({"type": ["integer", "string"], "if": {"oneOf": [{"minimum": 2}, {"maximum": 3}]}, "then": {"type": "string"}},
+     [2, 3], ["1", "4"]),
+    ({"type": "string", "not": {"pattern": "^a|b$|(c|d)e"}}, ["", "ba", "bc", "ca"], ['"a"', '"ab"', '"xb"', '"xcey"', '"de"']),
+    ({"properties": {"a": {"$id": "/properties/a", "type": "integer"}, "b": {"$ref": "#/properties/a"}}}, [{"a": 1, "b": 2}], ['{"a":"x"}', '{"b":"x"}']),
     ({"title": "x", "format": "int64", "type": "integer", "x-order": 1, "examples": [1]}, [1], ['"1"']),
 ]
 

@@ -150,6 +150,16 @@ static void schema_lets_through_what_its_keywords_say(void)
          {"\"http://a.b\"", "\"http://a.b/" A_HUNDRED A_HUNDRED A_HUNDRED "\""},
          {"\"http://ab\""}                                                                                                                                                                             },
         {"{\"type\":\"string\",\"format\":\"uuid\",\"pattern\":\"^a$\"}",                 {"\"a\""},                                                                          {"\"b\""}                },
+        {"{\"type\":\"string\",\"not\":{\"pattern\":\"^a|[b|]|x\\\\|$\"}}",
+         {"\"\"", "\"ca\"", "\"x\""},
+         {"\"a\"", "\"cb\"", "\"c|\"", "\"x|\""}                                                                                                                                                       },
+        {"{\"properties\":{\"a\":{\"$id\":\"/properties/a\",\"type\":\"null\"}}}",
+         {"{\"a\":null}"},
+         {"{\"a\":1}"}                                                                                                                                                                                 },
+        {"{\"enum\":[1,2,3],\"allOf\":[{\"enum\":[2.0,3,4]},{\"const\":2.0}]}",           {"2"},                                                                              {"1", "3"}               },
+        {"{\"anyOf\":[{\"const\":1,\"pattern\":\"a\"},{\"const\":2}],\"const\":2,\"pattern\":"
+         "\"b\"}",                                                               {"2"},
+         {"1"}                                                                                                                                                                                         },
         {"{\"type\":\"string\",\"format\":\"ipv4\"}",
          {"\"127.0.0.1\""},
          {"\"127.0.0.256\"", "127.0.0.1"}                                                                                                                                                              },
@@ -264,7 +274,7 @@ static void schema_that_cannot_be_kept_is_refused_by_name(void)
         {"{\"propertyNames\":{\"enum\":[\"a\"]},\"patternProperties\":{\"a\":{}}}",
          "\"propertyNames\" beside \"patternProperties\""                                                                                                     },
         {"{\"dependentRequired\":[]}",                                                        "at #/dependentRequired: expected an object"                    },
-        {"{\"not\":{\"oneOf\":[true]}}",                                                      "at #/not: \"not\" of \"oneOf\" is not"                         },
+        {"{\"not\":{\"oneOf\":[]}}",                                                          "at #/not: \"not\" of \"oneOf\" is not"                         },
         {"{\"not\":{\"type\":\"integer\"}}",                                                  "at #/not: \"not\" of integers is not"                          },
         {"{\"not\":{\"required\":[\"a\"],\"multipleOf\":2}}",                                 "\"not\" of \"multipleOf\" is not"                              },
         {"{\"not\":{\"contains\":{}}}",                                                       "at #/not: \"contains\" is not"                                 },
@@ -276,7 +286,7 @@ static void schema_that_cannot_be_kept_is_refused_by_name(void)
          "\"not\" of a string beside \"minLength\""                                                                                                           },
         {"{\"$defs\":{\"x\":{\"not\":{\"$ref\":\"#/$defs/x\"}}},\"$ref\":\"#/$defs/x\"}",
          "levels deep"                                                                                                                                        },
-        {"{\"if\":{\"oneOf\":[true]},\"else\":false}",                                        "\"not\" of \"oneOf\" is not"                                   },
+        {"{\"if\":{\"propertyNames\":{}},\"else\":false}",                                    "\"not\" of \"propertyNames\" is not"                           },
         {"{\"type\":\"object\",\"required\":[\"a\"],\"additionalProperties\":false}",
          "nothing satisfies it"                                                                                                                               },
         {"{\"unevaluatedProperties\":false}",                                                 "\"unevaluatedProperties\" is not"                              },
@@ -290,7 +300,13 @@ static void schema_that_cannot_be_kept_is_refused_by_name(void)
          "\"uniqueItems\" beside items by place"                                                                                                              },
         {"{\"uniqueItems\":true,\"items\":{\"enum\":[1,2,3,4,5,6,7,8,9,10,11,12,13]}}",
          "13 values has more than 4096 sets"                                                                                                                  },
-        {"{\"properties\":{\"a\":{\"$id\":\"x\"}}}",                                          "at #/properties/a: \"$id\" is not"                             },
+        {"{\"not\":{\"pattern\":\"a)|(b\"}}",                                                 "brackets do not pair"                                          },
+        {"{\"allOf\":[{\"const\":1},{\"const\":2}]}",                                         "no text at all would do"                                       },
+        {"{\"anyOf\":[{\"const\":1},{\"const\":2}],\"const\":3}",                             "no text at all would do"                                       },
+        {"{\"type\":\"string\",\"format\":\"date\",\"minLength\":12,\"maxLength\":11}",
+         "no text at all would do"                                                                                                                            },
+        {"{\"properties\":{\"a\":{\"$id\":\"x\",\"items\":{\"$ref\":\"#\"}}}}",
+         "at #/properties/a: \"$id\" is not"                                                                                                                  },
         {"{\"$ref\":\"other.json\"}",                                                         "at #/$ref: expected a pointer into this schema"                },
         {"{\"$ref\":\"#name\"}",                                                              "at #/$ref: expected a pointer into this schema"                },
         {"{\"$ref\":5}",                                                                      "at #/$ref: expected a pointer"                                 },
@@ -474,17 +490,27 @@ static void schema_of_much_work_is_answered_soon(void)
         const char *head, *piece, *tail;
         int         n;
     } CASES[] = {
-        {"{\"enum\":[1",                             ",1",                                                      "],\"anyOf\":[{}",                            50000},
-        {"{\"type\":\"object\",\"anyOf\":[{}",       ",{\"required\":[\"a\"]}",                                 "]}",                                         10000},
-        {"{\"properties\":{",                        "\"%\":{}",                                                "},\"additionalProperties\":true}",           18000},
-        {"{\"properties\":{",                        "\"%\":{}",                                                "},\"allOf\":[{\"properties\":{\"x\":{}}}]}", 18000},
-        {"{\"enum\":[",                              "\"text %\"",                                              "]}",                                         18000},
-        {"{\"anyOf\":[",                             "{\"$ref\":\"#/x/%\"}",                                    "],\"x\":[]}",                                10000},
-        {"{\"anyOf\":[",                             "{\"minimum\":%}",                                         "]}",                                         15000},
-        {"{\"anyOf\":[",                             "{\"maxLength\":%}",                                       "]}",                                         15000},
-        {"{\"maxLength\":9,\"pattern\":\"^#{0,200}", STARS,                                                     "$\"}",                                       60   },
-        {"{\"anyOf\":[",                             "{\"maxLength\":9,\"pattern\":\"^a{%}#{0,9}" STARS "$\"}", "]}",                                         1000 },
-        {"{\"anyOf\":[",                             "{\"maxLength\":9,\"pattern\":\"^" DEEP "%$\"}",           "]}",                                         2000 },
+        {"{\"enum\":[1",                             ",1",                                                               "],\"anyOf\":[{}",                            50000 },
+        {"{\"type\":\"object\",\"anyOf\":[{}",       ",{\"required\":[\"a\"]}",                                          "]}",                                         10000 },
+        {"{\"properties\":{",                        "\"%\":{}",                                                         "},\"additionalProperties\":true}",           18000 },
+        {"{\"properties\":{",                        "\"%\":{}",                                                         "},\"allOf\":[{\"properties\":{\"x\":{}}}]}", 18000 },
+        {"{\"enum\":[",                              "\"text %\"",                                                       "]}",                                         18000 },
+        {"{\"anyOf\":[",                             "{\"$ref\":\"#/x/%\"}",                                             "],\"x\":[]}",                                10000 },
+        {"{\"anyOf\":[",                             "{\"minimum\":%}",                                                  "]}",                                         15000 },
+        {"{\"anyOf\":[",                             "{\"maxLength\":%}",                                                "]}",                                         15000 },
+        {"{\"allOf\":[{}",                           ",{\"not\":{\"required\":[\"a\",\"b\",\"c\"]}}",                    "]}",                                         5000  },
+        {"{\"allOf\":[{}",                           ",{\"if\":{\"required\":[\"a\"]},\"then\":{\"required\":[\"b\"]}}", "]}",
+         4000                                                                                                                                                                },
+        {"{\"dependencies\":{",                      "\"%\":[\"a\"]",                                                    "}}",                                         15000 },
+        {"{\"not\":{\"oneOf\":[{}",                  ",{\"minimum\":1}",                                                 "]}}",                                        12000 },
+        {"{\"not\":{\"properties\":{",               "\"%\":{\"const\":1}",                                              "}}}",                                        10000 },
+        {"{\"not\":{\"pattern\":\"a",                "|b",                                                               "\"}}",                                       100000},
+        {"{\"properties\":{\"k\":{\"enum\":[0",      ",1",
+         "]}},\"allOf\":[{\"not\":{\"properties\":{\"k\":{\"const\":1}}}},{\"not\":{\"properties\":"
+         "{\"k\":{\"const\":0}}}}]}",                                                                                                                                  60000 },
+        {"{\"maxLength\":9,\"pattern\":\"^#{0,200}", STARS,                                                              "$\"}",                                       60    },
+        {"{\"anyOf\":[",                             "{\"maxLength\":9,\"pattern\":\"^a{%}#{0,9}" STARS "$\"}",          "]}",                                         1000  },
+        {"{\"anyOf\":[",                             "{\"maxLength\":9,\"pattern\":\"^" DEEP "%$\"}",                    "]}",                                         2000  },
     };
 
     for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
@@ -499,6 +525,50 @@ static void schema_of_much_work_is_answered_soon(void)
         expect_answered_soon(text);
         bt_free(text);
     }
+}
+
+/* Where each kind contradicts the others, branches grow with their number, not with its power. */
+static void schema_of_many_conditions_on_one_name_is_kept(void)
+{
+    char *text =
+        repeated("{\"type\":\"object\",\"properties\":{\"kind\":{\"type\":\"string\"}},"
+                 "\"required\":[\"kind\"],\"allOf\":[",
+                 "{\"if\":{\"properties\":{\"kind\":{\"const\":\"k%\"}},\"required\":[\"kind\"]},"
+                 "\"then\":{\"required\":[\"p%\"]}}",
+                 20, "]}");
+    char        why[BT_GRAMMAR_WHY_BYTES] = "";
+    bt_parts    g                         = {0};
+    bt_matcher *m = matcher_of(&g, bt_read_json_schema(&g, text, strlen(text)), NULL, why);
+
+    NEED(m != NULL);
+    EXPECT_VERDICT(m, "{\"kind\":\"k7\",\"p7\":1}", ACCEPTS);
+    EXPECT_VERDICT(m, "{\"kind\":\"k20\"}", ACCEPTS);
+    EXPECT(judge(m, "{\"kind\":\"k7\",\"p8\":1}") != ACCEPTS);
+    EXPECT(judge(m, "{\"kind\":\"k7\"}") != ACCEPTS);
+    bt_matcher_destroy(m);
+    bt_free(text);
+}
+
+/* Conditions in each other. */
+static void schema_of_nested_conditions_is_answered_soon(void)
+{
+    static const char *const PIECES[][2] = {
+        {"{\"not\":",                                                           "}"                                                                },
+        {"{\"if\":",                                                            ",\"then\":{\"required\":[\"a\"]},\"else\":{\"required\":[\"b\"]}}"},
+        {"{\"not\":{\"anyOf\":[{\"required\":[\"a\"]},{\"properties\":{\"a\":", "}}]}}"                                                            },
+        {"{\"not\":{\"oneOf\":[{\"required\":[\"a\"]},",                        "]}}"                                                              },
+        {"{\"dependencies\":{\"a\":",                                           ",\"b\":[\"c\"]}}"                                                 }
+    };
+
+    for (size_t i = 0; i < sizeof(PIECES) / sizeof(PIECES[0]); i++)
+        for (int depth = 5; depth <= 120; depth += depth < 20 ? 5 : 50) {
+            char *head = repeated("", PIECES[i][0], depth, "{\"required\":[\"c\"]}");
+            char *text = repeated(head, PIECES[i][1], depth, "");
+
+            expect_answered_soon(text);
+            bt_free(head);
+            bt_free(text);
+        }
 }
 
 /* The tail, n times, behind a head with a long value in it. */
@@ -632,6 +702,16 @@ static void schema_survives_every_failed_allocation(void)
     expect_survives(
         bt_read_json_schema,
         "{\"uniqueItems\":true,\"items\":{\"anyOf\":[{\"enum\":[\"a\",1]},{\"type\":\"null\"}]}}");
+    expect_survives(
+        bt_read_json_schema,
+        "{\"type\":\"object\",\"properties\":{\"k\":{\"enum\":[\"a\",\"b\"]}},\"required\":[\"k\"],"
+        "\"allOf\":[{\"if\":{\"properties\":{\"k\":{\"const\":\"a\"}}},\"then\":{\"dependencies\":{"
+        "\"k\":[\"x\"]}}},{\"not\":{\"oneOf\":[{\"properties\":{\"k\":{\"const\":\"b\"}}},{"
+        "\"required\":[\"z\"]}]}}]}");
+    expect_survives(
+        bt_read_json_schema,
+        "{\"type\":[\"string\",\"null\"],\"not\":{\"anyOf\":[{\"pattern\":\"^a|b\"},{\"const\":"
+        "null}]}}");
     expect_survives(bt_read_choice, "[\"a\",\"bc\"]");
     json_set_alloc_funcs(malloc, free);
 }
@@ -670,6 +750,8 @@ int main(int argc, char **argv)
         BT_TEST(schema_nests_to_a_depth_and_no_deeper),
         BT_TEST(schema_of_hostile_size_is_answered_soon),
         BT_TEST(schema_of_much_work_is_answered_soon),
+        BT_TEST(schema_of_many_conditions_on_one_name_is_kept),
+        BT_TEST(schema_of_nested_conditions_is_answered_soon),
         BT_TEST(schema_of_much_work_at_a_long_value_is_refused),
         BT_TEST(schema_of_many_that_must_hold_is_no_deep_one),
         BT_TEST(schema_that_doubles_is_refused_in_time),

@@ -5,7 +5,7 @@
  *   schema_merge.c   which keywords there are, and schemas that must hold together as one
  *   schema_not.c     not, if and dependencies, said by other keywords
  *   schema_value.c   JSON without a schema: whitespace, any value, literals
- *   schema_object.c  schema_keys.c  schema_array.c  schema_unique.c
+ *   schema_object.c  schema_keys.c  schema_patterns.c  schema_array.c  schema_unique.c
  *   schema_string.c  schema_counted.c  schema_number.c
  *   schema_style.c   the outermost object as a tool's arguments that are no JSON
  *
@@ -166,6 +166,8 @@ bt_part bt_schema_but_listed(bt_schema *s, const json_t *schema, uint32_t type,
 bt_part bt_schema_call(bt_schema *s, bt_schema_common which);
 bt_part bt_schema_literal(bt_schema *s, const json_t *value, const bt_schema_at *at);
 bt_part bt_schema_string_literal(bt_schema *s, const char *text, size_t n);
+/* Between a key and its value. */
+bt_part bt_schema_colon(bt_schema *s);
 /* ", " and what comes then. */
 bt_part bt_schema_next(bt_schema *s, bt_part item);
 
@@ -173,6 +175,19 @@ bt_part bt_schema_next(bt_schema *s, bt_part item);
 enum { BT_SCHEMA_NUMBER_BYTES = 32 };
 /* %e with the fewest digits, of 15 to 17, that give v again.  Returns their number. */
 int bt_schema_print(double v, char text[BT_SCHEMA_NUMBER_BYTES]);
+
+/* ---- schema_patterns.c */
+
+enum { BT_SCHEMA_MOST_PATTERNS = 4 };
+
+/* From now on the schema of each name says what the patterns say that match it; of a name that is
+ * none of the properties (which may be NULL) only that.  Whether any matches. */
+bool bt_schema_hold_patterns(bt_schema *s, json_t *members, const json_t *properties,
+                             json_t *patterns, const bt_schema_at *at);
+/* "key": value, of any key that is none of the names and that a pattern matches, or, where `rest`
+ * is not NULL, that none does. */
+bt_part bt_schema_patterned(bt_schema *s, json_t *patterns, const json_t *rest, const json_t *names,
+                            const bt_schema_at *at);
 
 /* ---- schema_style.c */
 

@@ -363,7 +363,9 @@ static json_t *combine(bt_schema *s, const char *keyword, json_t *a, json_t *b,
         if (is_one_of(keyword, at_least)) return json_incref(bt_schema_is_less(a, b) ? b : a);
         if (is_one_of(keyword, at_most)) return json_incref(bt_schema_is_less(a, b) ? a : b);
     }
-    if (strcmp(keyword, "properties") == 0 && objects) return both_properties(s, a, b, at);
+    if ((strcmp(keyword, "properties") == 0 || strcmp(keyword, "patternProperties") == 0) &&
+        objects)
+        return both_properties(s, a, b, at);
     if (strcmp(keyword, "required") == 0 && arrays) return both_lists(s, a, b);
     if (strcmp(keyword, "const") == 0 && bt_schema_is_equal(a, b)) return json_incref(a);
     if (strcmp(keyword, "enum") == 0 && arrays) return common_values(s, a, b, at);

@@ -21,6 +21,8 @@ typedef struct {
     const json_t *additional; /* the schema of other members, or NULL: there are none */
     const json_t *key;        /* that of their keys, or NULL: any key that is not named */
     const char   *pattern;    /* that of patternProperties which they follow, or NULL */
+    json_t       *patterns;   /* those that they follow where it is not so simple, or NULL */
+    const json_t *rest;       /* then: the schema of those that none matches, or NULL */
     uint32_t      min, max, n_members, n_required;
 } members;
 
@@ -69,23 +71,29 @@ static void check_counts(bt_schema *s, members *m, const json_t *schema, const b
                          "\"maxProperties\" below the number of properties is not supported");
 }
 
-/* One pattern, and no members that it might speak of besides. */
-static void read_pattern(bt_schema *s, members *m, const json_t *schema, const bt_schema_at *at)
+static void read_patterns(bt_schema *s, members *m, const json_t *schema, const bt_schema_at *at)
 {
     json_t       *patterns = json_object_get(schema, "patternProperties");
-    const json_t *others   = json_object_get(schema, "additionalProperties");
+    const json_t *rest     = json_object_get(schema, "additionalProperties");
     json_t       *value    = json_object_iter_value(json_object_iter(patterns));
+    bt_schema_at  here     = {.up = at, .key = "patternProperties"};
+    bool          held;
 
     if (patterns != NULL && !json_is_object(patterns))
         bt_schema_unexpected(s, schema, "patternProperties", at, "an object of schemas");
-    if (json_object_size(patterns) == 0) return;
-    if (json_object_size(patterns) > 1)
-        bt_schema_refuse(s, at, "more than one of \"patternProperties\" is not supported");
-    if (json_object_size(m->members) != 0)
-        bt_schema_refuse(s, at, "\"patternProperties\" beside named ones is not supported");
-    if (others != NULL && !json_is_false(others) && !bt_schema_says_nothing(others))
-        bt_schema_refuse(
-            s, at, "\"patternProperties\" beside a schema of additional ones is not supported");
+    if (json_object_size(patterns) > BT_SCHEMA_MOST_PATTERNS)
+        bt_schema_refuse(s, at, "more than %d of \"patternProperties\" is not supported",
+                         (int)BT_SCHEMA_MOST_PATTERNS);
+    if (json_object_size(patterns) == 0 || s->g->st != BT_OK) return;
+    if (json_is_false(rest) || bt_schema_says_nothing(rest)) rest = NULL;
+    held = json_object_size(m->members) != 0 &&
+           bt_schema_hold_patterns(s, m->members, m->properties, patterns, &here);
+    if (held || rest != NULL || json_object_size(patterns) > 1) {
+        m->patterns   = patterns;
+        m->rest       = rest;
+        m->additional = json_true();
+        return;
+    }
     m->pattern    = json_object_iter_key(json_object_iter(patterns));
     m->key        = bt_schema_made(s, json_pack("{ssss}", "type", "string", "pattern", m->pattern));
     m->additional = json_is_false(value) ? NULL : value;
@@ -154,12 +162,12 @@ static void read_names(bt_schema *s, members *m, const json_t *schema, const bt_
     if (s->g->st != BT_OK) return;
     if (json_object_get(key, "enum") != NULL || json_object_get(key, "const") != NULL ||
         bt_schema_types(s, key, &here) == 0) {
-        if (m->key != NULL)
+        if (m->key != NULL || m->patterns != NULL)
             bt_schema_refuse(s, at,
                              "\"propertyNames\" beside \"patternProperties\" is not supported");
         allow_listed(s, m, key, at, &here);
     } else if (bt_schema_n_keywords(key) > 1) {
-        if (m->key != NULL || json_object_size(m->members) != 0)
+        if (m->key != NULL || m->patterns != NULL || json_object_size(m->members) != 0)
             bt_schema_refuse(s, at,
                              "\"propertyNames\" beside named or patterned ones is not supported, "
                              "but for an enum of names");
@@ -182,7 +190,7 @@ static members read_members(bt_schema *s, const json_t *schema, const bt_schema_
         json_is_object(named) ? bt_schema_copy(s, named) : bt_schema_owned(s, json_object());
     if (bt_schema_step(s, at, json_object_size(named))) {
         read_required(s, &m, schema, at);
-        read_pattern(s, &m, schema, at);
+        read_patterns(s, &m, schema, at);
         read_names(s, &m, schema, at);
         check_counts(s, &m, schema, at);
     }
@@ -207,7 +215,7 @@ static bt_part next_member(bt_schema *s, bt_part member)
     return s->place == BT_SCHEMA_JSON ? bt_schema_next(s, member) : bt_style_next(s, member);
 }
 
-static bt_part colon(bt_schema *s)
+bt_part bt_schema_colon(bt_schema *s)
 {
     return bt_part_then(s->g, bt_part_text(s->g, ":"), bt_schema_call(s, BT_COMMON_SPACE));
 }
@@ -225,7 +233,8 @@ static uint32_t read_member(bt_schema *s, const members *m, const char *name, co
     if (s->place != BT_SCHEMA_JSON)
         key = bt_style_key(s, name, &below);
     else
-        key = bt_part_then(s->g, bt_schema_string_literal(s, name, strlen(name)), colon(s));
+        key =
+            bt_part_then(s->g, bt_schema_string_literal(s, name, strlen(name)), bt_schema_colon(s));
     key = bt_part_then(s->g, key, read_value(s, schema, is_property ? &below : &here));
     bt_rule_is(s->g, rule, key);
     return rule;
@@ -235,7 +244,7 @@ static bt_part other_key(bt_schema *s, const members *m, const bt_schema_at *at)
 {
     bt_part key;
 
-    if (m->key != NULL && s->place != BT_SCHEMA_JSON)
+    if ((m->key != NULL || m->patterns != NULL) && s->place != BT_SCHEMA_JSON)
         bt_schema_refuse(s, at, "in the style %s is not supported", s->style->name);
     if (s->place != BT_SCHEMA_JSON) return bt_style_other_key(s, m->members);
     if (m->key != NULL)
@@ -243,7 +252,7 @@ static bt_part other_key(bt_schema *s, const members *m, const bt_schema_at *at)
     else
         key = m->n_members == 0 ? bt_schema_call(s, BT_COMMON_STRING)
                                 : bt_schema_other_keys(s, m->members);
-    return bt_part_then(s->g, key, colon(s));
+    return bt_part_then(s->g, key, bt_schema_colon(s));
 }
 
 /* The rule of a member without a name of its own. */
@@ -255,8 +264,13 @@ static uint32_t read_other(bt_schema *s, const members *m, const bt_schema_at *a
     bt_schema_at additional = {.up = at, .key = "additionalProperties"};
     bool         patterned  = m->pattern != NULL;
     uint32_t     rule       = bt_rule_new(s->g, NULL);
-    bt_part      key        = other_key(s, m, patterned ? &pattern : &names), value;
+    bt_part      key, value;
 
+    if (m->patterns != NULL && s->place == BT_SCHEMA_JSON) {
+        bt_rule_is(s->g, rule, bt_schema_patterned(s, m->patterns, m->rest, m->members, &patterns));
+        return rule;
+    }
+    key   = other_key(s, m, patterned ? &pattern : &names);
     value = read_value(s, m->additional, patterned ? &pattern : &additional);
     bt_rule_is(s->g, rule, bt_part_then(s->g, key, value));
     return rule;

@@ -191,6 +191,7 @@ def grammar():
                '{"items":{"anyOf":[{"enum":["a",1,1.0]},{"type":["null","boolean"]},{"$ref":"#/$defs/x"}]},"uniqueItems":true,"$defs":{"x":{"const":2}}}',
                '{"type":"object","properties":{"k":{"enum":["a","b"]}},"required":["k"],"dependencies":{"k":["x"],"x":{"not":{"const":1}}},'
                '"allOf":[{"if":{"properties":{"k":{"const":"a"}}},"then":{"required":["y"]},"else":{"not":{"oneOf":[{"required":["z"]},{"maxProperties":9}]}}}]}',
+               '{"properties":{"ab":{"minimum":1}},"patternProperties":{"^a":{"type":"integer"},"b|c$":{}},"additionalProperties":{"const":"x"}}',
                '{"anyOf":[{"not":{"pattern":"^a|b$"},"type":"string"},{"if":{"type":"null"},"then":false,"else":{"not":{"enum":[1,"x"]}}}],"not":{"const":"y"}}',
                '{"allOf":[{"properties":{"a":{"minimum":1}}},{"properties":{"a":{"type":"number","maximum":2e3}}}],"required":["a"]}']
     choices = ['["yes","no","\\u00e9"]']

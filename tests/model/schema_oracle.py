@@ -179,6 +179,10 @@ CASES = [
      [2, 3], ["1", "4"]),
     ({"type": "string", "not": {"pattern": "^a|b$|(c|d)e"}}, ["", "ba", "bc", "ca"], ['"a"', '"ab"', '"xb"', '"xcey"', '"de"']),
     ({"properties": {"a": {"$id": "/properties/a", "type": "integer"}, "b": {"$ref": "#/properties/a"}}}, [{"a": 1, "b": 2}], ['{"a":"x"}', '{"b":"x"}']),
+    ({"properties": {"ab": {"minimum": 3}, "z": {}}, "patternProperties": {"^a": {"type": "integer"}, "b$": {"maximum": 9}}},
+     [{}, {"ab": 3, "z": "x", "a": 1}, {"\u00e9b": 9}], ['{"ab":2}', '{"ab":10}', '{"a":"x"}', '{"b":10}', '{"ab":3.5}']),
+    ({"patternProperties": {"^x-": {"type": "boolean"}}, "properties": {"x": {}}, "required": ["x", "x-y"], "additionalProperties": {"type": "null"}},
+     [{"x": 1, "x-y": True}, {"x": 1, "x-y": True, "x-z": False, "a\"": None}], ['{"x":1}', '{"x":1,"x-y":null}', '{"x":1,"x-y":true,"y":1}']),
     ({"title": "x", "format": "int64", "type": "integer", "x-order": 1, "examples": [1]}, [1], ['"1"']),
 ]
 
@@ -433,7 +437,8 @@ def random_object(r, depth):
     if r.random() < 0.2:
         s["propertyNames"] = random_names(r)
     if r.random() < 0.2:
-        s["patternProperties"] = {r.choice(["^a", "b$", "x|\"", "[^b]"]): random_schema(r, depth - 1)}
+        patterns = r.sample(["^a", "b$", "x|\"", "[^b]"], r.choice([1, 1, 2, 3]))
+        s["patternProperties"] = {pattern: random_schema(r, depth - 1) for pattern in patterns}
     if r.random() < 0.2 and not names and s.get("additionalProperties") is not False and "properties" not in s:
         s["minProperties"], s["maxProperties"] = r.randint(0, 1), r.randint(1, 4)
     return s

@@ -4,6 +4,7 @@
  *   schema_place.c   refusals, and bounds on depth and work
  *   schema_merge.c   which keywords there are, and schemas that must hold together as one
  *   schema_not.c     not, if and dependencies, said by other keywords
+ *   schema_look.c    patterns that hold with others, or not
  *   schema_value.c   JSON without a schema: whitespace, any value, literals
  *   schema_object.c  schema_keys.c  schema_patterns.c  schema_array.c  schema_unique.c
  *   schema_string.c  schema_counted.c  schema_number.c
@@ -160,6 +161,14 @@ bool bt_schema_rules_out(bt_schema *s, const json_t *schema, const json_t *v,
 /* The value of a type, but for those that `not` lists. */
 bt_part bt_schema_but_listed(bt_schema *s, const json_t *schema, uint32_t type,
                              const bt_schema_at *at);
+
+/* ---- schema_look.c */
+
+/* A pattern, owned, of the strings in which this one, a string, is nowhere. */
+json_t *bt_schema_no_pattern(bt_schema *s, const json_t *pattern, const bt_schema_at *at);
+/* A pattern, owned, that says what both say; NULL: it cannot be told, or an error. */
+json_t *bt_schema_both_patterns(bt_schema *s, const json_t *a, const json_t *b,
+                                const bt_schema_at *at);
 
 /* ---- schema_value.c */
 

@@ -373,6 +373,7 @@ static json_t *combine(bt_schema *s, const char *keyword, json_t *a, json_t *b,
         return bt_schema_owned(
             s, json_pack("{so}", "enum",
                          both_lists(s, json_object_get(a, "enum"), json_object_get(b, "enum"))));
+    if (strcmp(keyword, "pattern") == 0) return bt_schema_both_patterns(s, a, b, at);
     if (strcmp(keyword, "uniqueItems") == 0) return json_incref(json_is_true(a) ? a : b);
     if (!is_one_of(keyword, open)) return NULL;
     if (strcmp(keyword, "patternProperties") == 0 && !objects) return NULL; /* true is none */

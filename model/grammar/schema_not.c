@@ -129,51 +129,6 @@ static json_t *other_types(bt_schema *s, const json_t *schema, const bt_schema_a
     return MADE(s, "{so}", "type", all);
 }
 
-/* The bytes of an alternative of a pattern, up to its | or the end; where parentheses do not pair,
- * *pairs_out is false. */
-static size_t alternative(const char *pattern, bool *pairs_out)
-{
-    size_t n        = 0;
-    long   depth    = 0;
-    bool   in_class = false;
-
-    for (; pattern[n] != '\0' && (pattern[n] != '|' || in_class || depth > 0); n++) {
-        if (pattern[n] == '\\' && pattern[n + 1] != '\0') {
-            n++;
-        } else if (in_class) {
-            in_class = pattern[n] != ']';
-        } else {
-            in_class = pattern[n] == '[';
-            depth += (pattern[n] == '(') - (pattern[n] == ')');
-            if (depth < 0) break;
-        }
-    }
-    *pairs_out = depth == 0 && !in_class;
-    return n;
-}
-
-/* Strings in which the pattern is nowhere: none of its alternatives. */
-static json_t *without_pattern(bt_schema *s, const json_t *pattern, const bt_schema_at *at)
-{
-    const char *text = json_string_value(pattern);
-    json_t     *bars = bt_schema_owned(s, json_string("^")), *next;
-    bool        more = true, pairs;
-
-    for (; more && bt_schema_step(s, at, 1 + json_string_length(bars) / 16); text++) {
-        size_t n      = alternative(text, &pairs);
-        bool   begins = text[0] == '^';
-
-        if (!pairs) bt_schema_refuse(s, at, "\"not\" of a pattern whose brackets do not pair");
-        next = json_sprintf(begins ? "%s(?!%.*s)" : "%s(?![\\s\\S]*(?:%.*s))",
-                            json_string_value(bars), (int)(n - begins), text + begins);
-        json_decref(bars);
-        bars = bt_schema_owned(s, next);
-        text += n;
-        more = *text != '\0';
-    }
-    return MADE(s, "{ssso}", "type", "string", "pattern", bars);
-}
-
 /* Bounds: the type that they speak of, and the bound that begins where they end. */
 static const struct {
     const char *keyword, *type, *other;
@@ -237,7 +192,8 @@ static void add_ways(bt_schema *s, json_t *ways, const json_t *schema, const cha
     else if (strcmp(keyword, "properties") == 0 && json_is_object(value))
         add_others(s, ways, value, open, at);
     else if (strcmp(keyword, "pattern") == 0 && json_is_string(value))
-        append(s, ways, without_pattern(s, value, at));
+        append(s, ways,
+               MADE(s, "{ssso}", "type", "string", "pattern", bt_schema_no_pattern(s, value, at)));
     else
         bt_schema_refuse(s, at, "\"not\" of \"%s\" is not supported", keyword);
 }

@@ -183,6 +183,7 @@ CASES = [
      [{}, {"ab": 3, "z": "x", "a": 1}, {"\u00e9b": 9}], ['{"ab":2}', '{"ab":10}', '{"a":"x"}', '{"b":10}', '{"ab":3.5}']),
     ({"patternProperties": {"^x-": {"type": "boolean"}}, "properties": {"x": {}}, "required": ["x", "x-y"], "additionalProperties": {"type": "null"}},
      [{"x": 1, "x-y": True}, {"x": 1, "x-y": True, "x-z": False, "a\"": None}], ['{"x":1}', '{"x":1,"x-y":null}', '{"x":1,"x-y":true,"y":1}']),
+    ({"type": "string", "allOf": [{"pattern": "^a"}, {"pattern": "[|b]|c"}, {"pattern": "d$"}]}, ["abd", "acxd", "a|d"], ['"ad"', '"abdx"', '"bd"']),
     ({"title": "x", "format": "int64", "type": "integer", "x-order": 1, "examples": [1]}, [1], ['"1"']),
 ]
 

@@ -166,6 +166,12 @@ static void schema_lets_through_what_its_keywords_say(void)
         {"{\"patternProperties\":{\"^a\":{\"pattern\":\"x\"}},\"allOf\":[{\"patternProperties\":{"
          "\"^b\":{\"pattern\":\"y\"},\"a\":{\"maxLength\":1}}}]}",                {"{\"ab\":\"x\",\"b\":\"y\",\"ca\":\"z\"}"},
          {"{\"a\":\"xx\"}", "{\"b\":\"x\"}", "{\"ba\":\"yy\"}"}                                                                                                                                         },
+        {"{\"pattern\":\"a|b\",\"allOf\":[{\"pattern\":\"^x\"},{\"pattern\":\"c$\"}],\"maxLength\":"
+         "4}",                                                                    {"\"xac\"", "\"xbyc\""},
+         {"\"xc\"", "\"ac\"", "\"xacd\"", "\"xayyc\""}                                                                                                                                                  },
+        {"{\"pattern\":\"^[a|b]\",\"allOf\":[{\"pattern\":\"^.{2}$\"},{\"not\":{\"pattern\":\"c\"}}"
+         "]}",                                                                    {"\"ab\"", "\"|x\""},
+         {"\"ac\"", "\"a\"", "\"abb\""}                                                                                                                                                                 },
         {"{\"type\":\"string\",\"not\":{\"pattern\":\"^a|[b|]|x\\\\|$\"}}",
          {"\"\"", "\"ca\"", "\"x\""},
          {"\"a\"", "\"cb\"", "\"c|\"", "\"x|\""}                                                                                                                                                        },
@@ -369,7 +375,8 @@ static void schema_that_cannot_be_kept_is_refused_by_name(void)
          "}",                                                                        "\"additionalProperties\" beside properties of another schema"  },
         {"{\"prefixItems\":[{}],\"allOf\":[{\"items\":{\"type\":\"null\"}}]}",
          "\"prefixItems\" beside items"                                                                                                                       },
-        {"{\"pattern\":\"a\",\"allOf\":[{\"pattern\":\"b\"}]}",                               "\"pattern\" differs from the one"                              },
+        {"{\"pattern\":\"^a|b\",\"allOf\":[{\"pattern\":\"b\"}]}",
+         "\"pattern\" differs from the one"                                                                                                                   },
     };
 
     for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++)
@@ -527,6 +534,7 @@ static void schema_of_much_work_is_answered_soon(void)
          "\"null\"}}}",                                                                                                                      "]}",                                         2000  },
         {"{\"not\":{\"oneOf\":[{}",                                      ",{\"minimum\":1}",                                                 "]}}",                                        12000 },
         {"{\"not\":{\"properties\":{",                                   "\"%\":{\"const\":1}",                                              "}}}",                                        10000 },
+        {"{\"allOf\":[{}",                                               ",{\"pattern\":\"^a\"},{\"pattern\":\"b\"}",                        "]}",                                         6000  },
         {"{\"not\":{\"pattern\":\"a",                                    "|b",                                                               "\"}}",                                       100000},
         {"{\"properties\":{\"k\":{\"enum\":[0",                          ",1",
          "]}},\"allOf\":[{\"not\":{\"properties\":{\"k\":{\"const\":1}}}},{\"not\":{\"properties\":"
@@ -731,10 +739,9 @@ static void schema_survives_every_failed_allocation(void)
         "\"allOf\":[{\"if\":{\"properties\":{\"k\":{\"const\":\"a\"}}},\"then\":{\"dependencies\":{"
         "\"k\":[\"x\"]}}},{\"not\":{\"oneOf\":[{\"properties\":{\"k\":{\"const\":\"b\"}}},{"
         "\"required\":[\"z\"]}]}}]}");
-    expect_survives(
-        bt_read_json_schema,
-        "{\"type\":[\"string\",\"null\"],\"not\":{\"anyOf\":[{\"pattern\":\"^a|b\"},{\"const\":"
-        "null}]}}");
+    expect_survives(bt_read_json_schema, "{\"type\":[\"string\",\"null\"],\"pattern\":\"c\","
+                                         "\"not\":{\"anyOf\":[{\"pattern\":\"^a|b\"},{\"const\":"
+                                         "null}]}}");
     expect_survives(
         bt_read_json_schema,
         "{\"properties\":{\"ab\":{\"minimum\":1}},\"patternProperties\":{\"^a\":{\"type\":"

@@ -21,14 +21,24 @@ uint32_t bt_schema_type_of(const json_t *v)
     }
 }
 
+/* As a double a large integer may look like another one. */
+static bool is_equal_number(const json_t *a, const json_t *b)
+{
+    const json_t *whole = json_is_integer(a) ? a : b, *real = whole == a ? b : a;
+
+    if (bt_schema_is_less(a, b) || bt_schema_is_less(b, a)) return false;
+    if (!json_is_integer(whole) || !json_is_real(real)) return true;
+    return json_real_value(real) < 0x1p63 &&
+           (json_int_t)json_real_value(real) == json_integer_value(whole);
+}
+
 bool bt_schema_is_equal(const json_t *a, const json_t *b)
 {
     const char *key;
     json_t     *one;
     size_t      i;
 
-    if (json_is_number(a) && json_is_number(b))
-        return !bt_schema_is_less(a, b) && !bt_schema_is_less(b, a);
+    if (json_is_number(a) && json_is_number(b)) return is_equal_number(a, b);
     if (json_typeof(a) != json_typeof(b) || json_array_size(a) != json_array_size(b) ||
         json_object_size(a) != json_object_size(b))
         return false;

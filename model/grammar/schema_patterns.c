@@ -136,8 +136,8 @@ static void read_names(bt_schema *s, bt_condition *c, const json_t *names, const
     bt_condition_read(s->g, c);
 }
 
-/* The keys that match the patterns of the set and no others, and no names; NULL schemas are not
- * asked for.  Returns the number of conditions. */
+/* The keys, in quotes, that match the patterns of the set and no others, and are no names.  Returns
+ * the number of conditions. */
 static uint32_t read_conditions(bt_schema *s, bt_condition *conditions, uint32_t set,
                                 json_t *patterns, const json_t *names, const bt_schema_at *at)
 {

@@ -321,6 +321,8 @@ static void schema_that_cannot_be_kept_is_refused_by_name(void)
         {"{\"uniqueItems\":true,\"items\":{\"enum\":[1,2,3,4,5,6,7,8,9,10,11,12,13]}}",
          "13 values has more than 4096 sets"                                                                                                                  },
         {"{\"not\":{\"pattern\":\"a)|(b\"}}",                                                 "brackets do not pair"                                          },
+        {"{\"allOf\":[{\"const\":9007199254740993},{\"const\":9007199254740992.0}]}",
+         "no text at all would do"                                                                                                                            },
         {"{\"allOf\":[{\"const\":1},{\"const\":2}]}",                                         "no text at all would do"                                       },
         {"{\"anyOf\":[{\"const\":1},{\"const\":2}],\"const\":3}",                             "no text at all would do"                                       },
         {"{\"type\":\"string\",\"format\":\"date\",\"minLength\":12,\"maxLength\":11}",

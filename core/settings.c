@@ -210,40 +210,39 @@ static void variable(const setting *t, char name_out[NAME_BYTES])
         name_out[i] = name_out[i] == '-' ? '_' : (char)toupper((unsigned char)name_out[i]);
 }
 
-/* The variable that this one, of length n, must be meant for: it is one letter away, or two of a
- * longer name.  "": none, or it is one.  Others may be another program's. */
-static void meant(const bt_settings *s, const char *entry, size_t n, char name_out[NAME_BYTES])
+/* Whether the entry of the environment is of a variable, given, that is none of these but must be
+ * meant for one: it is one letter away, or two of a longer name.  Others may be another program's.
+ */
+static bool is_misspelt(const bt_settings *s, const char *entry, char given_out[NAME_BYTES],
+                        char meant_out[NAME_BYTES])
 {
-    char   given[NAME_BYTES], name[NAME_BYTES];
+    char   name[NAME_BYTES];
+    size_t n       = strcspn(entry, "=");
     size_t nearest = n < sizeof("BATON_") - 1 + 6 ? 2 : 3; /* further than what counts */
 
-    name_out[0] = '\0';
-    if (n >= sizeof(given) || strncmp(entry, "BATON_", 6) != 0) return;
-    memcpy(given, entry, n);
-    given[n] = '\0';
+    if (n >= NAME_BYTES || entry[n] != '=' || strncmp(entry, "BATON_", 6) != 0) return false;
+    memcpy(given_out, entry, n);
+    given_out[n] = '\0';
+    meant_out[0] = '\0';
     for (size_t i = 0; i < s->n && nearest > 0; i++) {
         size_t d;
 
         variable(&s->all[i], name);
-        d = bt_letters_apart(given, name);
+        d = bt_letters_apart(given_out, name);
         if (d >= nearest) continue;
         nearest = d;
-        strcpy(name_out, name);
+        strcpy(meant_out, name);
     }
-    if (nearest == 0) name_out[0] = '\0';
+    return nearest > 0 && meant_out[0] != '\0';
 }
 
 static void warn_of_misspelt(const bt_settings *s)
 {
-    char name[NAME_BYTES];
+    char given[NAME_BYTES], name[NAME_BYTES];
 
-    for (char **e = environ; *e != NULL; e++) {
-        size_t n = strcspn(*e, "=");
-
-        meant(s, *e, n, name);
-        if (name[0] != '\0' && (*e)[n] == '=' && (*e)[n + 1] != '\0')
-            BT_WARN("%.*s is no setting of this program: is %s meant?", (int)n, *e, name);
-    }
+    for (char **e = environ; *e != NULL; e++)
+        if (is_misspelt(s, *e, given, name) && (*e)[strlen(given) + 1] != '\0')
+            BT_WARN("%s is no setting of this program: is %s meant?", given, name);
 }
 
 static bt_status read_environment(bt_settings *s)
@@ -559,22 +558,15 @@ void bt_settings_log(const bt_settings *settings)
 
 void bt_settings_clear_environment(const bt_settings *settings)
 {
-    char name[NAME_BYTES];
+    char given[NAME_BYTES], name[NAME_BYTES];
 
     for (size_t i = 0; i < settings->n; i++) {
         variable(&settings->all[i], name);
         unsetenv(name);
     }
-    for (char **e = environ; *e != NULL;) { /* that is said once, not by each child too */
-        size_t n = strcspn(*e, "=");
-        char   given[NAME_BYTES];
-
-        meant(settings, *e, n, name);
-        if (name[0] != '\0') {
-            snprintf(given, sizeof(given), "%.*s", (int)n, *e);
+    for (char **e = environ; *e != NULL;) /* that is said once, not by each child too */
+        if (is_misspelt(settings, *e, given, name))
             unsetenv(given); /* the next one moves here */
-        } else {
+        else
             e++;
-        }
-    }
 }

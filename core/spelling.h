@@ -5,7 +5,7 @@
 #include <stddef.h>
 
 /* How many letters of one name have to be put in, left out or changed to make the other
- * (Levenshtein's distance); more than can be for names of over 64. */
+ * (Levenshtein's distance); SIZE_MAX for names of over 64. */
 size_t bt_letters_apart(const char *a, const char *b);
 
 #endif

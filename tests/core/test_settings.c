@@ -264,6 +264,20 @@ static void settings_warn_of_names_that_are_nearly_one(void)
     }
 }
 
+/* Whoever starts a program may give it such, and unsetenv() leaves it. */
+static void settings_pass_over_what_is_no_variable(void)
+{
+    bt_settings *s      = NULL;
+    char        *argv[] = {ARG("program"), NULL};
+    char        *own[] = {ARG("BATON_QUEUES"), NULL}, **before = environ;
+
+    environ = own;
+    EXPECT_EQ(bt_settings_gather(&SPEC, 1, argv, &s), BT_OK);
+    bt_settings_clear_environment(s);
+    environ = before;
+    bt_settings_destroy(s);
+}
+
 static void settings_leave_the_environment(void)
 {
     bt_settings *s      = NULL;
@@ -331,6 +345,7 @@ static const bt_test tests[] = {
     BT_TEST(settings_file_is_text_of_bounded_size),
     BT_TEST(settings_pass_over_service_addresses),
     BT_TEST(settings_warn_of_names_that_are_nearly_one),
+    BT_TEST(settings_pass_over_what_is_no_variable),
     BT_TEST(settings_leave_the_environment),
     BT_TEST(settings_report_says_what_holds_and_why),
     BT_TEST(settings_with_short_memory_fail_cleanly),

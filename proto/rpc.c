@@ -287,18 +287,6 @@ out:
     return st;
 }
 
-/* NULL when the PEM texts are none. */
-static grpc_server_credentials *credentials(const bt_rpc_tls *tls)
-{
-    grpc_ssl_pem_key_cert_pair pair = {tls->key, tls->cert};
-
-    return grpc_ssl_server_credentials_create_ex(
-        tls->client_ca, &pair, 1,
-        tls->client_ca != NULL ? GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY
-                               : GRPC_SSL_DONT_REQUEST_CLIENT_CERTIFICATE,
-        NULL);
-}
-
 bt_status bt_rpc_listen(grpc_server *server, const char *address, bt_rpc_tls_files *tls,
                         uint16_t *port_out)
 {
@@ -315,36 +303,6 @@ bt_status bt_rpc_listen(grpc_server *server, const char *address, bt_rpc_tls_fil
     BT_REQUIRE(port > 0, BT_ERR_IO, "cannot listen on %s: the port is free, but gRPC refuses it",
                address);
     *port_out = (uint16_t)port;
-out:
-    return st;
-}
-
-bt_status bt_rpc_try_tls(const char *host, const bt_rpc_tls *tls)
-{
-    bt_status                st     = BT_OK;
-    grpc_completion_queue   *cq     = grpc_completion_queue_create_for_next(NULL);
-    grpc_server             *server = grpc_server_create(bt_rpc_server_args(), NULL);
-    grpc_server_credentials *creds  = credentials(tls);
-    int                      port   = 0;
-    char                     address[BT_ADDRESS_BYTES];
-
-    bt_join_address(host, 0, address);
-    grpc_server_register_completion_queue(server, cq, NULL);
-    if (creds != NULL) {
-        port = grpc_server_add_http2_port(server, address, creds);
-        grpc_server_credentials_release(creds);
-    }
-    grpc_server_start(server); /* else it cannot be shut down */
-    grpc_server_shutdown_and_notify(server, cq, NULL);
-    grpc_completion_queue_shutdown(cq);
-    while (grpc_completion_queue_next(cq, gpr_inf_future(GPR_CLOCK_MONOTONIC), NULL).type !=
-           GRPC_QUEUE_SHUTDOWN)
-        continue;
-    grpc_server_destroy(server);
-    grpc_completion_queue_destroy(cq);
-    BT_REQUIRE(port > 0, BT_ERR_IO,
-               "gRPC refuses the TLS files: do certificate and key belong together%s?",
-               tls->client_ca != NULL ? ", and are the authorities of clients in order" : "");
 out:
     return st;
 }

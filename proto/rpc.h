@@ -68,16 +68,6 @@ const grpc_channel_args *bt_rpc_server_args(void);
 const grpc_channel_args *bt_rpc_client_args(void);
 /* A deadline of the bt_now_ns clock as gRPC wants it; UINT64_MAX: never. */
 gpr_timespec bt_rpc_deadline(uint64_t deadline_ns);
-/* PEM texts, owned by whoever reads them from files. */
-typedef struct {
-    char *cert, *key; /* the server's chain and its private key */
-    char *client_ca;  /* NULL: clients need no certificate */
-} bt_rpc_tls;
-
-/* Reads the files; client_ca may be NULL.  IO names file and cause. */
-bt_status bt_rpc_tls_read(const char *cert, const char *key, const char *client_ca,
-                          bt_rpc_tls *tls_out);
-void      bt_rpc_tls_free(bt_rpc_tls *tls); /* overwrites the key first */
 
 /* A server's TLS files, which are read again when they change: connections that are made from then
  * on have the new certificate.  One thread opens, refreshes and closes; gRPC's may fetch. */
@@ -92,6 +82,7 @@ bt_status bt_rpc_tls_open(const char *cert, const char *key, const char *client_
  * every minute. */
 void bt_rpc_tls_refresh(bt_rpc_tls_files *files, uint64_t now_ns); /* accepts NULL */
 void bt_rpc_tls_close(bt_rpc_tls_files *files);                    /* the same; after the servers */
+
 /* How a client speaks to a server; paths are borrowed, a struct of zeroes is plain text. */
 typedef struct {
     bool        on;
@@ -120,8 +111,6 @@ void bt_rpc_each_socket(uint16_t port, void (*fn)(void *ctx, int fd), void *ctx)
 void bt_rpc_hang_up(uint16_t port);
 /* Could a server bind the address now?  IO names address and cause. */
 bt_status bt_rpc_try_bind(const char *address);
-/* Would a server on this host, at any port, take the files?  IO: gRPC refuses them. */
-bt_status bt_rpc_try_tls(const char *host, const bt_rpc_tls *tls);
 /* "OK", "CANCELLED" ... as google.rpc.Code has them; of any number. */
 const char *bt_rpc_code_name(grpc_status_code code);
 /* A slice as text, cut to the capacity, always terminated and UTF-8. */

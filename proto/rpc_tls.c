@@ -11,9 +11,16 @@
 #include "core/clock.h"
 #include "core/file.h"
 #include "core/log.h"
+#include "core/parse.h"
 #include "proto/rpc.h"
 
 enum { PEM_MAX = 1 << 20 };
+
+/* PEM texts, owned. */
+typedef struct {
+    char *cert, *key; /* a chain and its private key */
+    char *client_ca;  /* NULL: clients need no certificate */
+} pem_texts;
 
 static bt_status read_pem(const char *path, const char *marker, char **text_out)
 {
@@ -42,11 +49,22 @@ out:
     return st;
 }
 
-bt_status bt_rpc_tls_read(const char *cert, const char *key, const char *client_ca,
-                          bt_rpc_tls *tls_out)
+/* Overwrites the key first. */
+static void free_pems(pem_texts *tls)
 {
-    bt_status  st  = BT_OK;
-    bt_rpc_tls tls = {0};
+    if (tls->key != NULL) explicit_bzero(tls->key, strlen(tls->key));
+    bt_free(tls->cert);
+    bt_free(tls->key);
+    bt_free(tls->client_ca);
+    *tls = (pem_texts){0};
+}
+
+/* client_ca may be NULL. */
+static bt_status read_pems(const char *cert, const char *key, const char *client_ca,
+                           pem_texts *tls_out)
+{
+    bt_status st  = BT_OK;
+    pem_texts tls = {0};
 
     BT_TRY(read_pem(cert, "CERTIFICATE-----", &tls.cert));
     BT_TRY(read_pem(key, "PRIVATE KEY-----", &tls.key));
@@ -56,19 +74,10 @@ bt_status bt_rpc_tls_read(const char *cert, const char *key, const char *client_
                key);
     if (client_ca != NULL) BT_TRY(read_pem(client_ca, "CERTIFICATE-----", &tls.client_ca));
     *tls_out = tls;
-    tls      = (bt_rpc_tls){0}; /* handed over */
+    tls      = (pem_texts){0}; /* handed over */
 out:
-    bt_rpc_tls_free(&tls);
+    free_pems(&tls);
     return st;
-}
-
-void bt_rpc_tls_free(bt_rpc_tls *tls)
-{
-    if (tls->key != NULL) explicit_bzero(tls->key, strlen(tls->key));
-    bt_free(tls->cert);
-    bt_free(tls->key);
-    bt_free(tls->client_ca);
-    *tls = (bt_rpc_tls){0};
 }
 
 /* ---- a server's files, which may change */
@@ -81,7 +90,7 @@ struct bt_rpc_tls_files {
     struct stat     seen[N_FILES];
     uint64_t        look_ns, read_ns; /* when to look next, and to read if nothing changes then */
     pthread_mutex_t lock;             /* of what follows */
-    bt_rpc_tls      tls;
+    pem_texts       tls;
     bool            fresh; /* gRPC has not fetched it */
 };
 
@@ -106,13 +115,60 @@ static bool look(bt_rpc_tls_files *files)
     return changed;
 }
 
+/* Of clients a certificate where there are authorities that sign such. */
+static grpc_ssl_client_certificate_request_type asks_for(const char *client_ca)
+{
+    return client_ca != NULL ? GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY
+                             : GRPC_SSL_DONT_REQUEST_CLIENT_CERTIFICATE;
+}
+
+/* NULL when the PEM texts are none. */
+static grpc_server_credentials *credentials_of(const pem_texts *tls)
+{
+    grpc_ssl_pem_key_cert_pair pair = {tls->key, tls->cert};
+
+    return grpc_ssl_server_credentials_create_ex(tls->client_ca, &pair, 1, asks_for(tls->client_ca),
+                                                 NULL);
+}
+
+/* Would a server on this host, at any port, take them? */
+static bt_status try_pems(const char *host, const pem_texts *tls)
+{
+    bt_status                st     = BT_OK;
+    grpc_completion_queue   *cq     = grpc_completion_queue_create_for_next(NULL);
+    grpc_server             *server = grpc_server_create(bt_rpc_server_args(), NULL);
+    grpc_server_credentials *creds  = credentials_of(tls);
+    int                      port   = 0;
+    char                     address[BT_ADDRESS_BYTES];
+
+    bt_join_address(host, 0, address);
+    grpc_server_register_completion_queue(server, cq, NULL);
+    if (creds != NULL) {
+        port = grpc_server_add_http2_port(server, address, creds);
+        grpc_server_credentials_release(creds);
+    }
+    grpc_server_start(server); /* else it cannot be shut down */
+    grpc_server_shutdown_and_notify(server, cq, NULL);
+    grpc_completion_queue_shutdown(cq);
+    while (grpc_completion_queue_next(cq, gpr_inf_future(GPR_CLOCK_MONOTONIC), NULL).type !=
+           GRPC_QUEUE_SHUTDOWN)
+        continue;
+    grpc_server_destroy(server);
+    grpc_completion_queue_destroy(cq);
+    BT_REQUIRE(port > 0, BT_ERR_IO,
+               "gRPC refuses the TLS files: do certificate and key belong together%s?",
+               tls->client_ca != NULL ? ", and are the authorities of clients in order" : "");
+out:
+    return st;
+}
+
 static bt_status read_files(bt_rpc_tls_files *files)
 {
-    bt_status  st  = BT_OK;
-    bt_rpc_tls tls = {0}, before;
+    bt_status st  = BT_OK;
+    pem_texts tls = {0}, before;
 
-    BT_TRY(bt_rpc_tls_read(files->names[0], files->names[1], files->names[2], &tls));
-    BT_TRY(bt_rpc_try_tls(files->host, &tls));
+    BT_TRY(read_pems(files->names[0], files->names[1], files->names[2], &tls));
+    BT_TRY(try_pems(files->host, &tls));
     pthread_mutex_lock(&files->lock);
     before       = files->tls;
     files->tls   = tls;
@@ -120,7 +176,7 @@ static bt_status read_files(bt_rpc_tls_files *files)
     pthread_mutex_unlock(&files->lock);
     tls = before;
 out:
-    bt_rpc_tls_free(&tls);
+    free_pems(&tls);
     return st;
 }
 
@@ -167,7 +223,7 @@ void bt_rpc_tls_refresh(bt_rpc_tls_files *files, uint64_t now_ns)
 void bt_rpc_tls_close(bt_rpc_tls_files *files)
 {
     if (files == NULL) return;
-    bt_rpc_tls_free(&files->tls);
+    free_pems(&files->tls);
     pthread_mutex_destroy(&files->lock);
     bt_free(files);
 }
@@ -197,10 +253,8 @@ static grpc_ssl_certificate_config_reload_status fetch(void                     
 grpc_server_credentials *bt_rpc_tls_credentials(bt_rpc_tls_files *files)
 {
     return grpc_ssl_server_credentials_create_with_options(
-        grpc_ssl_server_credentials_create_options_using_config_fetcher(
-            files->names[2] != NULL ? GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY
-                                    : GRPC_SSL_DONT_REQUEST_CLIENT_CERTIFICATE,
-            fetch, files));
+        grpc_ssl_server_credentials_create_options_using_config_fetcher(asks_for(files->names[2]),
+                                                                        fetch, files));
 }
 
 /* ---- clients */
@@ -209,7 +263,7 @@ static bt_status client_credentials(const bt_rpc_client_tls *tls, grpc_channel_c
 {
     bt_status                  st  = BT_OK;
     char                      *ca  = NULL;
-    bt_rpc_tls                 own = {0};
+    pem_texts                  own = {0};
     grpc_ssl_pem_key_cert_pair pair;
 
     if (!tls->on) {
@@ -217,12 +271,12 @@ static bt_status client_credentials(const bt_rpc_client_tls *tls, grpc_channel_c
         return BT_OK;
     }
     if (tls->ca != NULL) BT_TRY(read_pem(tls->ca, "CERTIFICATE-----", &ca));
-    if (tls->cert != NULL) BT_TRY(bt_rpc_tls_read(tls->cert, tls->key, NULL, &own));
+    if (tls->cert != NULL) BT_TRY(read_pems(tls->cert, tls->key, NULL, &own));
     pair = (grpc_ssl_pem_key_cert_pair){own.key, own.cert};
     *out = grpc_ssl_credentials_create(ca, tls->cert != NULL ? &pair : NULL, NULL, NULL);
     BT_REQUIRE(*out != NULL, BT_ERR_IO, "gRPC cannot use the TLS files");
 out:
-    bt_rpc_tls_free(&own);
+    free_pems(&own);
     bt_free(ca);
     return st;
 }

@@ -143,8 +143,8 @@ static void note(bt_cell *cell, const bt_pair_view *v, bool slow)
                 a, b, 100 * v->value, 100 * v->typical);
 }
 
-/* pairs[n] ascending by cost.  Of an even number of others the lower median counts; those up to it
- * are compared with themselves or more, and are not slow either way. */
+/* pairs[n] ascending by cost: each is held against the others' median, the lower one of two.  That
+ * those up to there are held against more does not matter: they are not slow. */
 static void judge(bt_cell *cell, bt_pair_kind kind, const pair *pairs, uint32_t n)
 {
     for (uint32_t i = 0; i < n; i++) {

@@ -168,7 +168,6 @@ static void log_line(void *ctx, const char *fmt, va_list ap)
 
 /* ---- libmicrohttpd's time-out begins again with each byte: this one does not */
 
-/* A connection that finds no free place, as there are as many, has no such end. */
 static void on_connection(void *ctx, struct MHD_Connection *connection, void **client,
                           enum MHD_ConnectionNotificationCode what)
 {
@@ -176,7 +175,7 @@ static void on_connection(void *ctx, struct MHD_Connection *connection, void **c
     bt_http_client *c = *client;
 
     pthread_mutex_lock(&h->lock);
-    if (what == MHD_CONNECTION_NOTIFY_CLOSED && c != NULL) c->until_ns = 0; /* fd is open yet */
+    if (what == MHD_CONNECTION_NOTIFY_CLOSED && c != NULL) c->until_ns = 0; /* fd is still open */
     for (int i = 0; what == MHD_CONNECTION_NOTIFY_STARTED && i < BT_HTTP_CONNECTIONS; i++) {
         if (h->clients[i].until_ns != 0) continue;
         c = *client = &h->clients[i];

@@ -1,9 +1,9 @@
 /* coordinator/held_pages.h - which pages of a rank's pool the prompts of its requests hold, as
  * their tickets say.
  *
- * A page that a rank took for a request counts among that request's own.  Later ones find it in the
- * rank's cache and hold it too, beside its owner and when that has gone: such pages, which are in
- * use and nobody's own, are what is counted here, each once.
+ * A page that a rank takes for a request counts among that request's own.  Others may find it in
+ * the rank's cache and hold it too, beside its owner or once that has gone.  Counted here, each
+ * once, are the pages that are held and have no owner.
  *
  * The loop's thread. */
 #ifndef BT_COORDINATOR_HELD_PAGES_H
@@ -21,7 +21,7 @@ typedef struct {
 typedef struct {
     bt_held_page *pages; /* owned [n_pages] */
     uint32_t      n_pages;
-    uint32_t      n_found; /* that only those hold who found them */
+    uint32_t      n_found; /* that are held only by those who found them */
     uint32_t      version; /* counts changes, from 1 */
 } bt_held_pages;
 

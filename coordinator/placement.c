@@ -107,11 +107,17 @@ static uint32_t held_pages(const bt_relay *r, const bt_relay_request *q, uint32_
     return m->n_held;
 }
 
+/* Pages that the prompt fills. */
+static uint32_t full_pages(const bt_relay *r, const bt_relay_request *q)
+{
+    return q->n_prompt / r->cfg.page_tokens;
+}
+
 /* Pages for what is known, and for the next token of each open choice; the prompt's full pages
  * once. */
 static uint32_t pages_now(const bt_relay *r, const bt_relay_request *q)
 {
-    uint32_t full = q->n_prompt / r->cfg.page_tokens, pages = full;
+    uint32_t full = full_pages(r, q), pages = full;
 
     for (uint32_t i = 0; i < q->n_choices; i++)
         if (!q->choices[i].ended)
@@ -234,13 +240,13 @@ static void hold(bt_rank_state *k, uint64_t now_ns)
     if (k->n_held++ == 0) k->progress_ns = now_ns;
 }
 
-/* The prompt's pages, of which the ticket names those that others hold too. */
+/* The request's held_pages come, or go. */
 static void count_held(bt_relay *r, bt_relay_request *q, bool comes)
 {
     bt_rank_state *k = &r->ranks[q->decode_rank];
 
     k->taken_pages -= k->held.n_found;
-    bt_held_pages_count(&k->held, q->n_held / r->cfg.page_tokens, q->n_held_pages, q->held_pages,
+    bt_held_pages_count(&k->held, q->n_held / r->cfg.page_tokens, full_pages(r, q), q->held_pages,
                         comes);
     k->taken_pages += k->held.n_found;
 }
@@ -250,8 +256,7 @@ static void forget_held(bt_relay *r, bt_relay_request *q)
     if (q->held_pages == NULL) return;
     count_held(r, q, false);
     bt_free(q->held_pages);
-    q->held_pages   = NULL;
-    q->n_held_pages = 0;
+    q->held_pages = NULL;
 }
 
 void bt_relay_free_decode(bt_relay *relay, bt_relay_request *q)
@@ -321,7 +326,7 @@ void bt_relay_learn(bt_relay *relay, const bt_relay_request *q, uint32_t choice)
     /* The last token's row is not computed. */
     if (bt_page_keys(relay->prefix_seed, relay->cfg.page_tokens, q->n_prompt + c->n_out - 1, all,
                      &keys, &n) == BT_OK)
-        bt_prefix_index_add(&relay->ranks[q->decode_rank].index, n, keys);
+        bt_prefix_index_add(&relay->ranks[q->decode_rank].index, n, keys, NULL);
     bt_free(keys);
     bt_free(all);
 }
@@ -521,14 +526,13 @@ static bool pages_are_sound(const bt_relay *r, const bt_relay_request *q, const 
 /* What the request holds by its ticket; false: out of memory. */
 static bool take_held(bt_relay *r, bt_relay_request *q, const bt_up *ticket)
 {
-    uint32_t n = q->n_prompt / r->cfg.page_tokens;
+    uint32_t n = full_pages(r, q);
 
     q->held_pages = n == 0 ? NULL : bt_calloc(n, sizeof(*q->held_pages));
     if (q->held_pages == NULL && n > 0) return false;
     for (uint32_t i = 0; i < n; i++)
         q->held_pages[i] = ticket->u.ticket.pages[i].id;
-    q->n_held_pages = n;
-    q->n_held       = ticket->u.ticket.held;
+    q->n_held = ticket->u.ticket.held;
     count_decode_pages(r, q);
     if (n > 0) count_held(r, q, true);
     return true;
@@ -580,8 +584,8 @@ static void prefill(bt_relay *r, bt_relay_request *q, bt_up *ticket, uint64_t no
         ticket->u.ticket.form_map = NULL;
     }
     count_prefill_anew(r, q);
-    bt_prefix_index_add(&r->ranks[q->prefill_rank].index, q->n_keys, q->keys);
-    bt_prefix_index_add_pages(&r->ranks[q->decode_rank].index, q->n_keys, q->keys, q->held_pages);
+    bt_prefix_index_add(&r->ranks[q->prefill_rank].index, q->n_keys, q->keys, NULL);
+    bt_prefix_index_add(&r->ranks[q->decode_rank].index, q->n_keys, q->keys, q->held_pages);
 
     bt_relay_turn(r, q, BT_PREFILL);
     q->heard_ns = now_ns;

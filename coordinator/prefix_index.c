@@ -66,13 +66,8 @@ static uint32_t slot_of(const bt_prefix_index *index, const bt_page_key *key)
     return (uint32_t)key->lo & (index->n_slots - 1);
 }
 
-void bt_prefix_index_add(bt_prefix_index *index, uint32_t n, const bt_page_key *keys)
-{
-    bt_prefix_index_add_pages(index, n, keys, NULL);
-}
-
-void bt_prefix_index_add_pages(bt_prefix_index *index, uint32_t n, const bt_page_key *keys,
-                               const uint32_t *pages)
+void bt_prefix_index_add(bt_prefix_index *index, uint32_t n, const bt_page_key *keys,
+                         const uint32_t *pages)
 {
     for (uint32_t i = 0; i < n; i++) {
         uint32_t slot   = slot_of(index, &keys[i]);

@@ -42,10 +42,9 @@ bt_status bt_page_keys(uint64_t seed, uint32_t page_tokens, uint32_t n_prompt,
 
 bt_status bt_prefix_index_init(bt_prefix_index *index, uint32_t n_pages); /* NO_MEMORY */
 void      bt_prefix_index_fini(bt_prefix_index *index);
-void      bt_prefix_index_add(bt_prefix_index *index, uint32_t n, const bt_page_key *keys);
-/* The same, of pages that the rank has named. */
-void bt_prefix_index_add_pages(bt_prefix_index *index, uint32_t n, const bt_page_key *keys,
-                               const uint32_t *pages);
+/* pages[n]: where the rank says that it has them; NULL: it has not said. */
+void bt_prefix_index_add(bt_prefix_index *index, uint32_t n, const bt_page_key *keys,
+                         const uint32_t *pages);
 /* The page of that key, BT_NO_PAGE where it is not known. */
 uint32_t bt_prefix_index_page(const bt_prefix_index *index, const bt_page_key *key);
 /* How many of the first pages are probably there: a key stands for all pages before its own too, so

@@ -258,8 +258,7 @@ void bt_relay_requeue(bt_relay *r, bt_relay_request *q, bool abort_decode, uint6
     again->resumed            = true;
     again->decode_holds = again->prefill_holds = false;
     again->prefill_counts = again->decode_pages = again->prefill_pages = 0;
-    again->held_pages   = NULL; /* these stay with the placement */
-    again->n_held_pages = 0;
+    again->held_pages = NULL; /* these stay with the placement */
     bt_relay_forget_early(again);
     again->heard_ns = now_ns;
     bt_table_remove(&r->names, q->name_key);

@@ -62,8 +62,7 @@ static bt_relay_request *take(bt_relay *r, bt_relay_list *list, bt_relay_request
     if (list == &r->queue) bt_relay_count_queued(r, q, false);
     bt_relay_forget_keys(q);
     bt_free(q->held_pages);
-    q->held_pages   = NULL;
-    q->n_held_pages = 0;
+    q->held_pages = NULL;
     bt_relay_forget_early(q);
     r->n_in[q->state]--;
     q->resumed = q->resumed || q->state != BT_QUEUED;

@@ -30,11 +30,11 @@ struct bt_relay_request {
     void                  *client;
     bt_relay_request_state state;
     uint32_t               n_prompt;
-    uint32_t    *prompt; /* owned: copied into each Prefill, since it may be placed again */
-    bt_page_key *keys;   /* owned: of the prompt's full pages */
-    uint32_t     n_keys, n_held_pages;
-    uint32_t    *held_pages;  /* owned: the prompt's full pages at its decode rank, by the ticket */
+    uint32_t        *prompt; /* owned: copied into each Prefill, since it may be placed again */
+    bt_page_key     *keys;   /* owned: of the prompt's full pages */
+    uint32_t         n_keys;
     bt_prefix_match *matches; /* owned [ranks of its relay]: what each has of them; may be NULL */
+    uint32_t   *held_pages; /* owned: where its decode rank has them, as the ticket says; or NULL */
     void       *form_map; /* owned: how its prompt was computed, for a replay; NULL: by its role */
     size_t      n_form_map_bytes;
     uint64_t    arrival; /* its first number: the smaller, the older */

@@ -21,7 +21,7 @@ static void prefix_index_knows_a_prompt_whose_keys_share_slots(void)
     make_keys(keys, SHARED, 1);
     EXPECT_EQ(bt_prefix_index_init(&index, PAGES), BT_OK);
     EXPECT_EQ(bt_prefix_index_match(&index, 8, keys), 0);
-    bt_prefix_index_add(&index, 8, keys);
+    bt_prefix_index_add(&index, 8, keys, NULL);
     EXPECT_EQ(bt_prefix_index_match(&index, 8, keys), 8);
     EXPECT_EQ(bt_prefix_index_match(&index, 6, keys), 6);
     EXPECT_EQ(bt_prefix_index_match(&index, 5, keys), 4); /* its own 4 and 0 are overwritten */
@@ -39,14 +39,14 @@ static void prefix_index_forgets_what_was_overwritten_in_a_row(void)
     make_keys(one, slots, 1);
     make_keys(other, slots, 2);
     EXPECT_EQ(bt_prefix_index_init(&index, PAGES), BT_OK);
-    bt_prefix_index_add(&index, N, one);
-    bt_prefix_index_add(&index, N, one);
+    bt_prefix_index_add(&index, N, one, NULL);
+    bt_prefix_index_add(&index, N, one, NULL);
     EXPECT_EQ(index.n_new, N);
-    bt_prefix_index_add(&index, 7, other + 2); /* 2 to 8 */
+    bt_prefix_index_add(&index, 7, other + 2, NULL); /* 2 to 8 */
     EXPECT_EQ(index.n_new, N + 7);
     EXPECT_EQ(bt_prefix_index_match(&index, N, one), N);
     EXPECT_EQ(bt_prefix_index_match(&index, N, other), 9);
-    bt_prefix_index_add(&index, 8, other + 2);
+    bt_prefix_index_add(&index, 8, other + 2, NULL);
     EXPECT_EQ(bt_prefix_index_match(&index, N, one), 2);
     bt_prefix_index_fini(&index);
 }
@@ -62,10 +62,10 @@ static void prefix_index_matches_anew_when_it_has_changed(void)
     make_keys(other, SLOT, 2);
     EXPECT_EQ(bt_prefix_index_init(&index, PAGES), BT_OK);
     EXPECT_EQ(bt_prefix_index_rematch(&index, 4, one, &last), 0);
-    bt_prefix_index_add(&index, 4, one);
+    bt_prefix_index_add(&index, 4, one, NULL);
     EXPECT_EQ(bt_prefix_index_rematch(&index, 4, one, &last), 4);
     EXPECT_EQ(bt_prefix_index_rematch(&index, 4, one, &last), 4);
-    bt_prefix_index_add(&index, 2, other + 2);
+    bt_prefix_index_add(&index, 2, other + 2, NULL);
     EXPECT_EQ(bt_prefix_index_rematch(&index, 4, one, &last), 2);
     bt_prefix_index_fini(&index);
 }

@@ -266,7 +266,8 @@ static uint32_t n_only_found(const bt_relay *r, uint32_t rank)
     uint32_t found[POOL] = {0}, owned[POOL] = {0}, n = 0;
 
     for (const bt_relay_request *q = r->placed.first; q != NULL; q = q->next)
-        for (uint32_t i = 0; q->decode_rank == rank && i < q->n_held_pages; i++)
+        for (uint32_t i = 0;
+             q->decode_rank == rank && q->held_pages != NULL && i < q->n_prompt / SIM_PAGE; i++)
             (i < q->n_held / SIM_PAGE ? found : owned)[q->held_pages[i]]++;
     for (uint32_t i = 0; i < POOL; i++)
         n += found[i] > 0 && owned[i] == 0;

@@ -439,23 +439,17 @@ static void play(uint64_t seed, uint32_t n_prefill, uint32_t n_decode, bool lose
     free(c);
 }
 
-static void relay_counts_what_its_ranks_hold(void)
+static void play_several(uint32_t n_prefill, uint32_t n_decode, bool loses)
 {
     uint32_t n_retracted = 0, n_found = 0;
 
     for (uint64_t seed = 1; seed <= 4; seed++)
-        play(seed, 1, 2, false, &n_retracted, &n_found);
+        play(seed, n_prefill, n_decode, loses, &n_retracted, &n_found);
     EXPECT(n_retracted > 50 && n_found > 1000);
 }
 
-static void relay_counts_what_is_held_after_ranks_are_lost(void)
-{
-    uint32_t n_retracted = 0, n_found = 0;
-
-    for (uint64_t seed = 1; seed <= 4; seed++)
-        play(seed, 2, 3, true, &n_retracted, &n_found);
-    EXPECT(n_retracted > 50 && n_found > 1000);
-}
+static void relay_counts_what_its_ranks_hold(void) { play_several(1, 2, false); }
+static void relay_counts_what_is_held_after_ranks_are_lost(void) { play_several(2, 3, true); }
 
 static const bt_test TESTS[] = {
     BT_TEST(relay_counts_what_its_ranks_hold),

@@ -159,7 +159,7 @@ static void end_at_once(sim *s, const sim_client *c)
 }
 
 /* Each once: while its owner is there, when only those are left who found it, and when somebody
- * finds it whom nobody holds it beside.  All prompts are alike. */
+ * finds one that nobody held.  All prompts are alike. */
 static void relay_pages_that_were_found_count_while_they_are_held(void)
 {
     static const uint32_t PAGES[][4] = {

@@ -211,19 +211,23 @@ void bt_openmpi_set_shared_memory(const char *dir, bool replace)
     setenv(SM, dir, 1);
 }
 
-static const char LOCAL_SESSION[] = "OMPI_MCA_orte_local_tmpdir_base";
-
 /* Of a job over hosts mpirun's own session alone lies where the guard removes it: other hosts have
  * no such directory.  Open MPI takes both this and a place for all hosts for an error. */
 static void set_own_session(const bt_scratch *scratch)
 {
     if (getenv("OMPI_MCA_orte_tmpdir_base") != NULL || getenv("PRTE_MCA_prte_tmpdir_base") != NULL)
         return;
-    setenv(LOCAL_SESSION, scratch->session, 0);
+    setenv("OMPI_MCA_orte_local_tmpdir_base", scratch->session, 0);
     setenv("PRTE_MCA_prte_local_tmpdir_base", scratch->session, 0);
 }
 
-void bt_openmpi_forget_session(void) { unsetenv(LOCAL_SESSION); }
+void bt_openmpi_forget_sessions(void)
+{
+    unsetenv("OMPI_MCA_orte_local_tmpdir_base");
+    unsetenv("OMPI_MCA_orte_remote_tmpdir_base");
+    unsetenv("PRTE_MCA_prte_local_tmpdir_base");
+    unsetenv("PRTE_MCA_prte_remote_tmpdir_base");
+}
 
 void bt_openmpi_set_environment(const bt_mpirun_options *options, const bt_scratch *scratch,
                                 unsigned major)
@@ -244,6 +248,7 @@ void bt_openmpi_set_environment(const bt_mpirun_options *options, const bt_scrat
         return;
     }
     set_all(five ? LOCAL_5 : LOCAL_4);
+    bt_openmpi_forget_sessions();
     setenv("TMPDIR", scratch->session, 1);
     setenv("OMPI_MCA_orte_tmpdir_base", scratch->session, 1);
     setenv("PRTE_MCA_prte_tmpdir_base", scratch->session, 1);

@@ -27,8 +27,8 @@ const char *bt_openmpi_srun_arguments(const bt_mpirun_options *options);
 /* Where the ranks of this machine put what they share, by the names that Open MPI 4 and 5 have for
  * it.  replace: also where the user has set one of them. */
 void bt_openmpi_set_shared_memory(const char *dir, bool replace);
-/* In a rank, which has it from mpirun, and a place for all of mpirun's ranks beside it: Open MPI 4
- * would not start with both. */
-void bt_openmpi_forget_session(void);
+/* Those of mpirun and of its daemons, each at a place of its own.  Open MPI does not start where
+ * there is one for all beside them: ours, or in a rank mpirun's. */
+void bt_openmpi_forget_sessions(void);
 
 #endif

@@ -86,7 +86,7 @@ static int run(char **argv, const bt_rank_options *options, const char *rank,
     sigset_t    waited;
     int         status;
 
-    bt_openmpi_forget_session();
+    bt_openmpi_forget_sessions();
     if (options->bind != NULL &&
         bt_bind_apply(options->bind, rank != NULL ? (uint32_t)strtoul(rank, NULL, 10) : 0) != BT_OK)
         return EXIT_FAILURE;

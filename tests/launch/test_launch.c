@@ -624,6 +624,15 @@ static void launch_users_words_reach_5(void)
     unlink(path);
 }
 
+/* Open MPI would start nothing with these and a place for all sessions. */
+static void launch_users_places_for_sessions_are_no_error(void)
+{
+    const char *const own[] = {"OMPI_MCA_orte_local_tmpdir_base=/tmp",
+                               "OMPI_MCA_orte_remote_tmpdir_base=/tmp", NULL};
+
+    EXPECT_EQ(launch("true", own), 0);
+}
+
 /* In a job of Slurm's, which from 23.11 on gives 4's srun a word of its own. */
 static void launch_srun_is_told_not_to_kill_beside_dead_nodes(void)
 {
@@ -720,6 +729,7 @@ static const bt_test TESTS[] = {
     BT_TEST(launch_mpirun_that_other_hosts_cannot_start_is_told),
     BT_TEST(launch_mpirun_is_asked_what_it_is),
     BT_TEST(launch_users_words_reach_5),
+    BT_TEST(launch_users_places_for_sessions_are_no_error),
     BT_TEST(launch_srun_is_told_not_to_kill_beside_dead_nodes),
     BT_TEST(launch_words_without_a_newline_are_passed_on),
 };

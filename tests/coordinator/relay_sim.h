@@ -152,7 +152,8 @@ static inline void sim_init_as(sim *s, uint32_t n_prefill, uint32_t n_decode, ui
                                         .queue_ns       = 30 * BT_NS_PER_S,
                                         .rank_quiet_ns  = 20 * BT_NS_PER_S,
                                         .stall_ns       = 60 * BT_NS_PER_S,
-                                        .prefill_window = 64};
+                                        .prefill_window = 64,
+                                        .prefix_seed    = 1}; /* else keys share slots now and then */
     s->cfg.replace  = replace;
     s->cfg.n_spares = n_decode == 0 ? 0 : n_ranks - n_prefill - n_decode;
     EXPECT_EQ(bt_relay_create(&s->cfg, &events, &s->relay), BT_OK);

@@ -72,6 +72,8 @@ bt_part                        bt_read_structural_tag(bt_parts *g, const char *t
 /* whole: the text must match from its start to its end; else somewhere in it, as far as ^ and $ do
  * not say otherwise.  in_json: the text stands inside a JSON string (bt_part_json_chars()). */
 bt_part bt_read_regex(bt_parts *g, const char *text, size_t n, bool whole, bool in_json);
+/* Somewhere in a text that must not match: where dialects differ it takes more, not fewer. */
+bt_part bt_read_barred_regex(bt_parts *g, const char *text, size_t n, bool in_json);
 /* Somewhere in a text inside a JSON string, which has *least_out to *most_out characters. */
 bt_part bt_read_pattern(bt_parts *g, const char *text, size_t n, uint32_t *least_out,
                         uint32_t *most_out);

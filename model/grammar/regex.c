@@ -5,7 +5,7 @@
  * ($ never stands before a last newline); look-behind, back references, word boundaries, flags and
  * whatever else the dialects read differently is refused by name.  Where they differ by more or
  * fewer characters, the fewer are taken: . is no line's end of ECMAScript inside JSON, and no \n
- * elsewhere.
+ * elsewhere.  Of what must not match the more are taken, so that no dialect finds it.
  *
  * A look-ahead is a condition on the rest of the text, as what follows it is: so the group in which
  * it stands ends the text, as if it had a $.
@@ -32,7 +32,8 @@ typedef struct {
     bt_source s;
     bool      from_start, to_end; /* the text matches from there, and to there */
     bool      in_json;
-    char     *run; /* [s.n]: characters that stand for themselves, not yet a part */
+    bool      barred; /* the text must not match */
+    char     *run;    /* [s.n]: characters that stand for themselves, not yet a part */
     size_t    n_run;
     bool      has_any;
     uint32_t  any; /* rule: any text */
@@ -243,7 +244,7 @@ static void add_dot(reader *r, bt_chars *set)
     bt_parts *g = r->s.g;
 
     bt_chars_add(g, set, '\n', '\n');
-    if (r->in_json) {
+    if (r->in_json && !r->barred) {
         bt_chars_add(g, set, '\r', '\r');
         bt_chars_add(g, set, 0x2028, 0x2029);
     }
@@ -259,13 +260,13 @@ static piece read_item(reader *r)
 
     switch (bt_source_peek(s)) {
     case '(': return read_group(r);
-    case '[': bt_regex_read_class(s, &set); break;
+    case '[': bt_regex_read_class(s, r->barred, &set); break;
     case '.':
         s->at++;
         add_dot(r, &set);
         break;
     case '\\':
-        if (bt_regex_read_escape(s, false, false, &set, &c) == BT_ESCAPE_CHAR)
+        if (bt_regex_read_escape(s, false, r->barred, &set, &c) == BT_ESCAPE_CHAR)
             bt_chars_add(s->g, &set, c, c);
         break;
     default: c = bt_source_char(s); bt_chars_add(s->g, &set, c, c);
@@ -359,6 +360,7 @@ static void read_condition(reader *r, bool from_start, bool to_end, piece (*read
                   .from_start = from_start,
                   .to_end     = to_end,
                   .in_json    = r->in_json,
+                  .barred     = r->barred != c->barred,
                   .depth      = r->depth,
                   .run        = r->run};
     piece  p;
@@ -454,13 +456,15 @@ static piece read_alternatives(reader *r)
     return p;
 }
 
-static piece read_regex(bt_parts *g, const char *text, size_t n, bool whole, bool in_json)
+static piece read_regex(bt_parts *g, const char *text, size_t n, bool whole, bool in_json,
+                        bool barred)
 {
     reader r = {
         .s          = {.g = g, .text = text, .n = n},
         .from_start = whole,
         .to_end     = whole,
-        .in_json    = in_json
+        .in_json    = in_json,
+        .barred     = barred
     };
     piece p = {0};
 
@@ -481,13 +485,18 @@ out:
 
 bt_part bt_read_regex(bt_parts *g, const char *text, size_t n, bool whole, bool in_json)
 {
-    return read_regex(g, text, n, whole, in_json).is;
+    return read_regex(g, text, n, whole, in_json, false).is;
+}
+
+bt_part bt_read_barred_regex(bt_parts *g, const char *text, size_t n, bool in_json)
+{
+    return read_regex(g, text, n, false, in_json, true).is;
 }
 
 bt_part bt_read_pattern(bt_parts *g, const char *text, size_t n, uint32_t *least_out,
                         uint32_t *most_out)
 {
-    piece p = read_regex(g, text, n, false, true);
+    piece p = read_regex(g, text, n, false, true, false);
 
     *least_out = p.least;
     *most_out  = p.most;

@@ -15,11 +15,12 @@ typedef enum {
 void bt_regex_wrong(bt_source *s, size_t at, const char *sentence);
 void bt_regex_unsupported(bt_source *s, size_t at, const char *name);
 
-/* Passes an escape, from its backslash on.  negated: the set will be. */
-bt_regex_escape bt_regex_read_escape(bt_source *s, bool in_class, bool negated, bt_chars *set,
+/* Passes an escape, from its backslash on.  more: where dialects differ, what any of them means
+ * rather than what all do. */
+bt_regex_escape bt_regex_read_escape(bt_source *s, bool in_class, bool more, bt_chars *set,
                                      uint32_t *c_out);
 /* Passes a class, from its [ on, and adds what it holds. */
-void bt_regex_read_class(bt_source *s, bt_chars *set);
+void bt_regex_read_class(bt_source *s, bool more, bt_chars *set);
 
 /* What a text must be, or, barred, must not: a part of a grammar of its own. */
 typedef struct {

@@ -1,7 +1,8 @@
 /* model/grammar/regex_set.c - escapes and classes of regular expressions.
  *
  * \d and \w are ASCII's, as in ECMAScript.  \s is ASCII's too, while \S is no space of any dialect:
- * what a dialect calls a space beyond ASCII is in neither. */
+ * what a dialect calls a space beyond ASCII is in neither, or, where the text must not match, in
+ * both. */
 #include "model/grammar/regex.h"
 
 void bt_regex_wrong(bt_source *s, size_t at, const char *sentence)
@@ -42,14 +43,14 @@ static void add_spaces(bt_parts *g, bt_chars *set, bool of_any_dialect)
 }
 
 /* \d \w \s; the large ones are their complements. */
-static void add_named(bt_parts *g, char letter, bool negated, bt_chars *set)
+static void add_named(bt_parts *g, char letter, bool more, bt_chars *set)
 {
     bt_chars of       = {0};
     char     small    = letter | 0x20;
     bool     is_large = letter != small;
 
     if (small == 's') {
-        add_spaces(g, &of, is_large != negated);
+        add_spaces(g, &of, is_large != more);
     } else {
         bt_chars_add(g, &of, '0', '9');
         if (small == 'w') {
@@ -147,7 +148,7 @@ static bool read_char_escape(bt_source *s, size_t at, bool in_class, uint32_t *c
     return s->g->st == BT_OK;
 }
 
-bt_regex_escape bt_regex_read_escape(bt_source *s, bool in_class, bool negated, bt_chars *set,
+bt_regex_escape bt_regex_read_escape(bt_source *s, bool in_class, bool more, bt_chars *set,
                                      uint32_t *c_out)
 {
     size_t at = s->at++;
@@ -155,7 +156,7 @@ bt_regex_escape bt_regex_read_escape(bt_source *s, bool in_class, bool negated, 
 
     if (e != 0 && strchr("dwsDWS", e) != NULL) {
         s->at++;
-        add_named(s->g, e, negated, set);
+        add_named(s->g, e, more, set);
         return BT_ESCAPE_SET;
     }
     if (read_char_escape(s, at, in_class, c_out)) return BT_ESCAPE_CHAR;
@@ -179,29 +180,29 @@ static bool is_posix_class(const bt_source *s)
 }
 
 /* One character, true; or a set, that is added. */
-static bool read_class_atom(bt_source *s, bool negated, bt_chars *set, uint32_t *c)
+static bool read_class_atom(bt_source *s, bool more, bt_chars *set, uint32_t *c)
 {
     if (is_posix_class(s)) bt_regex_unsupported(s, s->at, "a POSIX class [:...:]");
     if (bt_source_peek(s) == '\\')
-        return bt_regex_read_escape(s, true, negated, set, c) == BT_ESCAPE_CHAR;
+        return bt_regex_read_escape(s, true, more, set, c) == BT_ESCAPE_CHAR;
     *c = bt_source_char(s);
     return true;
 }
 
 /* One character, a set, or a range; where an end of a range is a set, the - stands for itself, as
  * in ECMAScript (Python refuses it). */
-static void read_class_item(bt_source *s, bool negated, bt_chars *set)
+static void read_class_item(bt_source *s, bool more, bt_chars *set)
 {
     size_t   at = s->at;
     uint32_t lo = 0, hi = 0;
-    bool     has_lo = read_class_atom(s, negated, set, &lo), has_hi;
+    bool     has_lo = read_class_atom(s, more, set, &lo), has_hi;
 
     if (bt_source_peek(s) != '-' || bt_source_is(s, "-]")) {
         if (has_lo) bt_chars_add(s->g, set, lo, lo);
         return;
     }
     s->at++;
-    has_hi = read_class_atom(s, negated, set, &hi);
+    has_hi = read_class_atom(s, more, set, &hi);
     if (has_lo && has_hi) {
         if (lo > hi && bt_source_more(s))
             bt_regex_wrong(s, at, "a range of a class ends before it begins");
@@ -213,7 +214,7 @@ static void read_class_item(bt_source *s, bool negated, bt_chars *set)
     if (has_hi) bt_chars_add(s->g, set, hi, hi);
 }
 
-void bt_regex_read_class(bt_source *s, bt_chars *set)
+void bt_regex_read_class(bt_source *s, bool more, bt_chars *set)
 {
     size_t at = s->at++;
     bool   negated;
@@ -222,7 +223,7 @@ void bt_regex_read_class(bt_source *s, bt_chars *set)
     if (bt_source_peek(s) == ']')
         bt_regex_wrong(s, s->at, "a class that begins with ] (write \\], dialects differ)");
     while (bt_source_more(s) && bt_source_peek(s) != ']')
-        read_class_item(s, negated, set);
+        read_class_item(s, more != negated, set);
     if (!bt_source_take(s, "]")) bt_regex_wrong(s, at, "the class has no ]");
     bt_chars_sort(s->g, set);
     if (negated) bt_chars_negate(s->g, set);

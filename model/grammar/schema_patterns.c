@@ -17,7 +17,10 @@ _Static_assert((int)MOST_CONDITIONS <= (int)BT_MOST_CONDITIONS, "patterns, names
 /* Whose last step is the pattern. */
 static void read_regex(bt_schema *s, bt_condition *c, bool in_json, const bt_schema_at *at)
 {
-    c->is = bt_read_regex(&c->g, at->key, strlen(at->key), false, in_json);
+    size_t n = strlen(at->key);
+
+    c->is = c->barred ? bt_read_barred_regex(&c->g, at->key, n, in_json)
+                      : bt_read_regex(&c->g, at->key, n, false, in_json);
     if (c->g.st == BT_ERR_INVALID_ARG) bt_schema_refuse(s, at, "%s", c->g.why);
     bt_condition_read(s->g, c);
 }
@@ -44,10 +47,11 @@ static void pack(bt_schema *s, const bt_condition *c, bt_grammar **grammar_out,
 
 /* ---- names */
 
-/* NULL: it matches nothing, or there is an error. */
+/* As barred: a name that only some dialects match must satisfy the pattern's schema.  NULL: it
+ * matches nothing, or there is an error. */
 static bt_matcher *matcher_of(bt_schema *s, const bt_schema_at *at)
 {
-    bt_condition c       = {0};
+    bt_condition c       = {.barred = true};
     bt_grammar  *grammar = NULL;
     bt_matcher  *m       = NULL;
     bt_status    st      = BT_OK;

@@ -217,6 +217,10 @@ static void schema_lets_through_what_its_keywords_say(void)
         {"{\"type\":\"array\",\"items\":true,\"allOf\":[{\"items\":{\"type\":\"integer\"}},{"
          "\"items\":{\"minimum\":2}}]}",                                          {"[]", "[2,3]"},
          {"[1]", "[null]"}                                                                                                                                                                              },
+        {"{\"patternProperties\":{\"^\\\\s$\":{\"type\":\"null\"}},\"properties\":{"
+         "\"\xe2\x80\xa8\":{}},"
+         "\"additionalProperties\":{\"type\":\"integer\"}}",                      {"{\"\xe2\x80\xa8\":null}", "{\" \":null,\"a\":1}"},
+         {"{\"\xe2\x80\xa8\":1}", "{\"\xc2\xa0\":1}"}                                                                                                                                                   },
         {"{\"properties\":{\"a\":{\"type\":\"integer\"}},\"allOf\":[{\"properties\":{\"a\":{"
          "\"minimum\":1}}}]}",                                                    {"{}", "{\"a\":1}"},
          {"{\"a\":0}", "{\"a\":1.5}"}                                                                                                                                                                   },

@@ -11,6 +11,7 @@
  * deep the text goes, at most BT_GRAMMAR_DEPTH_MAX. */
 #include "model/grammar/schema.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -192,13 +193,14 @@ static bt_part read_any_of(bt_schema *s, const json_t *schema, const char *keywo
 
 /* ---- enum and const */
 
-/* Of a type that must be an integer: written as one. */
+/* Of a type that must be an integer: written as one, where 64 bits hold it. */
 static bt_part literal(bt_schema *s, const json_t *v, uint32_t types, const bt_schema_at *at)
 {
     json_t *whole;
     bt_part part;
 
-    if (!json_is_real(v) || (types & BT_TYPE_NUMBER) != 0) return bt_schema_literal(s, v, at);
+    if (!json_is_real(v) || (types & BT_TYPE_NUMBER) != 0 || fabs(json_real_value(v)) >= 0x1p63)
+        return bt_schema_literal(s, v, at);
     whole = bt_schema_owned(s, json_integer((json_int_t)json_real_value(v)));
     part  = whole == NULL ? bt_part_never(s->g) : bt_schema_literal(s, whole, at);
     json_decref(whole);

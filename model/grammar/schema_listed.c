@@ -1,5 +1,7 @@
 /* model/grammar/schema_listed.c - values of enum or const: which of them remain beside the other
  * keywords of a schema. */
+#include <math.h>
+
 #include "model/grammar/schema.h"
 
 uint32_t bt_schema_type_of(const json_t *v)
@@ -9,12 +11,9 @@ uint32_t bt_schema_type_of(const json_t *v)
     case JSON_ARRAY: return BT_TYPE_ARRAY;
     case JSON_STRING: return BT_TYPE_STRING;
     case JSON_INTEGER: return BT_TYPE_INTEGER | BT_TYPE_NUMBER;
-    case JSON_REAL: {
-        double x = json_real_value(v);
-
-        return x > -1e15 && x < 1e15 && x == (double)(int64_t)x ? BT_TYPE_INTEGER | BT_TYPE_NUMBER
-                                                                : BT_TYPE_NUMBER;
-    }
+    case JSON_REAL:
+        return json_real_value(v) == floor(json_real_value(v)) ? BT_TYPE_INTEGER | BT_TYPE_NUMBER
+                                                               : BT_TYPE_NUMBER;
     case JSON_TRUE:
     case JSON_FALSE: return BT_TYPE_BOOLEAN;
     default: return BT_TYPE_NULL;

@@ -221,6 +221,10 @@ static void schema_lets_through_what_its_keywords_say(void)
          "\"\xe2\x80\xa8\":{}},"
          "\"additionalProperties\":{\"type\":\"integer\"}}",                      {"{\"\xe2\x80\xa8\":null}", "{\" \":null,\"a\":1}"},
          {"{\"\xe2\x80\xa8\":1}", "{\"\xc2\xa0\":1}"}                                                                                                                                                   },
+        {"{\"type\":[\"integer\",\"null\"],\"enum\":[1e16,1e30,10000000000000001,null],\"not\":{"
+         "\"type\":\"integer\",\"enum\":[1e16,1e30]}}",                           {"10000000000000001", "null"},
+         {"10000000000000000", "1e30", "1e+30"}                                                                                                                                                         },
+        {"{\"type\":\"integer\",\"enum\":[1e17,1e30]}",                                    {"100000000000000000", "1e+30"},                                                    {"1e17"}                 },
         {"{\"properties\":{\"a\":{\"type\":\"integer\"}},\"allOf\":[{\"properties\":{\"a\":{"
          "\"minimum\":1}}}]}",                                                    {"{}", "{\"a\":1}"},
          {"{\"a\":0}", "{\"a\":1.5}"}                                                                                                                                                                   },
@@ -305,6 +309,10 @@ static void schema_that_cannot_be_kept_is_refused_by_name(void)
         {"{\"not\":5}",                                                                       "at #/not: expected a schema"                                   },
         {"{\"not\":[]}",                                                                      "at #/not: expected a schema"                                   },
         {"{\"type\":\"integer\",\"not\":{\"enum\":[1]}}",
+         "\"not\" of a value that is no string or literal"                                                                                                    },
+        {"{\"type\":\"integer\",\"not\":{\"type\":\"integer\",\"enum\":[1e16]}}",
+         "\"not\" of a value that is no string or literal"                                                                                                    },
+        {"{\"type\":\"integer\",\"not\":{\"enum\":[1e16]}}",
          "\"not\" of a value that is no string or literal"                                                                                                    },
         {"{\"type\":\"string\",\"minLength\":2,\"not\":{\"const\":\"ab\"}}",
          "\"not\" of a string beside \"minLength\""                                                                                                           },

@@ -189,6 +189,7 @@ uint32_t bt_schema_types(bt_schema *s, const json_t *schema, const bt_schema_at 
     size_t        i;
 
     if (type == NULL) return BT_TYPE_ALL;
+    if (!bt_schema_step(s, at, json_array_size(type) / N_TYPES)) return 0;
     if (!json_is_array(type)) types = type_named(type);
     if (types == 0 && !json_is_array(type))
         bt_schema_unexpected(s, schema, "type", at, "the name of a type");

@@ -78,12 +78,13 @@ static json_t *but_values(bt_schema *s, const json_t *schema, const bt_schema_at
 {
     json_t       *values;
     const json_t *v;
+    uint32_t      types;
 
     if (!bt_schema_only_lists(schema) || bt_schema_listed(schema, 0) == NULL) return NULL;
+    types  = bt_schema_types(s, schema, at);
     values = bt_schema_owned(s, json_array());
     for (size_t i = 0; (v = bt_schema_listed(schema, i)) != NULL && s->g->st == BT_OK; i++)
-        if (bt_schema_lists(s, schema, bt_schema_types(s, schema, at), v, at))
-            append(s, values, (json_t *)v);
+        if (bt_schema_lists(s, schema, types, v, at)) append(s, values, (json_t *)v);
     return MADE(s, "{s{so}}", "not", "enum", values);
 }
 

@@ -638,6 +638,7 @@ static void schema_of_much_work_at_a_long_value_is_refused(void)
                     ",{\"$ref\":\"#/e\"}", 8000);
     expect_too_much("{\"e\":{\"properties\":{\"a\":{}}},\"type\":\"null\",\"properties\":{\"a\":[",
                     "1,", "2]},\"anyOf\":[{}", ",{\"$ref\":\"#/e\"}", 8000);
+    expect_too_much("{\"type\":[\"null\"", ",\"null\"", "],\"anyOf\":[{}", ",{}", 15000);
     expect_too_much("{\"e\":{\"pattern\":\"[", "a", "]\"},\"anyOf\":[{}",
                     ",{\"$ref\":\"#/e\",\"type\":\"string\"}", 5000);
 }

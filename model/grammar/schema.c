@@ -149,16 +149,14 @@ static const json_t *branches(bt_schema *s, const json_t *schema, const char *ke
 
 static bt_part read_all_of(bt_schema *s, const json_t *schema, const bt_schema_at *at)
 {
-    const json_t *array  = branches(s, schema, "allOf", at), *one;
-    bt_schema_at  here   = {.up = at, .key = "allOf"};
-    json_t       *merged = NULL;
-    size_t        i;
+    const json_t *array = branches(s, schema, "allOf", at);
+    bt_schema_at  here  = {.up = at, .key = "allOf"};
+    json_t       *merged;
 
     if (json_array_size(array) == 1 && bt_schema_n_keywords(schema) == 1)
         return bt_schema_read(s, json_array_get(array, 0), &(bt_schema_at){.up = &here});
     merged = bt_schema_without(s, schema, "allOf", at);
-    json_array_foreach(array, i, one)
-        bt_schema_merge(s, merged, one, &(bt_schema_at){.up = &here, .index = i});
+    bt_schema_merge_all_of(s, merged, schema, at);
     return bt_schema_read(s, merged, at);
 }
 

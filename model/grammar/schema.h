@@ -5,6 +5,7 @@
  *   schema_merge.c   which keywords there are, and schemas that must hold together as one
  *   schema_not.c     not, if and dependencies, said by other keywords
  *   schema_look.c    patterns that hold with others, or not
+ *   schema_listed.c  values of enum and const
  *   schema_value.c   JSON without a schema: whitespace, any value, literals
  *   schema_object.c  schema_keys.c  schema_patterns.c  schema_array.c  schema_unique.c
  *   schema_string.c  schema_counted.c  schema_number.c
@@ -137,6 +138,8 @@ bool bt_schema_has_waiting(const json_t *schema);
 size_t bt_schema_n_keywords(const json_t *schema);
 /* Bits of `type` and `nullable`; BT_TYPE_ALL without. */
 uint32_t bt_schema_types(bt_schema *s, const json_t *schema, const bt_schema_at *at);
+/* Their names, an owned array: "number" alone where integers are among them as numbers are. */
+json_t *bt_schema_type_names(bt_schema *s, uint32_t types);
 /* Of numbers. */
 bool bt_schema_is_less(const json_t *a, const json_t *b);
 /* A schema, borrowed, for all that `schema` says but one keyword, and allOf that waits for it. */
@@ -170,13 +173,30 @@ json_t *bt_schema_no_pattern(bt_schema *s, const json_t *pattern, const bt_schem
 json_t *bt_schema_both_patterns(bt_schema *s, const json_t *a, const json_t *b,
                                 const bt_schema_at *at);
 
+/* ---- schema_listed.c */
+
+/* Bits of the types that a value is of. */
+uint32_t bt_schema_type_of(const json_t *v);
+/* Whether two are the same value: 1 and 1.0 are. */
+bool bt_schema_is_equal(const json_t *a, const json_t *b);
+/* Value i of enum, or const where that is alone; NULL: there are no more. */
+const json_t *bt_schema_listed(const json_t *schema, size_t i);
+/* Whether a value of enum or const is of a type, and said by enum, const and `not` alike. */
+bool bt_schema_lists(bt_schema *s, const json_t *schema, uint32_t types, const json_t *v,
+                     const bt_schema_at *at);
+/* Whether enum or const are there, and no value is left. */
+bool bt_schema_lists_none(bt_schema *s, const json_t *schema, uint32_t types,
+                          const bt_schema_at *at);
+/* Whether a value of enum or const is as long or large as the keywords beside it say; what else
+ * they say of it is refused. */
+bool bt_schema_keeps_bounds(bt_schema *s, const json_t *schema, const json_t *v,
+                            const bt_schema_at *at);
+
 /* ---- schema_value.c */
 
 bt_part bt_schema_call(bt_schema *s, bt_schema_common which);
 bt_part bt_schema_literal(bt_schema *s, const json_t *value, const bt_schema_at *at);
 bt_part bt_schema_string_literal(bt_schema *s, const char *text, size_t n);
-/* Between a key and its value. */
-bt_part bt_schema_colon(bt_schema *s);
 /* ", " and what comes then. */
 bt_part bt_schema_next(bt_schema *s, bt_part item);
 
@@ -218,6 +238,8 @@ bt_part bt_style_pattern(bt_schema *s, const char *text, size_t n);
 /* ---- one file each */
 
 bt_part bt_schema_object(bt_schema *s, const json_t *schema, const bt_schema_at *at);
+/* Between a key and its value. */
+bt_part bt_schema_colon(bt_schema *s);
 bt_part bt_schema_array(bt_schema *s, const json_t *schema, const bt_schema_at *at);
 bt_part bt_schema_string(bt_schema *s, const json_t *schema, const bt_schema_at *at);
 bt_part bt_schema_number(bt_schema *s, const json_t *schema, bool integer, const bt_schema_at *at);
@@ -227,22 +249,6 @@ const json_t *bt_schema_bound(bt_schema *s, const json_t *schema, const char *ke
 /* min to max items, but for none, of which no two are equal: each of a list of values. */
 bt_part bt_schema_unique(bt_schema *s, const json_t *items, uint32_t min, uint32_t max,
                          const bt_schema_at *at);
-/* Bits of the types that a value is of. */
-uint32_t bt_schema_type_of(const json_t *v);
-/* Whether two are the same value: 1 and 1.0 are. */
-bool bt_schema_is_equal(const json_t *a, const json_t *b);
-/* Whether a value of enum or const is of a type, and said by enum, const and `not` alike. */
-bool bt_schema_lists(bt_schema *s, const json_t *schema, uint32_t types, const json_t *v,
-                     const bt_schema_at *at);
-/* Value i of enum, or const where that is alone; NULL: there are no more. */
-const json_t *bt_schema_listed(const json_t *schema, size_t i);
-/* Whether enum or const are there, and no value is left. */
-bool bt_schema_lists_none(bt_schema *s, const json_t *schema, uint32_t types,
-                          const bt_schema_at *at);
-/* Whether a value of enum or const is as long or large as the keywords beside it say; what else
- * they say of it is refused. */
-bool bt_schema_keeps_bounds(bt_schema *s, const json_t *schema, const json_t *v,
-                            const bt_schema_at *at);
 /* A key, in its quotes, that is none of the names of an object. */
 bt_part bt_schema_other_keys(bt_schema *s, const json_t *names);
 /* Texts inside a JSON string that the pattern matches and that have min to max characters. */

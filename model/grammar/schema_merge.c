@@ -207,7 +207,7 @@ static void set(bt_schema *s, json_t *object, const char *key, json_t *value)
     if (json_object_set_new(object, key, value) != 0) bt_schema_owned(s, NULL);
 }
 
-static void set_types(bt_schema *s, json_t *into, uint32_t types)
+json_t *bt_schema_type_names(bt_schema *s, uint32_t types)
 {
     json_t *array = bt_schema_owned(s, json_array());
 
@@ -216,7 +216,12 @@ static void set_types(bt_schema *s, json_t *into, uint32_t types)
         if ((types & (TYPES[i].types == NUMERIC ? BT_TYPE_NUMBER : TYPES[i].types)) != 0 &&
             json_array_append_new(array, json_string(TYPES[i].name)) != 0)
             bt_schema_owned(s, NULL);
-    set(s, into, "type", array);
+    return array;
+}
+
+static void set_types(bt_schema *s, json_t *into, uint32_t types)
+{
+    set(s, into, "type", bt_schema_type_names(s, types));
 }
 
 /* ---- two values of a keyword */

@@ -107,27 +107,11 @@ static void add_others(bt_schema *s, json_t *ways, json_t *properties, bool open
 
 static json_t *other_types(bt_schema *s, const json_t *schema, const bt_schema_at *at)
 {
-    static const struct {
-        const char *name;
-        uint32_t    type;
-    } names[] = {
-        {"object",  BT_TYPE_OBJECT },
-        {"array",   BT_TYPE_ARRAY  },
-        {"string",  BT_TYPE_STRING },
-        {"number",  BT_TYPE_NUMBER },
-        {"boolean", BT_TYPE_BOOLEAN},
-        {"null",    BT_TYPE_NULL   }
-    };
     uint32_t types = bt_schema_types(s, schema, at);
-    json_t  *all   = bt_schema_owned(s, json_array());
 
     if ((types & BT_TYPE_INTEGER) != 0 && (types & BT_TYPE_NUMBER) == 0)
         bt_schema_refuse(s, at, "\"not\" of integers is not supported");
-    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
-        if ((types & names[i].type) == 0 &&
-            json_array_append_new(all, json_string(names[i].name)) != 0)
-            bt_schema_owned(s, NULL);
-    return MADE(s, "{so}", "type", all);
+    return MADE(s, "{so}", "type", bt_schema_type_names(s, BT_TYPE_ALL & ~types));
 }
 
 /* Bounds: the type that they speak of, and the bound that begins where they end. */

@@ -170,11 +170,12 @@ static uint32_t read_conditions(bt_schema *s, bt_condition *conditions, uint32_t
 /* What the patterns of the set say together; of none, what `rest` says. */
 static const json_t *schema_of(bt_schema *s, uint32_t set, json_t *patterns, const json_t *rest)
 {
-    json_t     *all = bt_schema_made(s, json_array()), *schema;
+    json_t     *all, *schema;
     const char *pattern;
     uint32_t    i = 0;
 
     if (set == 0) return rest;
+    all = bt_schema_made(s, json_array());
     json_object_foreach(patterns, pattern,
                         schema) if ((set >> i++ & 1) != 0 && json_array_append(all, schema) != 0)
         bt_schema_owned(s, NULL);

@@ -308,102 +308,6 @@ out:
     return st;
 }
 
-/* ---- experts in one tensor ---- */
-
-/* What a tensor of all experts holds of each: `parts` one below the other. */
-typedef struct {
-    const char *end;
-    uint32_t    n_parts;
-    const char *parts[2];
-    bool        scale; /* one element an expert, of each part */
-} stacked;
-
-static const stacked STACKED[] = {
-    {".experts.gate_up_proj",           2, {"gate_proj.weight", "up_proj.weight"},                     false},
-    {".experts.down_proj",              1, {"down_proj.weight"},                                       false},
-    {".experts.gate_up_proj_scale_inv",
-     2,                                    {"gate_proj.weight_scale_inv", "up_proj.weight_scale_inv"},
-     true                                                                                                   },
-    {".experts.down_proj_scale_inv",    1, {"down_proj.weight_scale_inv"},                             true },
-};
-enum { N_STACKED = sizeof(STACKED) / sizeof(STACKED[0]) };
-
-/* NULL: it is none. */
-static const stacked *stacked_of(const bt_tensor *t)
-{
-    size_t n = strlen(t->name);
-
-    for (size_t i = 0; i < N_STACKED; i++) {
-        size_t m = strlen(STACKED[i].end);
-
-        if (n > m && strcmp(t->name + n - m, STACKED[i].end) == 0) return &STACKED[i];
-    }
-    return NULL;
-}
-
-static bt_status check_stacked(const bt_safetensors *set, const bt_tensor *t, const stacked *s)
-{
-    bt_status st  = BT_OK;
-    uint64_t  one = 1; /* elements of an expert */
-    char      label[NAME_BYTES];
-
-    for (uint32_t d = 1; d < t->n_dims; d++)
-        one *= t->shape[d];
-    BT_REQUIRE(bt_st_dtype_bytes(t->dtype) != 0 && t->bytes >= t->shape[0] &&
-                   t->shape[0] <= UINT16_MAX,
-               BT_ERR_UNSUPPORTED,
-               "%s: tensor %s: expected whole bytes for each of at most %d experts, found %zu of "
-               "%s for %llu",
-               bt_safetensors_file_of(set, t), bt_json_printable(t->name, label, sizeof(label)),
-               UINT16_MAX, t->bytes, bt_st_dtype_name(t->dtype), (unsigned long long)t->shape[0]);
-    if (s->scale)
-        BT_REQUIRE(t->n_dims >= 1 && one == 1, BT_ERR_UNSUPPORTED,
-                   "%s: tensor %s: expected one scale for each expert, found %u dimensions and "
-                   "%llu scales for each",
-                   bt_safetensors_file_of(set, t), bt_json_printable(t->name, label, sizeof(label)),
-                   t->n_dims, (unsigned long long)one);
-    else
-        BT_REQUIRE(t->n_dims == 3 && t->shape[1] % s->n_parts == 0, BT_ERR_UNSUPPORTED,
-                   "%s: tensor %s: expected [experts, rows of %u equal parts, columns], found %u "
-                   "dimensions, the first two of %llu and %llu",
-                   bt_safetensors_file_of(set, t), bt_json_printable(t->name, label, sizeof(label)),
-                   s->n_parts, t->n_dims, (unsigned long long)(t->n_dims > 0 ? t->shape[0] : 0),
-                   (unsigned long long)(t->n_dims > 1 ? t->shape[1] : 0));
-out:
-    return st;
-}
-
-static bt_status add_part(bt_safetensors *set, const bt_tensor *all, const stacked *s, uint64_t e,
-                          uint32_t part)
-{
-    bt_status  st    = BT_OK;
-    size_t     bytes = all->bytes / all->shape[0], head = strlen(all->name) - strlen(s->end);
-    size_t     room = strlen(all->name) + 64;
-    char      *name = bt_calloc(room, 1);
-    bt_tensor *t;
-
-    BT_REQUIRE(name != NULL, BT_ERR_NO_MEMORY, "%s: %zu tensors", set->path, set->n);
-    snprintf(name, room, "%.*s.experts.%llu.%s", (int)head, all->name, (unsigned long long)e,
-             s->parts[part]);
-    BT_TRY(grow(set, set->path));
-    t = &set->tensors[set->n++];
-    *t =
-        (bt_tensor){.name = name, .dtype = all->dtype, .data = (const char *)all->data + e * bytes};
-    if (s->scale) {
-        t->bytes = bytes;
-    } else {
-        t->n_dims   = 2;
-        t->shape[0] = all->shape[1] / s->n_parts;
-        t->shape[1] = all->shape[2];
-        t->bytes    = bytes / s->n_parts;
-        t->data     = (const char *)t->data + part * t->bytes;
-    }
-    name = NULL;
-out:
-    bt_free(name);
-    return st;
-}
-
 /* Each tensor of all experts of a layer makes way for those of each expert. */
 static bt_status split_experts(bt_safetensors *set)
 {
@@ -412,21 +316,21 @@ static bt_status split_experts(bt_safetensors *set)
 
     for (size_t i = 0; i < n; i++) {
         const bt_tensor all = set->tensors[i];
-        const stacked  *s   = stacked_of(&all);
+        size_t          n_stacked;
 
-        if (s == NULL) continue;
-        BT_TRY(check_stacked(set, &all, s));
-        for (uint64_t e = 0; e < all.shape[0]; e++)
-            for (uint32_t part = 0; part < s->n_parts; part++)
-                BT_TRY(add_part(set, &all, s, e, part));
+        BT_TRY(bt_st_count_stacked(bt_safetensors_file_of(set, &all), &all, &n_stacked));
+        for (size_t k = 0; k < n_stacked; k++) {
+            BT_TRY(grow(set, set->path));
+            BT_TRY(bt_st_unstack(&all, k, &set->tensors[set->n]));
+            set->n++;
+        }
+        if (n_stacked == 0) continue;
+        bt_free((char *)(uintptr_t)all.name);
+        set->tensors[i].name = NULL;
     }
     if (set->n == n) goto out;
-    for (size_t i = 0; i < set->n; i++) {
-        if (i < n && stacked_of(&set->tensors[i]) != NULL)
-            bt_free((char *)(uintptr_t)set->tensors[i].name);
-        else
-            set->tensors[kept++] = set->tensors[i];
-    }
+    for (size_t i = 0; i < set->n; i++)
+        if (set->tensors[i].name != NULL) set->tensors[kept++] = set->tensors[i];
     set->n = kept;
     BT_TRY(sort_by_name(set));
 out:

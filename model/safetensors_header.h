@@ -1,4 +1,5 @@
-/* model/safetensors_header.h - what reader and writer share.  Only for safetensors*.c. */
+/* model/safetensors_header.h - what the files share that read and write safetensors.  Only for
+ * safetensors*.c. */
 #ifndef BT_MODEL_SAFETENSORS_HEADER_H
 #define BT_MODEL_SAFETENSORS_HEADER_H
 
@@ -18,6 +19,14 @@ size_t bt_st_dtype_bytes(bt_st_dtype dtype);
 
 /* Elements of a shape; false when the product does not fit. */
 bool bt_st_count_elems(uint32_t n_dims, const uint64_t *shape, uint64_t *n_out);
+
+/* ---- safetensors_experts.c */
+
+/* Tensors of single experts that one of all experts of a layer stands for; 0: it is none.
+ * UNSUPPORTED: they are otherwise in it; `file` is its name, for that. */
+bt_status bt_st_count_stacked(const char *file, const bt_tensor *t, size_t *n_out);
+/* The i-th of them, whose name is owned then.  NO_MEMORY. */
+bt_status bt_st_unstack(const bt_tensor *all, size_t i, bt_tensor *t_out);
 
 #ifdef __cplusplus
 }

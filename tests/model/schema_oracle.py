@@ -460,8 +460,26 @@ def random_array(r, depth):
     return s
 
 
+# whose opposites are kept
+OPPOSED = [{"type": "object"}, {"type": ["string", "null"]}, {"const": "a"}, {"enum": ["a", "x", None]}, {"pattern": "b|c$"}, {"pattern": "^\\s"},
+           {"minLength": 2}, {"maxLength": 1, "type": "string"}, {"minimum": 1}, {"exclusiveMaximum": 2.5}, {"minItems": 1}, {"required": ["a", "b"]},
+           {"properties": {"a": {"const": "a"}}}, {"properties": {"b": {"minimum": 0}}, "required": ["b"]}, {"properties": {"ab": False}},
+           {"not": {"anyOf": [{"required": ["a"]}, {"required": ["b"]}]}}, {"anyOf": [{"type": "null"}, {"required": ["ab"]}]}, True]
+
+
+def random_conditions(r, depth):
+    s = random_schema_object(r, depth - 1)
+    s.update(r.choice([
+        {"not": r.choice(OPPOSED)},
+        {"allOf": [{"not": schema} for schema in r.sample(OPPOSED, 2)]},
+        {"if": r.choice(OPPOSED), r.choice(["then", "else"]): random_schema(r, depth - 1)},
+        {"dependentRequired": {name: r.sample(["a", "b", "ab"], 1) for name in r.sample(["a", "b", "ab"], 2)}},
+        {"dependentSchemas": {"a": r.choice(OPPOSED)}}]))
+    return s
+
+
 def random_schema(r, depth):
-    kind = r.randint(0, 11 if depth > 0 else 4)
+    kind = r.randint(0, 13 if depth > 0 else 4)
     if kind == 0:
         return random_number(r)
     if kind == 1:
@@ -480,6 +498,8 @@ def random_schema(r, depth):
         return {**random_schema_object(r, depth - 1), "anyOf": [random_schema(r, depth - 1) for _ in range(2)]}
     if kind == 8:
         return {**random_object(r, depth - 1), "allOf": [random_object(r, depth - 1) for _ in range(2)]}
+    if kind > 11:
+        return random_conditions(r, depth)
     return random_object(r, depth) if kind < 11 else random_array(r, depth)
 
 

@@ -216,16 +216,16 @@ static void variable(const setting *t, char name_out[NAME_BYTES])
 static bool is_misspelt(const bt_settings *s, const char *entry, char given_out[NAME_BYTES],
                         char meant_out[NAME_BYTES])
 {
-    char   name[NAME_BYTES];
-    size_t n       = strcspn(entry, "=");
-    size_t nearest = n < sizeof("BATON_") - 1 + 6 ? 2 : 3; /* further than what counts */
+    char     name[NAME_BYTES];
+    size_t   n       = strcspn(entry, "=");
+    uint32_t nearest = n < sizeof("BATON_") - 1 + 6 ? 2 : 3; /* further than what counts */
 
     if (n >= NAME_BYTES || entry[n] != '=' || strncmp(entry, "BATON_", 6) != 0) return false;
     memcpy(given_out, entry, n);
     given_out[n] = '\0';
     meant_out[0] = '\0';
     for (size_t i = 0; i < s->n && nearest > 0; i++) {
-        size_t d;
+        uint32_t d;
 
         variable(&s->all[i], name);
         d = bt_letters_apart(given_out, name);

@@ -92,7 +92,7 @@ static const char *meant(const char *name, const char *const *fields, size_t n_f
 
     if (n > MAX_NAME) return NULL;
     for (size_t i = 0; i < n_fields; i++) {
-        size_t least = n < SURE_LENGTH || strlen(fields[i]) < SURE_LENGTH ? 1 : 2;
+        uint32_t least = n < SURE_LENGTH || strlen(fields[i]) < SURE_LENGTH ? 1 : 2;
 
         if (strcmp(name, fields[i]) == 0) return NULL;
         if (near == NULL && bt_letters_apart(name, fields[i]) <= least) near = fields[i];

@@ -41,7 +41,7 @@ static void create_rank(sim_cell *c, uint32_t rank)
                               .n_pages  = c->opt.n_pages,
                               .kv_dim   = SIM_DIM};
     bt_worker_config  cfg  = {.dev        = c->dev,
-                              .kernels    = bt_cpu_kernels_find("scalar"),
+                              .kernels    = bt_cpu_kernels_find("auto"),
                               .links      = sim_links(r),
                               .epoch      = 1,
                               .chunk      = c->opt.chunk,
@@ -74,7 +74,7 @@ static void create_rank(sim_cell *c, uint32_t rank)
 sim_cell *sim_create(const sim_options *opt)
 {
     sim_cell             *c   = calloc(1, sizeof(*c));
-    bt_device_cpu_options cpu = {.n_threads = 1, .kernels = "scalar"};
+    bt_device_cpu_options cpu = {.n_threads = 1, .kernels = "auto"};
 
     sim_n_peaks       = opt->n_peaks != 0 ? opt->n_peaks : SIM_VOCAB;
     c->opt            = *opt;
@@ -88,7 +88,7 @@ sim_cell *sim_create(const sim_options *opt)
     set_model(&c->model);
     c->model.mtp = opt->mtp != 0;
     if (bt_device_cpu_create(&cpu, &c->dev) != BT_OK) abort();
-    if (bt_sampler_init(&c->sampler, bt_cpu_kernels_find("scalar")->rows, SIM_VOCAB) != BT_OK)
+    if (bt_sampler_init(&c->sampler, bt_cpu_kernels_find("auto")->rows, SIM_VOCAB) != BT_OK)
         abort();
     if (bt_constraints_open(BT_SOURCE_DIR "/models/demo", SIM_VOCAB, BT_CONSTRAINTS_BYTES,
                             &c->constraints) != BT_OK)

@@ -43,40 +43,39 @@ void sim_fill_logits(uint64_t h, float *logits)
     logits[h % sim_n_peaks] = 20.0f;
 }
 
+/* Goes on from h, of the tokens before: the latents of a token at position t, computed as `how`
+ * says. */
+static uint64_t add_token(uint64_t h, uint32_t token, uint32_t t, uint32_t how)
+{
+    bt_bf16 row[SIM_DIM];
+
+    for (uint32_t layer = 0; layer < SIM_LAYERS; layer++) {
+        sim_latent(token, t, layer, how, row);
+        h = sim_add_row(h, row);
+    }
+    return h;
+}
+
 void sim_logits_of(const uint32_t *tokens, uint32_t n, float *logits_out)
 {
     uint64_t h = 0;
-    bt_bf16  row[SIM_DIM];
 
-    for (uint32_t t = 0; t < n; t++) {
-        for (uint32_t layer = 0; layer < SIM_LAYERS; layer++) {
-            sim_latent(tokens[t], t, layer, 0, row);
-            h = sim_add_row(h, row);
-        }
-    }
+    for (uint32_t t = 0; t < n; t++)
+        h = add_token(h, tokens[t], t, 0);
     sim_fill_logits(h, logits_out);
 }
 
 uint32_t sim_how_of(bool generated, bool absorbed) { return 1 + generated + 2 * absorbed; }
 
-/* The same, with the prompt as its map says and the rest as generated. */
-static void logits_by_map(const sim_request *q, const uint32_t *tokens, uint32_t n, float *logits)
+/* How position t was computed: a prompt as its map says, the rest as generated; 0 without a map. */
+static uint32_t how_by_map(const sim_request *q, uint32_t t)
 {
-    uint64_t h = 0;
-    bt_bf16  row[SIM_DIM];
+    const bt_page_map *map = &q->map[t / BT_PAGE_TOKENS];
+    uint64_t           one = 1ull << t % BT_PAGE_TOKENS;
 
-    for (uint32_t t = 0; t < n; t++) {
-        const bt_page_map *map = &q->map[t / BT_PAGE_TOKENS];
-        uint64_t           one = 1ull << t % BT_PAGE_TOKENS;
-        uint32_t how = t < q->n_prompt ? sim_how_of(map->generated & one, map->absorbed & one)
-                                       : sim_how_of(true, true);
-
-        for (uint32_t layer = 0; layer < SIM_LAYERS; layer++) {
-            sim_latent(tokens[t], t, layer, how, row);
-            h = sim_add_row(h, row);
-        }
-    }
-    sim_fill_logits(h, logits);
+    if (q->n_map_bytes == 0) return 0;
+    if (t >= q->n_prompt) return sim_how_of(true, true);
+    return sim_how_of(map->generated & one, map->absorbed & one);
 }
 
 /* What may follow n_bytes of a reply that is held to small letters and blanks. */
@@ -105,7 +104,8 @@ bt_tokenizer *sim_tokenizer(void)
 void sim_expected(const sim_request *r, uint32_t *tokens_out, uint32_t *n_out, bt_finish *how_out)
 {
     static float logits[SIM_VOCAB];
-    uint32_t     all[SIM_CONTEXT], n = r->n_prompt, id;
+    uint32_t     all[SIM_CONTEXT], n = r->n_prompt, n_hashed = 0, id;
+    uint64_t     h = 0;
     bt_sampler   sampler;
     bt_history   seen = {0};
     uint32_t     allowed[(SIM_VOCAB + 31) / 32], n_bytes = 0;
@@ -114,7 +114,7 @@ void sim_expected(const sim_request *r, uint32_t *tokens_out, uint32_t *n_out, b
 
     for (uint32_t i = 0; r->repetition != 0 && i < n; i++)
         if (bt_history_add(&seen, r->prompt[i], true) != BT_OK) abort();
-    if (bt_sampler_init(&sampler, bt_cpu_kernels_find("scalar")->rows, SIM_VOCAB) != BT_OK) abort();
+    if (bt_sampler_init(&sampler, bt_cpu_kernels_find("auto")->rows, SIM_VOCAB) != BT_OK) abort();
     memcpy(all, r->prompt, n * sizeof(*all));
     for (*n_out = 0, *how_out = BT_FINISH_NONE; *how_out == BT_FINISH_NONE; n++) {
         bt_sample_how how = {
@@ -126,10 +126,9 @@ void sim_expected(const sim_request *r, uint32_t *tokens_out, uint32_t *n_out, b
             how.frequency  = SIM_FREQUENCY;
             how.presence   = SIM_PRESENCE;
         }
-        if (r->n_map_bytes != 0)
-            logits_by_map(r, all, n, logits);
-        else
-            sim_logits_of(all, n, logits);
+        for (; n_hashed < n; n_hashed++)
+            h = add_token(h, all[n_hashed], n_hashed, how_by_map(r, n_hashed));
+        sim_fill_logits(h, logits);
         if (holds) fill_allowed(r, n_bytes, allowed);
         if (holds) how.allowed = allowed;
         if (r->held != 0 && !holds) how.banned[0] = (bt_id_list){&eos, 1};

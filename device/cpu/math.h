@@ -116,8 +116,8 @@ BT_HOST_DEVICE void bt_sincos(double x, double *sin_out, double *cos_out)
     r   = z + low;
     z   = r * r;
     for (int i = 18; i >= 2; i -= 2) { /* nested Taylor series to r^19 and r^18 */
-        s = 1.0 - s * z / (i * (i + 1));
-        c = 1.0 - c * z / (i * (i - 1));
+        s = 1.0 - s * z * (1.0 / (i * (i + 1)));
+        c = 1.0 - c * z * (1.0 / (i * (i - 1)));
     }
     s = s * r;
     memcpy(&bits, &t, sizeof(bits));

@@ -190,7 +190,7 @@ static bt_status once(bt_talk *talk, const char *message, history *h)
     size_t    n;
 
     if (message == NULL) {
-        BT_TRY(bt_talk_read_all(STDIN_FILENO, "the message on stdin", &input, &n));
+        BT_TRY(bt_talk_read_all("the message on stdin", &input, &n));
         if (n != 0 && input[n - 1] == '\n') input[--n] = '\0'; /* the line's end, not the text's */
         message = input;
     } else {

@@ -93,7 +93,7 @@ static bt_status generate(const options *opt)
 
     BT_TRY(bt_talk_open(&opt->talk, &talk));
     if (text == NULL) {
-        BT_TRY(bt_talk_read_all(STDIN_FILENO, "the prompt on stdin", &input, &n_bytes));
+        BT_TRY(bt_talk_read_all("the prompt on stdin", &input, &n_bytes));
         BT_REQUIRE(
             n_bytes != 0, BT_ERR_INVALID_ARG,
             "stdin is empty: expected a prompt there, or --prompt '' for a text from nothing");

@@ -211,7 +211,7 @@ out:
     return st;
 }
 
-bt_status bt_talk_read_all(int fd, const char *what, char **text_out, size_t *n_out)
+bt_status bt_talk_read_all(const char *what, char **text_out, size_t *n_out)
 {
     bt_status st       = BT_OK;
     size_t    capacity = 4096, n = 0;
@@ -219,12 +219,14 @@ bt_status bt_talk_read_all(int fd, const char *what, char **text_out, size_t *n_
 
     BT_REQUIRE(text != NULL, BT_ERR_NO_MEMORY, "%s", what);
     for (;;) {
-        ssize_t got = read(fd, text + n, capacity - n);
+        ssize_t got;
 
+        if (!bt_talk_await_input()) BT_TRY(BT_ERR_CANCELLED); /* whoever pressed ^C knows */
+        got = read(STDIN_FILENO, text + n, capacity - n);
         if (got == 0) break;
+        if (got < 0 && errno == EINTR) continue;
         BT_REQUIRE(got > 0 || errno != EBADF, BT_ERR_IO, "%s cannot be read: it is closed", what);
-        BT_REQUIRE(got > 0, g_stop != 0 ? BT_ERR_CANCELLED : BT_ERR_IO, "reading %s: %s", what,
-                   strerror(errno));
+        BT_REQUIRE(got > 0, BT_ERR_IO, "reading %s: %s", what, strerror(errno));
         n += (size_t)got;
         BT_REQUIRE(n < MAX_TEXT, BT_ERR_INVALID_ARG, "%s is longer than %d bytes", what, MAX_TEXT);
         if (n < capacity) continue;

@@ -44,8 +44,9 @@ bool bt_talk_await_input(void);
  * it: that is the template's to write. */
 bt_status bt_talk_ask(bt_talk *talk, const uint32_t *ids, size_t n, char **reply_out);
 
-/* All that a pipe or file holds, terminated (owned by the caller). */
-bt_status bt_talk_read_all(int fd, const char *what, char **text_out, size_t *n_out);
+/* All that stdin holds, terminated (owned by the caller).  BT_ERR_CANCELLED, after a signal, is not
+ * logged. */
+bt_status bt_talk_read_all(const char *what, char **text_out, size_t *n_out);
 
 /* What main returns: 130 after a signal. */
 int bt_talk_exit_code(bt_status st);

@@ -8,13 +8,14 @@ import os
 import pty
 import select
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "coordinator"))
-from harness import SOURCE, Cell, Coordinator, Served, control  # noqa: E402
+from harness import SOURCE, Cell, Coordinator, Served, control, wait_for  # noqa: E402
 from certificates import TlsCase  # noqa: E402
 
 BIN = sys.argv.pop(1)
@@ -155,6 +156,18 @@ class Errors(Served):
         self.says("baton generate: stdin is empty: expected a prompt there", *ask[:-2], "--model", MODEL)
         self.says("baton tokenize: stdin line 1: expected a JSON string, found", "baton-tokenize", "--model", MODEL, stdin="x\n")
         self.says("baton inspect: /nowhere/config.json: No such file", "baton-inspect", "/nowhere")
+
+    def test_an_interrupted_prompt_ends_silently(self):
+        asked = subprocess.Popen([os.path.join(BIN, "baton-generate"), "-a", self.address, "--model", MODEL], stdin=subprocess.PIPE,
+                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+        def handled():
+            with open(f"/proc/{asked.pid}/status") as f:
+                return int(next(line for line in f if line.startswith("SigCgt:")).split()[1], 16) >> (signal.SIGINT - 1) & 1
+        wait_for(handled, "the handler")
+        asked.send_signal(signal.SIGINT)
+        with asked.stdin, asked.stdout, asked.stderr:
+            self.assertEqual((asked.wait(60), asked.stdout.read(), asked.stderr.read()), (130, b"", b""))
 
     def test_a_tokenizer_elsewhere(self):
         with tempfile.TemporaryDirectory() as folder:

@@ -102,7 +102,7 @@ static const struct argp_option options[] = {
               "Write what happens, as lines, to this file descriptor"),
     BT_OPTION("verbose", OPT_VERBOSE, NULL, "Log requests that go back to the queue too"),
     BT_OPTION_GROUP("The server:", 2),
-    BT_OPTION("port", OPT_PORT, "N", "Public port, which has no default; 0: any free one"),
+    BT_OPTION("port", OPT_PORT, "N", "Public port, without a default; 0: any free one"),
     BT_OPTION_DEFAULT("host", OPT_HOST, "HOST", BT_DEFAULT_HOST,
                       "Public address; 0.0.0.0 lets other machines in"),
     BT_OPTION("served-model-name", OPT_NAME, "NAME",

@@ -22,6 +22,7 @@
 #define BT_COORDINATOR_FLEET_H
 
 #include "coordinator/cell.h"
+#include "coordinator/relay_view.h"
 #include "proto/control_server.h"
 
 enum { BT_FLEET_CELLS = 256, BT_FLEET_TEXT = 512 };
@@ -79,6 +80,9 @@ void      bt_fleet_get_loads(const bt_fleet *fleet, bt_relay_loads *loads_out);
 uint64_t  bt_fleet_max_tokens(const bt_fleet *fleet);
 uint64_t  bt_fleet_max_prompt(const bt_fleet *fleet);
 uint64_t  bt_fleet_queued_tokens(const bt_fleet *fleet);
+/* Requests that wait for a cell, oldest first, at most n_max; returns how many. */
+uint32_t bt_fleet_view_lobby(const bt_fleet *fleet, uint64_t now_ns, bt_relay_request_view *out,
+                             uint32_t n_max);
 
 /* Nobody will start a cell again: with the loss of the last one, or now when requests wait for one
  * and there is none, the fleet is over, whatever wait_ns says. */

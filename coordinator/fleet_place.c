@@ -369,3 +369,9 @@ uint64_t bt_fleet_queued_tokens(const bt_fleet *fleet)
         if (fleet->cells[i]->relay != NULL) n += bt_relay_queued_tokens(fleet->cells[i]->relay);
     return n;
 }
+
+uint32_t bt_fleet_view_lobby(const bt_fleet *fleet, uint64_t now_ns, bt_relay_request_view *out,
+                             uint32_t n_max)
+{
+    return bt_relay_view_list(&fleet->lobby, now_ns, out, n_max);
+}

@@ -339,6 +339,8 @@ static void show_cells(bt_fleet *fleet, uint64_t now_ns, bt_snapshot *s)
             s->n_requests += bt_relay_view_requests(relay, now_ns, &s->requests[s->n_requests],
                                                     BT_VIEW_REQUESTS - s->n_requests);
     }
+    s->n_requests += bt_fleet_view_lobby(fleet, now_ns, &s->requests[s->n_requests],
+                                         BT_VIEW_REQUESTS - s->n_requests);
     s->queued_tokens = bt_fleet_queued_tokens(fleet);
     bt_fleet_count(fleet, &s->counts);
     show_ranks(fleet, s);

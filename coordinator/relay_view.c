@@ -21,16 +21,22 @@ static void view(const bt_relay_request *q, uint64_t now_ns, bt_relay_request_vi
     bt_text_clean(q->name, out->name, sizeof(out->name));
 }
 
-uint32_t bt_relay_view_requests(const bt_relay *relay, uint64_t now_ns, bt_relay_request_view *out,
-                                uint32_t n_max)
+uint32_t bt_relay_view_list(const bt_relay_list *list, uint64_t now_ns, bt_relay_request_view *out,
+                            uint32_t n_max)
 {
     uint32_t n = 0;
 
-    for (const bt_relay_request *q = relay->placed.first; q != NULL && n < n_max; q = q->next)
+    for (const bt_relay_request *q = list->first; q != NULL && n < n_max; q = q->next)
         if (q->state != BT_ENDED) view(q, now_ns, &out[n++]);
-    for (const bt_relay_request *q = relay->queue.first; q != NULL && n < n_max; q = q->next)
-        view(q, now_ns, &out[n++]);
     return n;
+}
+
+uint32_t bt_relay_view_requests(const bt_relay *relay, uint64_t now_ns, bt_relay_request_view *out,
+                                uint32_t n_max)
+{
+    uint32_t n = bt_relay_view_list(&relay->placed, now_ns, out, n_max);
+
+    return n + bt_relay_view_list(&relay->queue, now_ns, out + n, n_max - n);
 }
 
 void bt_relay_view_rank(const bt_relay *relay, uint32_t rank, bt_relay_rank_view *view_out)

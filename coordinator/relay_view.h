@@ -23,6 +23,9 @@ typedef struct {
 
 typedef enum { BT_BLOCKED_NOT, BT_BLOCKED_PREFILL, BT_BLOCKED_DECODE } bt_relay_block;
 
+/* Open requests of a list, oldest first, at most n_max; returns how many. */
+uint32_t bt_relay_view_list(const bt_relay_list *list, uint64_t now_ns, bt_relay_request_view *out,
+                            uint32_t n_max);
 /* Open requests: the placed ones, then the queue, both oldest first, at most n_max. */
 uint32_t bt_relay_view_requests(const bt_relay *relay, uint64_t now_ns, bt_relay_request_view *out,
                                 uint32_t n_max);

@@ -249,11 +249,14 @@ class Change(Cells):
 class Wait(Cells):
     ARGS = ("--on-death", "restart", "--cell-wait-s", "100", "--http-port", "0")
 
-    def phase(self):
+    def status(self):
         import json
         import urllib.request
         with urllib.request.urlopen(f"http://{self.coordinator.line('http')}/status.json", timeout=WAIT_S) as f:
-            return json.load(f)["phase"]
+            return json.load(f)
+
+    def phase(self):
+        return self.status()["phase"]
 
     def test_requests_wait_for_the_cell_to_come_back(self):
         a = self.start("")
@@ -264,6 +267,7 @@ class Wait(Cells):
         a.ranks[0].cut()
         wait_for(lambda: self.phase() == "waiting", "the phase")
         fresh = self.send([701, 2])  # taken while nobody serves
+        wait_for(lambda: [(q["state"], q["prompt"]) for q in self.status()["open_requests"]] == [("queued", 2)] * 2, "both to be shown")
         wait_for(lambda: "left " in self.coordinator.lines, "the old ranks' end")
         again = NamedCell(self.control, "").attach().ready()
         self.addCleanup(again.close)

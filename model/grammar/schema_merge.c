@@ -2,7 +2,7 @@
  * (allOf, and what stands beside $ref, anyOf or oneOf) as one schema.
  *
  * Two become one keyword by keyword.  What would not say what both say is refused, as where
- * additionalProperties of the one would have to know the properties of the other. */
+ * additionalProperties of the one would have to know the patternProperties of the other. */
 #include <string.h>
 
 #include "model/grammar/schema.h"
@@ -358,11 +358,12 @@ static json_t *combine(bt_schema *s, const char *keyword, json_t *a, json_t *b,
                                            "minItems", "minProperties",    NULL};
     static const char *const at_most[]  = {"maximum",  "exclusiveMaximum", "maxLength",
                                            "maxItems", "maxProperties",    NULL};
-    static const char *const schemas[]  = {"items", "propertyNames", NULL};
+    static const char *const schemas[]  = {"items", "propertyNames", "additionalProperties", NULL};
     static const char *const open[]     = {"items", "propertyNames", "additionalProperties",
                                            "patternProperties", NULL};
     bool                     objects    = json_is_object(a) && json_is_object(b);
     bool                     arrays     = json_is_array(a) && json_is_array(b);
+    bool                     none       = json_is_false(a) || json_is_false(b);
 
     if (is_same(s, a, b, at)) return json_incref(a);
     if (json_is_number(a) && json_is_number(b)) {
@@ -385,7 +386,7 @@ static json_t *combine(bt_schema *s, const char *keyword, json_t *a, json_t *b,
     if (strcmp(keyword, "patternProperties") == 0 && !objects) return NULL; /* true is none */
     if (bt_schema_says_nothing(a) || bt_schema_says_nothing(b))
         return json_incref(bt_schema_says_nothing(a) ? b : a);
-    return is_one_of(keyword, schemas) && objects ? both(s, a, b, at) : NULL;
+    return is_one_of(keyword, schemas) && (objects || none) ? both(s, a, b, at) : NULL;
 }
 
 static void merge_keyword(bt_schema *s, json_t *into, const char *keyword, json_t *value,
@@ -428,13 +429,40 @@ static bool has_more(const json_t *a, const json_t *b, const char *keyword)
     return false;
 }
 
-/* Whether additionalProperties of `a` would speak of properties of `b`. */
-static bool closes(const json_t *a, const json_t *b)
+/* additionalProperties that says something; NULL: there is none. */
+static json_t *closing(const json_t *schema)
 {
-    const json_t *additional = json_object_get(a, "additionalProperties");
+    json_t *additional = json_object_get(schema, "additionalProperties");
 
-    return additional != NULL && !bt_schema_says_nothing(additional) &&
-           (has_more(a, b, "properties") || has_more(a, b, "patternProperties"));
+    return additional == NULL || bt_schema_says_nothing(additional) ? NULL : additional;
+}
+
+/* Whether additionalProperties of `a` would speak of keys of `b` that only patterns tell. */
+static bool closes_patterns(const json_t *a, const json_t *b)
+{
+    return closing(a) != NULL && (has_more(a, b, "patternProperties") ||
+                                  (json_object_size(json_object_get(a, "patternProperties")) != 0 &&
+                                   has_more(a, b, "properties")));
+}
+
+/* The properties of `b`, owned, of which additionalProperties of `a` speaks where it does not name
+ * them; NULL: they are as they were. */
+static json_t *closed_properties(bt_schema *s, const json_t *a, const json_t *b,
+                                 const bt_schema_at *at)
+{
+    json_t     *properties = json_object_get(b, "properties"), *additional = closing(a), *all, *one;
+    const char *name;
+
+    if (additional == NULL || !json_is_object(properties) || !has_more(a, b, "properties"))
+        return NULL;
+    all = bt_schema_copy(s, properties);
+    json_object_foreach(properties, name, one)
+    {
+        if (json_object_get(json_object_get(a, "properties"), name) != NULL) continue;
+        if (!bt_schema_step(s, at, 1 + json_object_size(one) + json_object_size(additional))) break;
+        set(s, all, name, both(s, one, additional, at));
+    }
+    return all;
 }
 
 /* Whether items of `a` may speak of other items than those of `b` do. */
@@ -457,9 +485,10 @@ static size_t n_members(const json_t *schema)
 static void check_pair(bt_schema *s, const json_t *into, const json_t *from, const bt_schema_at *at)
 {
     if (!bt_schema_step(s, at, n_members(into) + n_members(from))) return;
-    if (closes(into, from) || closes(from, into))
-        bt_schema_refuse(
-            s, at, "\"additionalProperties\" beside properties of another schema: not supported");
+    if (closes_patterns(into, from) || closes_patterns(from, into))
+        bt_schema_refuse(s, at,
+                         "\"additionalProperties\" beside \"patternProperties\" and properties of "
+                         "another schema: not supported");
     if (shifts(into, from) || shifts(from, into))
         bt_schema_refuse(s, at, "\"prefixItems\" beside items of another schema: not supported");
 }
@@ -527,6 +556,23 @@ void bt_schema_merge_all_of(bt_schema *s, json_t *into, const json_t *from, cons
         bt_schema_merge(s, into, one, &(bt_schema_at){.up = &here, .index = i});
 }
 
+/* Of either schema with what additionalProperties of the other one says of them: before those are
+ * merged. */
+static void merge_properties(bt_schema *s, json_t *into, const json_t *from, const bt_schema_at *at)
+{
+    json_t *mine, *theirs, *properties = json_object_get(from, "properties");
+
+    check_pair(s, into, from, at);
+    if (s->g->st != BT_OK) return;
+    mine   = closed_properties(s, from, into, at);
+    theirs = closed_properties(s, into, from, at);
+    if (mine != NULL) set(s, into, "properties", mine);
+    if (theirs != NULL) properties = theirs;
+    if (properties != NULL && s->g->st == BT_OK)
+        merge_keyword(s, into, "properties", properties, at);
+    json_decref(theirs);
+}
+
 /* First what it says itself, so that what it refers to is held against that. */
 static void merge_object(bt_schema *s, json_t *into, const json_t *from, const char *except,
                          const bt_schema_at *at)
@@ -540,10 +586,12 @@ static void merge_object(bt_schema *s, json_t *into, const json_t *from, const c
     bt_schema_check_keywords(s, from, at);
     merge_types(s, into, from, at);
     merge_values(s, into, from, at);
-    if (!has_no_type(into)) check_pair(s, into, from, at);
+    if (has_no_type(into)) return;
+    merge_properties(s, into, from, at);
     json_object_foreach((json_t *)from, keyword, value)
     {
-        static const char *const elsewhere[] = {"type", "enum", "const", "$ref", "allOf", NULL};
+        static const char *const elsewhere[] = {"type", "enum",  "const", "properties",
+                                                "$ref", "allOf", NULL};
 
         if (s->g->st != BT_OK || has_no_type(into)) return;
         if (bt_schema_is_keyword(keyword, value) && !is_one_of(keyword, elsewhere) &&

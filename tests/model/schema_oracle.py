@@ -120,6 +120,8 @@ CASES = [
      [{"a": 1}, {"b": 1}, {"a": 1, "b": 2}], ["{}"]),
     ({"allOf": [{"properties": {"a": {"type": "integer"}}, "required": ["a"]}, {"properties": {"b": {"type": "null"}, "a": {"minimum": 5}}}]},
      [{"a": 5}, {"a": 7, "b": None}], ['{"a":4}', '{"b":null}']),
+    ({"allOf": [{"properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}, {"properties": {"a": {}, "b": {}}}]},
+     [{"a": 5}], ['{"a":4,"b":1}', '{"b":null}']),
     ({"allOf": [{"type": ["integer", "string"]}, {"type": "number"}, {"minimum": 2}, {"minimum": 3}]}, [3], ["2", '"x"']),
     ({"$ref": "#/definitions/a", "minimum": 3, "definitions": {"a": {"type": "integer", "maximum": 4}}}, [3, 4], ["2", "5"]),
     ({"$ref": "#/$defs/a~1b%20c~0", "$defs": {"a/b c~": {"$ref": "#/$defs/list/prefixItems/1"}, "list": {"prefixItems": [True, {"const": 7}]}}}, [7], ["8"]),

@@ -126,37 +126,39 @@ static void schema_of_much_work_is_answered_soon(void)
         const char *head, *piece, *tail;
         int         n;
     } CASES[] = {
-        {"{\"enum\":[1",                                                 ",1",                                                               "],\"anyOf\":[{}",                            50000 },
-        {"{\"type\":\"object\",\"anyOf\":[{}",                           ",{\"required\":[\"a\"]}",                                          "]}",                                         10000 },
-        {"{\"properties\":{",                                            "\"%\":{}",                                                         "},\"additionalProperties\":true}",           18000 },
-        {"{\"properties\":{",                                            "\"%\":{}",                                                         "},\"allOf\":[{\"properties\":{\"x\":{}}}]}", 18000 },
-        {"{\"enum\":[",                                                  "\"text %\"",                                                       "]}",                                         18000 },
-        {"{\"anyOf\":[",                                                 "{\"$ref\":\"#/x/%\"}",                                             "],\"x\":[]}",                                10000 },
-        {"{\"anyOf\":[",                                                 "{\"minimum\":%}",                                                  "]}",                                         15000 },
-        {"{\"anyOf\":[",                                                 "{\"maxLength\":%}",                                                "]}",                                         15000 },
-        {"{\"allOf\":[{}",                                               ",{\"not\":{\"required\":[\"a\",\"b\",\"c\"]}}",                    "]}",                                         5000  },
-        {"{\"allOf\":[{}",                                               ",{\"if\":{\"required\":[\"a\"]},\"then\":{\"required\":[\"b\"]}}", "]}",
-         4000                                                                                                                                                                                    },
-        {"{\"dependencies\":{",                                          "\"%\":[\"a\"]",                                                    "}}",                                         15000 },
-        {"{\"patternProperties\":{\"a\":{},\"b$\":{}},\"properties\":{", "\"%\":{}",                                                         "}}",                                         15000 },
+        {"{\"enum\":[1",                                                                      ",1",                                                               "],\"anyOf\":[{}",                            50000 },
+        {"{\"type\":\"object\",\"anyOf\":[{}",                                                ",{\"required\":[\"a\"]}",                                          "]}",                                         10000 },
+        {"{\"properties\":{",                                                                 "\"%\":{}",                                                         "},\"additionalProperties\":true}",           18000 },
+        {"{\"properties\":{",                                                                 "\"%\":{}",                                                         "},\"allOf\":[{\"properties\":{\"x\":{}}}]}", 18000 },
+        {"{\"enum\":[",                                                                       "\"text %\"",                                                       "]}",                                         18000 },
+        {"{\"anyOf\":[",                                                                      "{\"$ref\":\"#/x/%\"}",                                             "],\"x\":[]}",                                10000 },
+        {"{\"anyOf\":[",                                                                      "{\"minimum\":%}",                                                  "]}",                                         15000 },
+        {"{\"anyOf\":[",                                                                      "{\"maxLength\":%}",                                                "]}",                                         15000 },
+        {"{\"allOf\":[{}",                                                                    ",{\"not\":{\"required\":[\"a\",\"b\",\"c\"]}}",                    "]}",                                         5000  },
+        {"{\"allOf\":[{}",                                                                    ",{\"if\":{\"required\":[\"a\"]},\"then\":{\"required\":[\"b\"]}}", "]}",
+         4000                                                                                                                                                                                                         },
+        {"{\"dependencies\":{",                                                               "\"%\":[\"a\"]",                                                    "}}",                                         15000 },
+        {"{\"patternProperties\":{\"a\":{},\"b$\":{}},\"properties\":{",                      "\"%\":{}",                                                         "}}",                                         15000 },
         {"{\"anyOf\":[",
          "{\"patternProperties\":{\"a%\":{},\"^b\":{},\"c{9}\":{}},\"additionalProperties\":{"
-         "\"type\":\"null\"}}",                                                                                                              "]}",                                         2000  },
+         "\"type\":\"null\"}}",                                                                                                                                   "]}",                                         2000  },
         {"{\"anyOf\":[",
-         "{\"patternProperties\":{\"" DEEP "%\":{},\"" STARS "\":{},\"a.{0,12}b\":{}}}",                                                     "]}",                                         400   },
+         "{\"patternProperties\":{\"" DEEP "%\":{},\"" STARS "\":{},\"a.{0,12}b\":{}}}",                                                                          "]}",                                         400   },
         {"{\"anyOf\":[",
          "{\"properties\":{\"a%\":{}},\"patternProperties\":{\"^[a-z]{0,99}(a|b)$\":{\"type\":"
-         "\"null\"}}}",                                                                                                                      "]}",                                         2000  },
-        {"{\"not\":{\"oneOf\":[{}",                                      ",{\"minimum\":1}",                                                 "]}}",                                        12000 },
-        {"{\"not\":{\"properties\":{",                                   "\"%\":{\"const\":1}",                                              "}}}",                                        10000 },
-        {"{\"allOf\":[{}",                                               ",{\"pattern\":\"^a\"},{\"pattern\":\"b\"}",                        "]}",                                         6000  },
-        {"{\"not\":{\"pattern\":\"a",                                    "|b",                                                               "\"}}",                                       100000},
-        {"{\"properties\":{\"k\":{\"enum\":[0",                          ",1",
+         "\"null\"}}}",                                                                                                                                           "]}",                                         2000  },
+        {"{\"properties\":{\"p\":{}},\"additionalProperties\":{\"minimum\":1},\"allOf\":[{}",
+         ",{\"properties\":{\"a\":{}},\"additionalProperties\":{\"minimum\":2}}",                                                                                 "]}",                                         4000  },
+        {"{\"not\":{\"oneOf\":[{}",                                                           ",{\"minimum\":1}",                                                 "]}}",                                        12000 },
+        {"{\"not\":{\"properties\":{",                                                        "\"%\":{\"const\":1}",                                              "}}}",                                        10000 },
+        {"{\"allOf\":[{}",                                                                    ",{\"pattern\":\"^a\"},{\"pattern\":\"b\"}",                        "]}",                                         6000  },
+        {"{\"not\":{\"pattern\":\"a",                                                         "|b",                                                               "\"}}",                                       100000},
+        {"{\"properties\":{\"k\":{\"enum\":[0",                                               ",1",
          "]}},\"allOf\":[{\"not\":{\"properties\":{\"k\":{\"const\":1}}}},{\"not\":{\"properties\":"
-         "{\"k\":{\"const\":0}}}}]}",                                                                                                                                                      60000 },
-        {"{\"maxLength\":9,\"pattern\":\"^#{0,200}",                     STARS,                                                              "$\"}",                                       60    },
-        {"{\"anyOf\":[",                                                 "{\"maxLength\":9,\"pattern\":\"^a{%}#{0,9}" STARS "$\"}",          "]}",                                         1000  },
-        {"{\"anyOf\":[",                                                 "{\"maxLength\":9,\"pattern\":\"^" DEEP "%$\"}",                    "]}",                                         2000  },
+         "{\"k\":{\"const\":0}}}}]}",                                                                                                                                                                           60000 },
+        {"{\"maxLength\":9,\"pattern\":\"^#{0,200}",                                          STARS,                                                              "$\"}",                                       60    },
+        {"{\"anyOf\":[",                                                                      "{\"maxLength\":9,\"pattern\":\"^a{%}#{0,9}" STARS "$\"}",          "]}",                                         1000  },
+        {"{\"anyOf\":[",                                                                      "{\"maxLength\":9,\"pattern\":\"^" DEEP "%$\"}",                    "]}",                                         2000  },
     };
 
     for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
@@ -244,6 +246,18 @@ static void schema_of_much_work_at_a_long_value_is_refused(void)
                     ",{\"$ref\":\"#/e\",\"type\":\"string\"}", 5000);
 }
 
+/* Held against each property of another schema. */
+static void schema_of_a_long_additional_one_is_refused(void)
+{
+    char *front =
+        repeated("{\"additionalProperties\":{", "\"%\":1", 9000, "},\"allOf\":[{\"properties\":{");
+    char *text = repeated(front, "\"p%\":{}", 9000, "}}]}");
+
+    expect_refused(bt_read_json_schema, text, strlen(text), "the schema is too large");
+    bt_free(front);
+    bt_free(text);
+}
+
 /* Schemas that must hold together do not come to lie in each other: that would be as deep. */
 static void schema_of_many_that_must_hold_is_no_deep_one(void)
 {
@@ -291,6 +305,7 @@ int main(int argc, char **argv)
         BT_TEST(schema_of_many_conditions_on_one_name_is_kept),
         BT_TEST(schema_of_nested_conditions_is_answered_soon),
         BT_TEST(schema_of_much_work_at_a_long_value_is_refused),
+        BT_TEST(schema_of_a_long_additional_one_is_refused),
         BT_TEST(schema_of_many_that_must_hold_is_no_deep_one),
         BT_TEST(schema_that_doubles_is_refused_in_time),
     };

@@ -127,6 +127,8 @@ static const struct {
     {"maxLength",        "string", "minLength",        1 },
     {"minItems",         "array",  "maxItems",         -1},
     {"maxItems",         "array",  "minItems",         1 },
+    {"minProperties",    "object", "maxProperties",    -1},
+    {"maxProperties",    "object", "minProperties",    1 },
 };
 enum { N_BOUNDS = sizeof(BOUNDS) / sizeof(BOUNDS[0]) };
 

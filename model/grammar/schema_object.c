@@ -1,16 +1,18 @@
 /* model/grammar/schema_object.c - objects of a JSON schema.
  *
  * Members come in the order in which the schema names them; which of them came is known only as
- * far as "none yet" or "some", which is what a comma asks.  So there are two rows of nodes, one
- * for each, with a step per property, and the grammar grows with the schema:
+ * far as their number, up to one, which is what a comma asks, or to what minProperties and
+ * maxProperties ask.  So there is a row of nodes for each number, with a step per property:
  *
- *   none[0] - member 0 -> some[1]      none[0] -> none[1]   where it may be missing
- *   some[1] - , member 1 -> some[2]    some[1] -> some[2]
+ *   row 0 - member 0 -> row 1      row 0 -> row 0   where it may be missing
+ *   row 1 - , member 1 -> row 2    row 1 -> row 1
  *
+ * The last row stays where it is with a member more; where no more may come it has no step.
  * Members without a name of their own come last.  propertyNames that lists names makes them
  * members; else it says how the others' keys look, as patternProperties does. */
 #include <string.h>
 
+#include "core/alloc.h"
 #include "model/grammar/schema.h"
 
 /* What an object's keywords come to. */
@@ -23,7 +25,8 @@ typedef struct {
     const char   *pattern;    /* that of patternProperties which they follow, or NULL */
     json_t       *patterns;   /* those that they follow where it is not so simple, or NULL */
     const json_t *rest;       /* then: the schema of those that none matches, or NULL */
-    uint32_t      min, max, n_members, n_required;
+    uint32_t      min, max, n_members, n_required; /* members: those that may come */
+    uint32_t      last;                            /* row */
 } members;
 
 static void members_fini(members *m)
@@ -59,16 +62,19 @@ static void read_required(bt_schema *s, members *m, const json_t *schema, const 
 
 static void check_counts(bt_schema *s, members *m, const json_t *schema, const bt_schema_at *at)
 {
-    m->n_members  = (uint32_t)json_object_size(m->members);
+    const char *name;
+    json_t     *value;
+
+    json_object_foreach(m->members, name, value) m->n_members += !json_is_false(value);
     m->n_required = (uint32_t)json_object_size(m->required);
     m->min        = bt_schema_count(s, schema, "minProperties", 0, at);
     m->max        = bt_schema_count(s, schema, "maxProperties", BT_UNLIMITED, at);
-    if (m->min > 1 && m->min > m->n_required) /* other keys might be the same */
+    if (m->min <= m->n_required) m->min = 0;
+    if (m->additional != NULL && m->min > m->n_members + 1) /* other keys might be the same */
         bt_schema_refuse(s, at,
-                         "\"minProperties\" above the number of required ones is not supported");
-    if (m->max < m->n_members)
-        bt_schema_refuse(s, at,
-                         "\"maxProperties\" below the number of properties is not supported");
+                         "\"minProperties\" above the number of properties by more than one is not "
+                         "supported");
+    m->last = m->max < m->n_members ? m->max : m->min > 1 ? m->min : 1;
 }
 
 static void read_patterns(bt_schema *s, members *m, const json_t *schema, const bt_schema_at *at)
@@ -250,8 +256,8 @@ static bt_part other_key(bt_schema *s, const members *m, const bt_schema_at *at)
     if (m->key != NULL)
         key = bt_schema_read(s, m->key, at);
     else
-        key = m->n_members == 0 ? bt_schema_call(s, BT_COMMON_STRING)
-                                : bt_schema_other_keys(s, m->members);
+        key = json_object_size(m->members) == 0 ? bt_schema_call(s, BT_COMMON_STRING)
+                                                : bt_schema_other_keys(s, m->members);
     return bt_part_then(s->g, key, bt_schema_colon(s));
 }
 
@@ -276,45 +282,88 @@ static uint32_t read_other(bt_schema *s, const members *m, const bt_schema_at *a
     return rule;
 }
 
-/* Where the named ones are through: `none` and `some`. */
-static void add_named(bt_schema *s, const members *m, uint32_t *none, uint32_t *some,
-                      const bt_schema_at *at)
+/* Of as many members as there may be: one that has a row's number of them leads to the next. */
+static void add_member(bt_schema *s, const members *m, uint32_t *rows, uint32_t rule, bool required)
 {
-    bt_parts   *g = s->g;
+    bt_parts *g    = s->g;
+    bool      full = m->last == m->max; /* then the last row takes no more */
+    uint32_t  before, kept = 0;
+
+    for (uint32_t k = 0; k <= m->last && g->st == BT_OK; k++) {
+        before  = kept; /* the row before, behind this member */
+        kept    = rows[k];
+        rows[k] = bt_part_node(g);
+        if (!required) bt_part_join(g, kept, rows[k]);
+        if (k > 0)
+            bt_part_way(g, before,
+                        k == 1 ? bt_rule_call(g, rule) : next_member(s, bt_rule_call(g, rule)),
+                        rows[k]);
+    }
+    if (m->last > 0 && !full)
+        bt_part_way(g, kept, next_member(s, bt_rule_call(g, rule)), rows[m->last]);
+}
+
+/* From the start to where the named ones are through. */
+static void add_named(bt_schema *s, const members *m, uint32_t *rows, const bt_schema_at *at)
+{
     const char *name;
     json_t     *schema;
 
     json_object_foreach(m->members, name, schema)
     {
-        uint32_t rule      = read_member(s, m, name, schema, at);
-        uint32_t next_none = bt_part_node(g), next_some = bt_part_node(g);
+        bool required = json_object_get(m->required, name) != NULL;
 
-        if (g->st != BT_OK) return;
-        bt_part_way(g, *none, bt_rule_call(g, rule), next_some);
-        bt_part_way(g, *some, next_member(s, bt_rule_call(g, rule)), next_some);
-        if (json_object_get(m->required, name) == NULL) {
-            bt_part_join(g, *none, next_none);
-            bt_part_join(g, *some, next_some);
-        }
-        *none = next_none;
-        *some = next_some;
+        if (s->g->st != BT_OK || !bt_schema_step(s, at, m->last)) return;
+        if (json_is_false(schema) && !required) continue;
+        add_member(s, m, rows, read_member(s, m, name, schema, at), required);
     }
 }
 
-/* Other members behind those; done: the end of an object that has any. */
-static void add_others(bt_schema *s, const members *m, uint32_t none, uint32_t some, uint32_t done,
-                       const bt_schema_at *at)
+/* Other members behind k named ones; done: the end of an object that has any.  They count as one
+ * towards minProperties. */
+static void add_others(bt_schema *s, const members *m, uint32_t k, uint32_t row, uint32_t rule,
+                       uint32_t done)
+{
+    bt_parts *g     = s->g;
+    uint32_t  named = m->max < m->n_members ? k : m->n_members;
+    uint32_t  least = k < m->min, most = m->max == BT_UNLIMITED ? m->max : m->max - named;
+    bt_part   more;
+
+    if (k + 1 < m->min || most < least) return;
+    if (k > 0) {
+        more = next_member(s, bt_rule_call(g, rule));
+        bt_part_way(g, row, bt_part_repeat(g, more, least, most), done);
+    } else if (most > 0) {
+        more = next_member(s, bt_rule_call(g, rule));
+        more = bt_part_repeat(g, more, 0, most == BT_UNLIMITED ? most : most - 1);
+        bt_part_way(g, row, bt_part_then(g, bt_rule_call(g, rule), more), done);
+    }
+}
+
+/* The members of an object that has any. */
+static bt_part read_body(bt_schema *s, const members *m, const bt_schema_at *at)
 {
     bt_parts *g    = s->g;
-    uint32_t  rule = read_other(s, m, at), fixed = m->n_members;
-    uint32_t  most = m->max == BT_UNLIMITED ? m->max : m->max - fixed;
-    bt_part   more = next_member(s, bt_rule_call(g, rule));
+    bt_part   body = {bt_part_node(g), bt_part_node(g)};
+    uint32_t *rows = bt_calloc((size_t)m->last + 1, sizeof(*rows)), rule;
 
-    bt_part_way(g, some, bt_part_repeat(g, more, 0, most), done);
-    if (most == 0) return;
-    more = next_member(s, bt_rule_call(g, rule));
-    more = bt_part_repeat(g, more, 0, most == BT_UNLIMITED ? most : most - 1);
-    bt_part_way(g, none, bt_part_then(g, bt_rule_call(g, rule), more), done);
+    if (rows == NULL) {
+        g->st = BT_ERR_NO_MEMORY;
+        return body;
+    }
+    rows[0] = body.start;
+    for (uint32_t k = 1; k <= m->last && g->st == BT_OK; k++)
+        rows[k] = bt_part_node(g);
+    add_named(s, m, rows, at);
+    for (uint32_t k = m->min > 1 ? m->min : 1; k <= m->last; k++)
+        bt_part_join(g, rows[k], body.end);
+    if (m->additional != NULL && g->st == BT_OK) {
+        rule = read_other(s, m, at);
+        for (uint32_t k = 0; k <= m->last && g->st == BT_OK; k++)
+            add_others(s, m, k, rows[k], rule, body.end);
+    }
+    bt_free(rows);
+    return body;
 }
 
 bt_part bt_schema_object(bt_schema *s, const json_t *schema, const bt_schema_at *at)
@@ -322,14 +371,9 @@ bt_part bt_schema_object(bt_schema *s, const json_t *schema, const bt_schema_at 
     bt_parts *g     = s->g;
     members   m     = read_members(s, schema, at);
     bt_part   inner = bt_part_never(g), body;
-    uint32_t  start = bt_part_node(g), done = bt_part_node(g);
-    uint32_t  none = start, some = bt_part_node(g);
 
-    if (g->st == BT_OK) {
-        add_named(s, &m, &none, &some, at);
-        bt_part_join(g, some, done);
-        if (m.additional != NULL) add_others(s, &m, none, some, done, at);
-        body = bt_part_then(g, bt_schema_call(s, BT_COMMON_SPACE), (bt_part){start, done});
+    if (g->st == BT_OK && m.min <= m.n_members + 1) { /* else there are not so many */
+        body = bt_part_then(g, bt_schema_call(s, BT_COMMON_SPACE), read_body(s, &m, at));
         bt_part_add(g, inner, body);
         if (m.min == 0 && m.n_required == 0) bt_part_add(g, inner, bt_part_nothing(g));
         inner = bt_part_then(g, inner, bt_schema_call(s, BT_COMMON_SPACE));

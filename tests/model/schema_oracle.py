@@ -442,8 +442,8 @@ def random_object(r, depth):
     if r.random() < 0.2:
         patterns = r.sample(["^a", "b$", "x|\"", "[^b]"], r.choice([1, 1, 2, 3]))
         s["patternProperties"] = {pattern: random_schema(r, depth - 1) for pattern in patterns}
-    if r.random() < 0.2 and not names and s.get("additionalProperties") is not False and "properties" not in s:
-        s["minProperties"], s["maxProperties"] = r.randint(0, 1), r.randint(1, 4)
+    if r.random() < 0.2:
+        s["minProperties"], s["maxProperties"] = r.randint(0, 2), r.randint(1, 4)
     return s
 
 

@@ -406,6 +406,8 @@ bt_part bt_read_styled_schema(bt_parts *g, const char *text, size_t n, const bt_
     json_decref(s.root);
     json_decref(s.made);
     json_decref(s.memo);
+    json_decref(s.matched);
+    bt_matcher_destroy(s.matcher);
     bt_free(s.pending);
     return part;
 }

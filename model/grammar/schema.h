@@ -5,7 +5,7 @@
  *   schema_merge.c   which keywords there are, and schemas that must hold together as one
  *   schema_not.c     not, if and dependencies, said by other keywords
  *   schema_look.c    patterns that hold with others, or not
- *   schema_listed.c  values of enum and const
+ *   schema_listed.c  values of enum and const, beside other keywords
  *   schema_value.c   JSON without a schema: whitespace, any value, literals
  *   schema_object.c  schema_keys.c  schema_patterns.c  schema_array.c  schema_unique.c
  *   schema_string.c  schema_counted.c  schema_number.c
@@ -20,7 +20,7 @@
 
 #include <jansson.h>
 
-#include "model/grammar/grammar.h"
+#include "model/grammar/matcher.h"
 
 /* The place of a value, for refusals: a JSON pointer (RFC 6901), the last step first. */
 typedef struct bt_schema_at {
@@ -65,6 +65,8 @@ typedef struct {
     json_t                *memo;    /* owned: an object, a rule for each text */
     bt_schema_pending     *pending; /* owned: references that are to be read */
     uint32_t               common[BT_COMMON_KINDS]; /* 1 + its rule, or 0 */
+    json_t                *matched;                 /* owned: a pattern or format, */
+    bt_matcher            *matcher; /* owned: what values of enum were last held against */
     uint32_t               n_pending, pending_capacity;
     uint32_t               depth, n_steps;
     const bt_schema_style *style; /* borrowed; NULL: all is JSON */
@@ -187,8 +189,9 @@ bool bt_schema_lists(bt_schema *s, const json_t *schema, uint32_t types, const j
 /* Whether enum or const are there, and no value is left. */
 bool bt_schema_lists_none(bt_schema *s, const json_t *schema, uint32_t types,
                           const bt_schema_at *at);
-/* Whether a value of enum or const is as long or large as the keywords beside it say; what else
- * they say of it is refused. */
+/* Whether a value of enum or const is as the keywords beside it say: lengths, bounds, pattern,
+ * multipleOf of whole numbers.  A text that is not as `format` says, and what else they say of it,
+ * is refused. */
 bool bt_schema_keeps_bounds(bt_schema *s, const json_t *schema, const json_t *v,
                             const bt_schema_at *at);
 
@@ -208,6 +211,12 @@ int bt_schema_print(double v, char text[BT_SCHEMA_NUMBER_BYTES]);
 /* ---- schema_patterns.c */
 
 enum { BT_SCHEMA_MOST_PATTERNS = 4 };
+
+/* Of texts in which the regular expression matches somewhere, owned.  barred: where dialects differ
+ * it takes more, not fewer.  NULL: it matches nothing, or there is an error. */
+bt_matcher *bt_schema_matcher(bt_schema *s, const char *regex, bool barred, const bt_schema_at *at);
+/* Whether it takes the text; NULL takes none. */
+bool bt_schema_matches(bt_schema *s, bt_matcher *m, const char *text, const bt_schema_at *at);
 
 /* From now on the schema of each name says what the patterns say that match it; of a name that is
  * none of the properties (which may be NULL) only that.  Whether any matches. */
@@ -256,5 +265,7 @@ bt_part bt_schema_counted(bt_schema *s, const char *pattern, size_t n_bytes, uin
                           uint32_t max, const bt_schema_at *at);
 /* Formats that are kept; others are annotations. */
 bool bt_schema_is_format(const json_t *format);
+/* The regular expression of the texts that come of one that is kept: of a whole text. */
+const char *bt_schema_format_regex(const json_t *format);
 
 #endif

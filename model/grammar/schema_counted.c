@@ -4,7 +4,6 @@
  * for each number of characters that have come (the product with a counter).  A character is a
  * whole escape, or UTF-8's first byte with those behind it. */
 #include "core/alloc.h"
-#include "model/grammar/matcher.h"
 #include "model/grammar/schema.h"
 
 enum {

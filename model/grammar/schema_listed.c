@@ -116,16 +116,62 @@ static bool keeps_range(bt_schema *s, const json_t *schema, const json_t *v, con
            (below == NULL || bt_schema_is_less(v, below));
 }
 
+/* Whether the text is as a pattern or a format says: many values are held against the same one. */
+static bool keeps_regex(bt_schema *s, json_t *keyword, bool is_format, const json_t *v,
+                        const bt_schema_at *at)
+{
+    json_t *regex;
+
+    if (s->matched != keyword) {
+        regex = !is_format
+                    ? json_incref(keyword)
+                    : bt_schema_owned(s, json_sprintf("^(?:%s)$", bt_schema_format_regex(keyword)));
+        json_decref(s->matched);
+        bt_matcher_destroy(s->matcher);
+        s->matched = json_incref(keyword);
+        s->matcher =
+            regex == NULL ? NULL : bt_schema_matcher(s, json_string_value(regex), false, at);
+        json_decref(regex);
+    }
+    return bt_schema_matches(s, s->matcher, json_string_value(v), at);
+}
+
+static bool keeps_text(bt_schema *s, const json_t *schema, const json_t *v, const bt_schema_at *at)
+{
+    json_t      *pattern = json_object_get(schema, "pattern");
+    json_t      *format  = json_object_get(schema, "format");
+    bt_schema_at here    = {.up = at, .key = pattern != NULL ? "pattern" : "format"};
+
+    if (pattern != NULL && !json_is_string(pattern))
+        bt_schema_unexpected(s, schema, "pattern", at, "a regular expression");
+    if (format != NULL && !json_is_string(format))
+        bt_schema_unexpected(s, schema, "format", at, "the name of a format");
+    if (s->g->st != BT_OK || !keeps_length(s, schema, v, at)) return false;
+    if (pattern != NULL) return keeps_regex(s, pattern, false, v, &here);
+    if (format == NULL || !bt_schema_is_format(format)) return true;
+    if (!keeps_regex(s, format, true, v, &here))
+        bt_schema_refuse(s, &here, "a text of enum or const is none of those that come of it");
+    return s->g->st == BT_OK;
+}
+
+/* Of whole numbers; others are refused. */
+static bool keeps_multiple(bt_schema *s, const json_t *schema, const json_t *v,
+                           const bt_schema_at *at)
+{
+    const json_t *of = json_object_get(schema, "multipleOf");
+
+    if (of == NULL) return true;
+    if (json_is_integer(of) && json_integer_value(of) > 0 && json_is_integer(v))
+        return json_integer_value(v) % json_integer_value(of) == 0;
+    bt_schema_refuse(s, at, "enum or const of numbers beside \"multipleOf\", but for whole ones");
+    return false;
+}
+
 bool bt_schema_keeps_bounds(bt_schema *s, const json_t *schema, const json_t *v,
                             const bt_schema_at *at)
 {
-    const json_t *format = json_object_get(schema, "format");
-    bool          plain  = json_object_get(schema, "pattern") == NULL &&
-                 (format == NULL || !bt_schema_is_format(format));
-
-    if (json_is_string(v) && plain) return keeps_length(s, schema, v, at);
-    if (json_is_number(v) && json_object_get(schema, "multipleOf") == NULL)
-        return keeps_range(s, schema, v, at);
+    if (json_is_string(v)) return keeps_text(s, schema, v, at);
+    if (json_is_number(v)) return keeps_range(s, schema, v, at) && keeps_multiple(s, schema, v, at);
     bt_schema_refuse(s, at, "enum or const beside keywords that describe such a value");
     return false;
 }

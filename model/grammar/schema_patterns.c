@@ -6,7 +6,6 @@
  * that match these and none of the others, which an automaton tells (conditions.c). */
 #include <string.h>
 
-#include "model/grammar/matcher.h"
 #include "model/grammar/regex.h"
 #include "model/grammar/schema.h"
 
@@ -14,13 +13,13 @@ enum { MOST_CONDITIONS = BT_SCHEMA_MOST_PATTERNS + 2 };
 
 _Static_assert((int)MOST_CONDITIONS <= (int)BT_MOST_CONDITIONS, "patterns, names and any key");
 
-/* Whose last step is the pattern. */
-static void read_regex(bt_schema *s, bt_condition *c, bool in_json, const bt_schema_at *at)
+static void read_regex(bt_schema *s, bt_condition *c, const char *regex, bool in_json,
+                       const bt_schema_at *at)
 {
-    size_t n = strlen(at->key);
+    size_t n = strlen(regex);
 
-    c->is = c->barred ? bt_read_barred_regex(&c->g, at->key, n, in_json)
-                      : bt_read_regex(&c->g, at->key, n, false, in_json);
+    c->is = c->barred ? bt_read_barred_regex(&c->g, regex, n, in_json)
+                      : bt_read_regex(&c->g, regex, n, false, in_json);
     if (c->g.st == BT_ERR_INVALID_ARG) bt_schema_refuse(s, at, "%s", c->g.why);
     bt_condition_read(s->g, c);
 }
@@ -45,18 +44,16 @@ static void pack(bt_schema *s, const bt_condition *c, bt_grammar **grammar_out,
     if (st == BT_ERR_NO_MEMORY && s->g->st == BT_OK) s->g->st = st;
 }
 
-/* ---- names */
+/* ---- texts that are there */
 
-/* As barred: a name that only some dialects match must satisfy the pattern's schema.  NULL: it
- * matches nothing, or there is an error. */
-static bt_matcher *matcher_of(bt_schema *s, const bt_schema_at *at)
+bt_matcher *bt_schema_matcher(bt_schema *s, const char *regex, bool barred, const bt_schema_at *at)
 {
-    bt_condition c       = {.barred = true};
+    bt_condition c       = {.barred = barred};
     bt_grammar  *grammar = NULL;
     bt_matcher  *m       = NULL;
     bt_status    st      = BT_OK;
 
-    read_regex(s, &c, false, at);
+    read_regex(s, &c, regex, false, at);
     pack(s, &c, &grammar, at);
     if (grammar != NULL) st = bt_matcher_create(grammar, NULL, &m);
     if (st != BT_OK) bt_grammar_destroy(grammar);
@@ -66,13 +63,13 @@ static bt_matcher *matcher_of(bt_schema *s, const bt_schema_at *at)
     return m;
 }
 
-static bool matches(bt_schema *s, bt_matcher *m, const char *name, const bt_schema_at *at)
+bool bt_schema_matches(bt_schema *s, bt_matcher *m, const char *text, const bt_schema_at *at)
 {
     uint32_t  state = BT_STATE_DEAD;
     bt_status st    = BT_OK;
 
-    if (m == NULL || !bt_schema_step(s, at, 1 + strlen(name))) return false;
-    st = bt_matcher_step(m, bt_matcher_start(m), name, strlen(name), &state);
+    if (m == NULL || !bt_schema_step(s, at, 1 + strlen(text))) return false;
+    st = bt_matcher_step(m, bt_matcher_start(m), text, strlen(text), &state);
     bt_regex_worked(s->g, bt_matcher_work(m));
     if (st == BT_ERR_NO_MEMORY) s->g->st = st;
     if (st == BT_ERR_UNSUPPORTED) bt_schema_refuse(s, at, "it comes to too many parts");
@@ -91,7 +88,7 @@ static json_t *with_patterns(bt_schema *s, json_t *own, const char *name, json_t
     {
         bt_schema_at here = {.up = at, .key = pattern};
 
-        if (!matches(s, matchers[i++], name, &here)) continue;
+        if (!bt_schema_matches(s, matchers[i++], name, &here)) continue;
         own = own == NULL ? schema : bt_schema_made(s, json_pack("{s[OO]}", "allOf", own, schema));
     }
     return own;
@@ -106,8 +103,9 @@ bool bt_schema_hold_patterns(bt_schema *s, json_t *members, const json_t *proper
     size_t      n   = 0;
     bool        any = false;
 
+    /* barred: a name that only some dialects match must satisfy the pattern's schema */
     json_object_foreach(patterns, name, schema) matchers[n++] =
-        matcher_of(s, &(bt_schema_at){.up = at, .key = name});
+        bt_schema_matcher(s, name, true, &(bt_schema_at){.up = at, .key = name});
     json_object_foreach(members, name, schema)
     {
         if (s->g->st != BT_OK) break;
@@ -154,12 +152,12 @@ static uint32_t read_conditions(bt_schema *s, bt_condition *conditions, uint32_t
         bt_schema_at here = {.up = at, .key = pattern};
 
         conditions[n].barred = (set >> n & 1) == 0;
-        read_regex(s, &conditions[n], true, &here);
+        read_regex(s, &conditions[n], pattern, true, &here);
         conditions[n].is = quoted(&conditions[n].g, conditions[n].is);
         n++;
     }
     if (set == 0) { /* one condition at least must not be barred */
-        read_regex(s, &conditions[n], true, &(bt_schema_at){.up = at, .key = ""});
+        read_regex(s, &conditions[n], "", true, at);
         conditions[n].is = quoted(&conditions[n].g, conditions[n].is);
         n++;
     }

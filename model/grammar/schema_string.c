@@ -117,6 +117,11 @@ bool bt_schema_is_format(const json_t *format)
     return !json_is_string(format) || is_known(format);
 }
 
+const char *bt_schema_format_regex(const json_t *format)
+{
+    return FORMATS[find_format(format, 0, BT_UNLIMITED)].regex;
+}
+
 static bool is_json(const bt_schema *s) { return s->place == BT_SCHEMA_JSON; }
 
 /* But for a text as it is. */

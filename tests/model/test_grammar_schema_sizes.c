@@ -152,6 +152,8 @@ static void schema_of_much_work_is_answered_soon(void)
         {"{\"minProperties\":250,\"properties\":{",                                           "\"%\":{}",
          "},\"additionalProperties\":true,\"maxProperties\":300}",                                                                                                                                              15000 },
         {"{\"minProperties\":250,\"properties\":{",                                           "\"%\":{}",                                                         "},\"maxProperties\":7000}",                  15000 },
+        {"{\"pattern\":\"" STARS STARS "$\",\"enum\":[",                                      "\"abcabc %\"",                                                     "]}",                                         15000 },
+        {"{\"enum\":[\"a\"],\"anyOf\":[",                                                     "{\"pattern\":\"(a{99}){9}|a%\"}",                                  "]}",                                         6000  },
         {"{\"not\":{\"oneOf\":[{}",                                                           ",{\"minimum\":1}",                                                 "]}}",                                        12000 },
         {"{\"not\":{\"properties\":{",                                                        "\"%\":{\"const\":1}",                                              "}}}",                                        10000 },
         {"{\"allOf\":[{}",                                                                    ",{\"pattern\":\"^a\"},{\"pattern\":\"b\"}",                        "]}",                                         6000  },

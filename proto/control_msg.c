@@ -225,24 +225,11 @@ bt_status bt_pb_take_sampling(const PB(Sampling) *pb, bool eval, bt_sampling *sa
     BT_REQUIRE(pb->n_stop_token_ids <= BT_STOP_TOKENS_MAX, BT_ERR_PROTOCOL,
                "%zu stop tokens, expected at most %d", pb->n_stop_token_ids, BT_STOP_TOKENS_MAX);
     BT_TRY(check_filters(pb));
-    s.temperature        = pb->temperature;
-    s.seed               = pb->seed;
-    s.max_tokens         = pb->max_tokens;
-    s.min_tokens         = pb->min_tokens;
-    s.prompt_logprobs    = pb->prompt_logprobs;
-    s.ignore_eos         = pb->ignore_eos;
-    s.logprobs           = pb->logprobs;
-    s.top_logprobs       = pb->top_logprobs;
-    s.top_k              = pb->top_k;
-    s.top_p              = pb->top_p;
-    s.min_p              = pb->min_p;
-    s.frequency_penalty  = pb->frequency_penalty;
-    s.presence_penalty   = pb->presence_penalty;
-    s.repetition_penalty = pb->repetition_penalty;
+#define TAKE(field) s.field = pb->field;
+    BT_PB_SAMPLING(TAKE);
+#undef TAKE
     BT_TRY(take_bias(pb, &s));
     BT_TRY(bt_pb_take_u32s(pb->stop_token_ids, pb->n_stop_token_ids, &s.stop_tokens, &s.n_stop));
-    s.constraint_kind  = pb->constraint_kind;
-    s.constraint_after = pb->constraint_after;
     if (pb->constraint_kind != 0)
         BT_TRY(copy_constraint(pb->constraint.data, pb->constraint.len, &s));
     *sampling_out = bt_sampling_take(&s);
@@ -290,27 +277,14 @@ out:
 void bt_pb_make_sampling(const bt_sampling *sampling, PB(Sampling) *pb_out)
 {
     baton__control__v1__sampling__init(pb_out);
-    pb_out->temperature        = sampling->temperature;
-    pb_out->seed               = sampling->seed;
-    pb_out->max_tokens         = sampling->max_tokens;
-    pb_out->min_tokens         = sampling->min_tokens;
-    pb_out->prompt_logprobs    = sampling->prompt_logprobs;
-    pb_out->ignore_eos         = sampling->ignore_eos;
-    pb_out->logprobs           = sampling->logprobs;
-    pb_out->top_logprobs       = sampling->top_logprobs;
-    pb_out->top_k              = sampling->top_k;
-    pb_out->top_p              = sampling->top_p;
-    pb_out->min_p              = sampling->min_p;
-    pb_out->frequency_penalty  = sampling->frequency_penalty;
-    pb_out->presence_penalty   = sampling->presence_penalty;
-    pb_out->repetition_penalty = sampling->repetition_penalty;
-    pb_out->n_stop_token_ids   = sampling->n_stop;
-    pb_out->stop_token_ids     = sampling->stop_tokens;
+#define PUT(field) pb_out->field = sampling->field;
+    BT_PB_SAMPLING(PUT);
+#undef PUT
+    pb_out->n_stop_token_ids = sampling->n_stop;
+    pb_out->stop_token_ids   = sampling->stop_tokens;
     pb_out->n_bias_ids = pb_out->n_biases = sampling->n_bias;
     pb_out->bias_ids                      = sampling->bias_ids;
     pb_out->biases                        = sampling->biases;
-    pb_out->constraint_kind               = sampling->constraint_kind;
-    pb_out->constraint_after              = sampling->constraint_after;
     pb_out->constraint.len                = sampling->n_constraint_bytes;
     pb_out->constraint.data               = (uint8_t *)sampling->constraint;
 }

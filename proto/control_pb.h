@@ -9,6 +9,26 @@
 
 #define PB(name) Baton__Control__V1__##name
 
+/* Fields that the plain structs and the messages call alike, and that go over as they are. */
+/* clang-format off */
+#define BT_PB_SAMPLING(X) \
+    X(temperature) X(seed) X(max_tokens) X(min_tokens) X(prompt_logprobs) X(ignore_eos) X(logprobs) \
+    X(top_logprobs) X(top_k) X(top_p) X(min_p) X(frequency_penalty) X(presence_penalty) \
+    X(repetition_penalty) X(constraint_kind) X(constraint_after)
+#define BT_PB_BEAT(X) \
+    X(progress) X(n_requests) X(pages_free) X(pages_total) X(steps) X(handoff_bytes) \
+    X(handoff_pages) X(gather_ns) X(model_ns) X(sample_ns) X(waited_ns) X(prompt_rows) \
+    X(generated_rows) X(pages_cached) X(slots_quarantined) X(handoff_ns) X(prefix_asked_tokens) \
+    X(prefix_hit_tokens) X(draft_tokens) X(drafts) X(draft_right_tokens) X(at_ns)
+#define BT_PB_HELLO(X) \
+    X(protocol) X(rank) X(n_ranks) X(n_prefill) X(n_decode) X(pid) X(model_fingerprint) X(n_pages) \
+    X(page_tokens) X(page_bytes) X(max_rows) X(epoch) X(vocab_size) X(max_context) X(bos_token) \
+    X(pad_token) X(weight_bytes) X(n_spares) X(share_generated) X(speculates) X(mtp) \
+    X(config_hash) X(incarnation) X(prefix_seed)
+#define BT_PB_HELLO_TEXTS(X) \
+    X(host) X(cell) X(left_out) X(arithmetic) X(model_type) X(architecture) X(default_sampling_json)
+/* clang-format on */
+
 bt_status bt_pb_pack(const ProtobufCMessage *m, uint8_t **bytes_out, size_t *n_out);
 /* from: whose it should be. */
 bt_status bt_pb_unpack(const ProtobufCMessageDescriptor *type, const uint8_t *bytes, size_t n,

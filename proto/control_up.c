@@ -63,38 +63,13 @@ static bt_status take_hello(const PB(Hello) *pb, bt_up_hello *h)
     bt_status st = BT_OK;
 
     BT_TRY(check_hello(pb));
-    h->protocol          = pb->protocol;
-    h->rank              = pb->rank;
-    h->n_ranks           = pb->n_ranks;
-    h->n_prefill         = pb->n_prefill;
-    h->n_decode          = pb->n_decode;
-    h->pid               = pb->pid;
-    h->model_fingerprint = pb->model_fingerprint;
-    h->n_pages           = pb->n_pages;
-    h->page_tokens       = pb->page_tokens;
-    h->page_bytes        = pb->page_bytes;
-    h->max_rows          = pb->max_rows;
-    h->epoch             = pb->epoch;
-    h->vocab_size        = pb->vocab_size;
-    h->max_context       = pb->max_context;
-    h->bos_token         = pb->bos_token;
-    h->pad_token         = pb->pad_token;
-    h->weight_bytes      = pb->weight_bytes;
-    h->n_spares          = pb->n_spares;
-    h->share_generated   = pb->share_generated;
-    h->speculates        = pb->speculates;
-    h->mtp               = pb->mtp;
-    h->config_hash       = pb->config_hash;
-    h->incarnation       = pb->incarnation;
-    h->prefix_seed       = pb->prefix_seed;
+#define TAKE(field) h->field = pb->field;
+    BT_PB_HELLO(TAKE);
+#undef TAKE
     if (pb->incarnation != 0) BT_TRY(bt_pb_take_regroup(pb->seats, &h->seats));
-    BT_TRY(bt_pb_take_string(pb->host, &h->host));
-    BT_TRY(bt_pb_take_string(pb->cell, &h->cell));
-    BT_TRY(bt_pb_take_string(pb->left_out, &h->left_out));
-    BT_TRY(bt_pb_take_string(pb->arithmetic, &h->arithmetic));
-    BT_TRY(bt_pb_take_string(pb->model_type, &h->model_type));
-    BT_TRY(bt_pb_take_string(pb->architecture, &h->architecture));
-    BT_TRY(bt_pb_take_string(pb->default_sampling_json, &h->default_sampling_json));
+#define TAKE(field) BT_TRY(bt_pb_take_string(pb->field, &h->field));
+    BT_PB_HELLO_TEXTS(TAKE);
+#undef TAKE
     BT_TRY(bt_pb_take_u32s(pb->eos_tokens, pb->n_eos_tokens, &h->eos_tokens, &h->n_eos));
 out:
     return st;
@@ -187,28 +162,9 @@ static bt_status take_beat(const PB(Beat) *pb, bt_up_beat *b)
                "a beat with histograms of %zu, %zu and %zu entries, expected %d, %d and %d",
                pb->n_batch_rows, pb->n_step_times, pb->n_handoff_times, BT_BEAT_BATCH_BUCKETS,
                BT_BEAT_TIME_BUCKETS, BT_BEAT_TIME_BUCKETS);
-    *b = (bt_up_beat){.progress            = pb->progress,
-                      .n_requests          = pb->n_requests,
-                      .pages_free          = pb->pages_free,
-                      .pages_total         = pb->pages_total,
-                      .steps               = pb->steps,
-                      .handoff_bytes       = pb->handoff_bytes,
-                      .handoff_pages       = pb->handoff_pages,
-                      .gather_ns           = pb->gather_ns,
-                      .model_ns            = pb->model_ns,
-                      .sample_ns           = pb->sample_ns,
-                      .waited_ns           = pb->waited_ns,
-                      .prompt_rows         = pb->prompt_rows,
-                      .generated_rows      = pb->generated_rows,
-                      .pages_cached        = pb->pages_cached,
-                      .slots_quarantined   = pb->slots_quarantined,
-                      .handoff_ns          = pb->handoff_ns,
-                      .prefix_asked_tokens = pb->prefix_asked_tokens,
-                      .prefix_hit_tokens   = pb->prefix_hit_tokens,
-                      .draft_tokens        = pb->draft_tokens,
-                      .drafts              = pb->drafts,
-                      .draft_right_tokens  = pb->draft_right_tokens,
-                      .at_ns               = pb->at_ns};
+#define TAKE(field) b->field = pb->field;
+    BT_PB_BEAT(TAKE);
+#undef TAKE
     for (size_t i = 0; i < pb->n_batch_rows; i++)
         b->batch_rows[i] = pb->batch_rows[i];
     for (size_t i = 0; i < pb->n_step_times; i++)
@@ -396,14 +352,10 @@ void bt_up_free(bt_up *m)
 {
     switch (m->kind) {
     case BT_UP_HELLO:
-        bt_free(m->u.hello.host);
-        bt_free(m->u.hello.cell);
-        bt_free(m->u.hello.left_out);
-        bt_free(m->u.hello.arithmetic);
+#define FREE(field) bt_free(m->u.hello.field);
+        BT_PB_HELLO_TEXTS(FREE);
+#undef FREE
         bt_free(m->u.hello.eos_tokens);
-        bt_free(m->u.hello.model_type);
-        bt_free(m->u.hello.architecture);
-        bt_free(m->u.hello.default_sampling_json);
         bt_regroup_free(&m->u.hello.seats);
         break;
     case BT_UP_TICKET:

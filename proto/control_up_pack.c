@@ -18,39 +18,14 @@ typedef struct {
 
 static void make_hello(const bt_up_hello *h, hello_parts *parts, PB(Hello) *pb)
 {
-    pb->protocol              = h->protocol;
-    pb->rank                  = h->rank;
-    pb->n_ranks               = h->n_ranks;
-    pb->n_prefill             = h->n_prefill;
-    pb->n_decode              = h->n_decode;
-    pb->host                  = text(h->host);
-    pb->pid                   = h->pid;
-    pb->model_fingerprint     = h->model_fingerprint;
-    pb->arithmetic            = text(h->arithmetic);
-    pb->n_pages               = h->n_pages;
-    pb->page_tokens           = h->page_tokens;
-    pb->page_bytes            = h->page_bytes;
-    pb->max_rows              = h->max_rows;
-    pb->epoch                 = h->epoch;
-    pb->vocab_size            = h->vocab_size;
-    pb->max_context           = h->max_context;
-    pb->n_eos_tokens          = h->n_eos;
-    pb->eos_tokens            = h->eos_tokens;
-    pb->bos_token             = h->bos_token;
-    pb->pad_token             = h->pad_token;
-    pb->model_type            = text(h->model_type);
-    pb->architecture          = text(h->architecture);
-    pb->default_sampling_json = text(h->default_sampling_json);
-    pb->share_generated       = h->share_generated;
-    pb->speculates            = h->speculates;
-    pb->mtp                   = h->mtp;
-    pb->weight_bytes          = h->weight_bytes;
-    pb->n_spares              = h->n_spares;
-    pb->cell                  = text(h->cell);
-    pb->left_out              = text(h->left_out);
-    pb->config_hash           = h->config_hash;
-    pb->incarnation           = h->incarnation;
-    pb->prefix_seed           = h->prefix_seed;
+#define PUT(field)      pb->field = h->field;
+#define PUT_TEXT(field) pb->field = text(h->field);
+    BT_PB_HELLO(PUT);
+    BT_PB_HELLO_TEXTS(PUT_TEXT);
+#undef PUT
+#undef PUT_TEXT
+    pb->n_eos_tokens = h->n_eos;
+    pb->eos_tokens   = h->eos_tokens;
     if (h->incarnation == 0) return;
     bt_pb_make_regroup(&h->seats, parts->seats, &parts->regroup);
     pb->seats = &parts->regroup;
@@ -109,34 +84,15 @@ typedef union {
 /* Packing only reads the histograms. */
 static void make_beat(const bt_up_beat *b, PB(Beat) *pb)
 {
-    pb->progress            = b->progress;
-    pb->n_requests          = b->n_requests;
-    pb->pages_free          = b->pages_free;
-    pb->pages_total         = b->pages_total;
-    pb->steps               = b->steps;
-    pb->handoff_bytes       = b->handoff_bytes;
-    pb->handoff_pages       = b->handoff_pages;
-    pb->gather_ns           = b->gather_ns;
-    pb->model_ns            = b->model_ns;
-    pb->sample_ns           = b->sample_ns;
-    pb->waited_ns           = b->waited_ns;
-    pb->prompt_rows         = b->prompt_rows;
-    pb->generated_rows      = b->generated_rows;
-    pb->n_batch_rows        = BT_BEAT_BATCH_BUCKETS;
-    pb->batch_rows          = (uint64_t *)b->batch_rows;
-    pb->n_step_times        = BT_BEAT_TIME_BUCKETS;
-    pb->step_times          = (uint64_t *)b->step_times;
-    pb->pages_cached        = b->pages_cached;
-    pb->slots_quarantined   = b->slots_quarantined;
-    pb->handoff_ns          = b->handoff_ns;
-    pb->n_handoff_times     = BT_BEAT_TIME_BUCKETS;
-    pb->handoff_times       = (uint64_t *)b->handoff_times;
-    pb->prefix_asked_tokens = b->prefix_asked_tokens;
-    pb->prefix_hit_tokens   = b->prefix_hit_tokens;
-    pb->draft_tokens        = b->draft_tokens;
-    pb->drafts              = b->drafts;
-    pb->draft_right_tokens  = b->draft_right_tokens;
-    pb->at_ns               = b->at_ns;
+#define PUT(field) pb->field = b->field;
+    BT_PB_BEAT(PUT);
+#undef PUT
+    pb->n_batch_rows    = BT_BEAT_BATCH_BUCKETS;
+    pb->batch_rows      = (uint64_t *)b->batch_rows;
+    pb->n_step_times    = BT_BEAT_TIME_BUCKETS;
+    pb->step_times      = (uint64_t *)b->step_times;
+    pb->n_handoff_times = BT_BEAT_TIME_BUCKETS;
+    pb->handoff_times   = (uint64_t *)b->handoff_times;
 }
 
 static void make_eval_rows(const bt_up_eval_rows *e, PB(EvalRows) *pb)

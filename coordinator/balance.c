@@ -14,13 +14,14 @@ typedef struct {
  * prefill is its time in the model, times the part of its ranks that had a prompt then. */
 static void add_rank(const bt_rank_view *r, bool both, side *prefill, side *decode)
 {
-    double rows =
-        r->relay.max_rows == 0 ? 0 : r->busy * r->rows_per_step / (double)r->relay.max_rows;
+    double rows  = r->relay.max_rows == 0
+                       ? 0
+                       : r->rates.busy * r->rates.rows_per_step / (double)r->relay.max_rows;
     double pages = r->n_pages == 0 ? 0 : (double)r->relay.taken_pages / (double)r->n_pages;
 
     if (r->group == 0) {
         prefill->n++;
-        prefill->use += at_most_1(r->busy) * (both ? 1 : r->prompt_share);
+        prefill->use += at_most_1(r->rates.busy) * (both ? 1 : r->prompt_share);
     }
     if (r->group == 1 || (r->group == 0 && both)) {
         decode->n++;

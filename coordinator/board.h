@@ -40,12 +40,8 @@ typedef struct {
     bt_up_beat         beat;
     bt_relay_rank_view relay;
     uint32_t           group; /* as bt_cell_rank has it */
-    /* Of the last seconds, smoothed. */
-    double busy, gather, sample; /* fractions of the time */
-    double slowness; /* how many times as long it computes as others of its group; 0: not slow */
-    double step_s, rows_per_step, prompt_rate, generated_rate, handoff_rate;
-    double prompt_share; /* of prompt_rate in that of its cell's busiest rank, 0 to 1 */
-    double handoff_s; /* of the last second with one: from the prompt's end to the last message */
+    bt_rank_rates      rates;
+    double             prompt_share; /* of prompt_rate in that of its cell's busiest rank, 0 to 1 */
 } bt_rank_view;
 
 typedef struct {

@@ -242,32 +242,23 @@ static void show_rank(const bt_cell *cell, const bt_relay *relay, uint32_t i, do
     const bt_cell_rank  *k = &cell->ranks[i];
     const bt_rank_rates *r = &k->rates;
 
-    *v = (bt_rank_view){.rank           = i,
-                        .pid            = k->hello.pid,
-                        .n_pages        = k->hello.n_pages,
-                        .weight_bytes   = k->hello.weight_bytes,
-                        .done_bytes     = k->done_bytes,
-                        .total_bytes    = k->total_bytes,
-                        .attached       = k->attached,
-                        .ready          = k->ready,
-                        .lost           = k->lost,
-                        .beat           = k->beat,
-                        .busy           = r->busy,
-                        .slowness       = r->n_slow >= BT_SLOW_SECONDS ? r->slowness : 0,
-                        .gather         = r->gather,
-                        .sample         = r->sample,
-                        .step_s         = r->step_s,
-                        .rows_per_step  = r->rows_per_step,
-                        .prompt_rate    = r->prompt_rate,
-                        .generated_rate = r->generated_rate,
-                        .handoff_rate   = r->handoff_rate,
-                        .prompt_share   = top > 0 ? r->prompt_rate / top : 0,
-
-                        .handoff_s = r->handoff_s};
+    *v = (bt_rank_view){.rank         = i,
+                        .pid          = k->hello.pid,
+                        .n_pages      = k->hello.n_pages,
+                        .weight_bytes = k->hello.weight_bytes,
+                        .done_bytes   = k->done_bytes,
+                        .total_bytes  = k->total_bytes,
+                        .attached     = k->attached,
+                        .ready        = k->ready,
+                        .lost         = k->lost,
+                        .beat         = k->beat,
+                        .group        = k->group,
+                        .rates        = *r,
+                        .prompt_share = top > 0 ? r->prompt_rate / top : 0};
+    if (r->n_slow < BT_SLOW_SECONDS) v->rates.slowness = 0;
     snprintf(v->cell, sizeof(v->cell), "%s", cell->name);
     if (k->hello.host != NULL) snprintf(v->host, sizeof(v->host), "%s", k->hello.host);
     if (relay != NULL) bt_relay_view_rank(relay, i, &v->relay);
-    v->group = k->group;
 }
 
 static void show_cell(const bt_fleet *fleet, uint32_t i, bt_cell_view *v)

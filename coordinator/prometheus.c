@@ -136,7 +136,7 @@ typedef struct {
 #define VALUE(name, expression) \
     static double name(const bt_rank_view *r) { return (double)(expression); }
 VALUE(v_up, r->ready)
-VALUE(v_slow, r->slowness)
+VALUE(v_slow, r->rates.slowness)
 VALUE(v_loaded, r->done_bytes)
 VALUE(v_weights, r->weight_bytes)
 VALUE(v_requests, r->beat.n_requests)

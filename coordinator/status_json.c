@@ -52,18 +52,18 @@ static json_t *rank_json(const bt_snapshot *s, uint32_t i)
     put_int(o, "pages_reserved", r->relay.taken_pages);
     put_int(o, "prefill_tokens", r->relay.prefill_tokens);
     put_int(o, "steps", b->steps);
-    put_real(o, "busy", r->busy);
-    put_real(o, "slowness", r->slowness);
-    put_real(o, "gather", r->gather);
-    put_real(o, "sample", r->sample);
-    put_real(o, "step_s", r->step_s);
-    put_real(o, "rows_per_step", r->rows_per_step);
-    put_real(o, "prompt_rate", r->prompt_rate);
-    put_real(o, "generated_rate", r->generated_rate);
+    put_real(o, "busy", r->rates.busy);
+    put_real(o, "slowness", r->rates.slowness);
+    put_real(o, "gather", r->rates.gather);
+    put_real(o, "sample", r->rates.sample);
+    put_real(o, "step_s", r->rates.step_s);
+    put_real(o, "rows_per_step", r->rates.rows_per_step);
+    put_real(o, "prompt_rate", r->rates.prompt_rate);
+    put_real(o, "generated_rate", r->rates.generated_rate);
     put_int(o, "handoff_bytes", b->handoff_bytes);
     put_int(o, "handoff_pages", b->handoff_pages);
-    put_real(o, "handoff_rate", r->handoff_rate);
-    put_real(o, "handoff_s", r->handoff_s);
+    put_real(o, "handoff_rate", r->rates.handoff_rate);
+    put_real(o, "handoff_s", r->rates.handoff_s);
     return o;
 }
 

@@ -49,7 +49,7 @@ static void balance_one_prompt_does_not_fill_a_group(void)
     bt_balance   b;
 
     for (uint32_t i = 0; i < 4; i++)
-        ranks[i].busy = 0.96;
+        ranks[i].rates.busy = 0.96;
     ranks[2].prompt_share = 1;
     for (uint32_t i = 4; i < 8; i++)
         ranks[i].relay.taken_pages = 24;
@@ -67,18 +67,18 @@ static void balance_full_pages_limit_decode(void)
     bt_snapshot  s = make_cell(2, 2, ranks);
 
     for (uint32_t i = 0; i < 2; i++) {
-        ranks[i].busy                  = 0.3;
-        ranks[i].prompt_share          = 1;
-        ranks[2 + i].busy              = 0.95; /* always, whatever the rows */
-        ranks[2 + i].rows_per_step     = 4;
-        ranks[2 + i].relay.taken_pages = 90;
+        ranks[i].rates.busy              = 0.3;
+        ranks[i].prompt_share            = 1;
+        ranks[2 + i].rates.busy          = 0.95; /* always, whatever the rows */
+        ranks[2 + i].rates.rows_per_step = 4;
+        ranks[2 + i].relay.taken_pages   = 90;
     }
     expect(&s, "decode", 1);
     for (uint32_t i = 0; i < 2; i++)
         ranks[2 + i].relay.taken_pages = 20;
     expect(&s, "none", 2);
     for (uint32_t i = 0; i < 2; i++)
-        ranks[2 + i].rows_per_step = 250;
+        ranks[2 + i].rates.rows_per_step = 250;
     expect(&s, "decode", 1);
 }
 
@@ -89,16 +89,16 @@ static void balance_follows_the_queue(void)
     bt_snapshot  s = make_cell(2, 2, ranks);
 
     for (uint32_t i = 0; i < 2; i++) {
-        ranks[i].busy                  = 0.75;
+        ranks[i].rates.busy            = 0.75;
         ranks[i].prompt_share          = 1;
         ranks[2 + i].relay.taken_pages = 50;
     }
     expect(&s, "prefill", 2);
     s.blocked_decode = 0.9;
     expect(&s, "decode", 2);
-    s.blocked_decode = 0.1; /* now and then is no limit */
-    ranks[0].busy    = 0.5;
-    ranks[1].busy    = 0.5;
+    s.blocked_decode    = 0.1; /* now and then is no limit */
+    ranks[0].rates.busy = 0.5;
+    ranks[1].rates.busy = 0.5;
     expect(&s, "none", 2);
     s.blocked_prefill = 1;
     expect(&s, "prefill", 3);
@@ -113,7 +113,7 @@ static void balance_counts_neither_spares_nor_lost_ranks(void)
     s.n_ranks                  = 4;
     ranks[3].n_pages           = 100;
     ranks[3].group             = 2;
-    ranks[0].busy              = 0.8;
+    ranks[0].rates.busy        = 0.8;
     ranks[0].prompt_share      = 1;
     ranks[1].relay.taken_pages = 80;
     ranks[2].lost              = true;
@@ -128,7 +128,7 @@ static void balance_both_roles_have_no_ratio(void)
     bt_rank_view ranks[RANKS];
     bt_snapshot  s = make_cell(2, 0, ranks);
 
-    ranks[0].busy = ranks[1].busy = 0.9;
+    ranks[0].rates.busy = ranks[1].rates.busy = 0.9;
     expect(&s, "prefill", 0);
     s.blocked_decode = 1;
     expect(&s, "decode", 0);

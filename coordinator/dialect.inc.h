@@ -7,8 +7,7 @@
  *   TAG_REQUEST_ID        that of a reply's request_id; 0: it has none
  *   SET_REQUEST_ID(reply, name), SET_KV_TOKENS(reply, loads)  fill fields that one of them has
  *   CHUNK_COUNTS_ALL      whether a chunk's completion_tokens are all so far, or its own
- *   intake(), abort_live()  below, with what is declared here
- * and include it. */
+ * and include it.  Behind it come the functions that it declares and does not define. */
 #include <string.h>
 
 #include "coordinator/dialect.h"
@@ -63,6 +62,37 @@ static void ask_text(bt_constraint_kind kind, const char *name, const char *text
     ask->constraint      = kind;
     ask->constraint_name = name;
     ask->constraint_text = text;
+}
+
+/* What is not supported is refused, unless it changes nothing; the request has tokens then. */
+static bt_status check_request(const PB(GenerateRequest) *pb, char *refusal);
+static bt_status check_params(const PB(SamplingParams) *p, char *refusal);
+/* Of bt_ask. */
+static bool bias(const void *params, size_t i, const char **key_out, int64_t *id_out,
+                 float *bias_out);
+/* What ask_same() leaves. */
+static void ask_rest(const PB(GenerateRequest) *pb, const PB(SamplingParams) *p, bt_ask *ask);
+
+static bt_status intake(const ProtobufCMessage *request, const bt_intake_limits *limits,
+                        bt_relay_submission *request_out, bt_intake_answer *answer_out,
+                        char *refusal)
+{
+    bt_status                  st   = BT_OK;
+    const PB(GenerateRequest) *pb   = (const PB(GenerateRequest) *)request;
+    const PB(SamplingParams)   none = PB_INIT(SAMPLING_PARAMS);
+    const PB(SamplingParams)  *p    = pb->sampling_params != NULL ? pb->sampling_params : &none;
+    bt_ask ask = {.name = pb->request_id, .stream = pb->stream, .params = p, .bias = bias};
+
+    BT_TRY(check_request(pb, refusal));
+    BT_TRY(check_all_known(pb, refusal));
+    BT_TRY(check_params(p, refusal));
+    ask.n_ids = pb->tokenized->n_input_ids;
+    ask.ids   = pb->tokenized->input_ids;
+    ask_same(p, &ask);
+    ask_rest(pb, p, &ask);
+    BT_TRY(bt_intake(&ask, limits, request_out, answer_out, refusal));
+out:
+    return st;
 }
 
 /* ---- logprobs */
@@ -376,9 +406,6 @@ static grpc_byte_buffer *get_loads(bt_call *call, const ProtobufCMessage *reques
 
 /* ---- methods */
 
-static bt_status         intake(const ProtobufCMessage *request, const bt_intake_limits *limits,
-                                bt_relay_submission *request_out, bt_intake_answer *answer_out,
-                                char *refusal);
 static grpc_byte_buffer *abort_live(bt_call *call, const ProtobufCMessage *request);
 
 static void generate(bt_call *call, const ProtobufCMessage *request)
@@ -386,38 +413,18 @@ static void generate(bt_call *call, const ProtobufCMessage *request)
     bt_public_generate(call, request, &DIALECT);
 }
 
+#define METHOD(name, message, ...)                                                    \
+    {                                                                                 \
+        .path = "/" SERVICE "/" name, .request = &PB_DESCRIPTOR(message), __VA_ARGS__ \
+    }
+
 static const bt_method METHODS[] = {
-    {
-     .path    = "/" SERVICE "/Generate",
-     .request = &PB_DESCRIPTOR(generate_request),
-     .stream  = generate,
-     .counted = true,
-     },
-    {
-     .path    = "/" SERVICE "/Abort",
-     .request = &PB_DESCRIPTOR(abort_request),
-     .answer  = abort_live,
-     },
-    {
-     .path    = "/" SERVICE "/HealthCheck",
-     .request = &PB_DESCRIPTOR(health_check_request),
-     .answer  = health_check,
-     },
-    {
-     .path    = "/" SERVICE "/GetModelInfo",
-     .request = &PB_DESCRIPTOR(get_model_info_request),
-     .answer  = model_info,
-     },
-    {
-     .path    = "/" SERVICE "/GetServerInfo",
-     .request = &PB_DESCRIPTOR(get_server_info_request),
-     .answer  = server_info,
-     },
-    {
-     .path    = "/" SERVICE "/GetLoads",
-     .request = &PB_DESCRIPTOR(get_loads_request),
-     .answer  = get_loads,
-     },
+    METHOD("Generate", generate_request, .stream = generate, .counted = true),
+    METHOD("Abort", abort_request, .answer = abort_live),
+    METHOD("HealthCheck", health_check_request, .answer = health_check),
+    METHOD("GetModelInfo", get_model_info_request, .answer = model_info),
+    METHOD("GetServerInfo", get_server_info_request, .answer = server_info),
+    METHOD("GetLoads", get_loads_request, .answer = get_loads),
 };
 
 const bt_dialect DIALECT = {.service   = SERVICE,

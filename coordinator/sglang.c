@@ -27,7 +27,6 @@ enum { DIGITS_MAX = 18 }; /* of a number that fits */
 
 /* ---- requests */
 
-/* What is not supported unless it changes nothing. */
 static bt_status check_request(const generate_request *pb, char *refusal)
 {
     const PB(DisaggregatedParams) *pd = pb->disaggregated_params;
@@ -49,7 +48,7 @@ static bt_status check_request(const generate_request *pb, char *refusal)
     BT_INTAKE_REFUSE_UNLESS(pb->data_parallel_rank <= 0,
                             "data_parallel_rank is %d, but this server places requests itself",
                             pb->data_parallel_rank);
-    return BT_OK;
+    return check_known((const ProtobufCMessage *)pd, refusal);
 }
 
 static void ask_constraint(const params *p, bt_ask *ask)
@@ -94,48 +93,26 @@ static bool bias(const void *from, size_t i, const char **key_out, int64_t *id_o
     return n > 0 && n <= DIGITS_MAX && strspn(key, "0123456789") == n;
 }
 
-static void ask_params(const params *p, bt_ask *ask)
-{
-    ask_same(p, ask);
-    ask_constraint(p, ask);
-    ask->top_k      = p->top_k > 0 ? (uint32_t)p->top_k : 0;
-    ask->min_tokens = p->min_new_tokens;
-    ask->max_tokens = p->max_new_tokens;
-    ask->has_max_tokens =
-        p->_max_new_tokens_case != PB_CASE(SAMPLING_PARAMS___MAX_NEW_TOKENS__NOT_SET);
-}
-
-static bt_status intake(const ProtobufCMessage *request, const bt_intake_limits *limits,
-                        bt_relay_submission *request_out, bt_intake_answer *answer_out,
-                        char *refusal)
+static void ask_rest(const generate_request *pb, const params *p, bt_ask *ask)
 {
     static const bt_ask_names names = {.max_tokens      = "max_new_tokens",
                                        .min_tokens      = "min_new_tokens",
                                        .logprobs        = "top_logprobs_num",
                                        .prompt_logprobs = "top_logprobs_num",
                                        .prompt_from     = "logprob_start_len"};
-    bt_status                 st    = BT_OK;
-    const generate_request   *pb    = (const generate_request *)request;
-    const params              none  = PB_INIT(SAMPLING_PARAMS);
-    const params             *p     = pb->sampling_params != NULL ? pb->sampling_params : &none;
-    bt_ask ask = {.names = &names, .name = pb->request_id, .params = p, .bias = bias};
 
-    BT_TRY(check_request(pb, refusal));
-    BT_TRY(check_all_known(pb, refusal));
-    BT_TRY(check_known((const ProtobufCMessage *)pb->disaggregated_params, refusal));
-    BT_TRY(check_params(p, refusal));
-    ask_params(p, &ask);
-    ask.stream              = pb->stream;
-    ask.thinks              = pb->require_reasoning;
-    ask.n_ids               = pb->tokenized->n_input_ids;
-    ask.ids                 = pb->tokenized->input_ids;
-    ask.has_logprobs        = pb->return_logprob;
-    ask.has_prompt_logprobs = pb->return_logprob && pb->logprob_start_len >= 0;
-    ask.logprobs = ask.prompt_logprobs = pb->top_logprobs_num;
-    ask.prompt_from = ask.has_prompt_logprobs ? (uint32_t)pb->logprob_start_len : 0;
-    BT_TRY(bt_intake(&ask, limits, request_out, answer_out, refusal));
-out:
-    return st;
+    ask_constraint(p, ask);
+    ask->names      = &names;
+    ask->top_k      = p->top_k > 0 ? (uint32_t)p->top_k : 0;
+    ask->min_tokens = p->min_new_tokens;
+    ask->max_tokens = p->max_new_tokens;
+    ask->has_max_tokens =
+        p->_max_new_tokens_case != PB_CASE(SAMPLING_PARAMS___MAX_NEW_TOKENS__NOT_SET);
+    ask->thinks              = pb->require_reasoning;
+    ask->has_logprobs        = pb->return_logprob;
+    ask->has_prompt_logprobs = pb->return_logprob && pb->logprob_start_len >= 0;
+    ask->logprobs = ask->prompt_logprobs = pb->top_logprobs_num;
+    ask->prompt_from = ask->has_prompt_logprobs ? (uint32_t)pb->logprob_start_len : 0;
 }
 
 /* ---- Abort */

@@ -24,7 +24,6 @@ typedef PB(SamplingParams)  params;
 
 /* ---- requests */
 
-/* What is not supported unless it changes nothing. */
 static bt_status check_request(const generate_request *pb, char *refusal)
 {
     BT_INTAKE_REFUSE_UNLESS(pb->input_case != PB_CASE(GENERATE_REQUEST__INPUT_TEXT),
@@ -47,7 +46,7 @@ static bt_status check_request(const generate_request *pb, char *refusal)
         pb->_data_parallel_rank_case == PB_CASE(GENERATE_REQUEST___DATA_PARALLEL_RANK__NOT_SET) ||
             pb->data_parallel_rank < 0,
         "data_parallel_rank is %d, but this server places requests itself", pb->data_parallel_rank);
-    return BT_OK;
+    return check_known((const ProtobufCMessage *)pb->kv_transfer_params, refusal);
 }
 
 static void ask_constraint(const params *p, bt_ask *ask)
@@ -97,10 +96,16 @@ static bool bias(const void *from, size_t i, const char **key_out, int64_t *id_o
     return true;
 }
 
-static void ask_params(const params *p, bt_ask *ask)
+static void ask_rest(const generate_request *pb, const params *p, bt_ask *ask)
 {
-    ask_same(p, ask);
+    static const bt_ask_names names = {.max_tokens      = "max_tokens",
+                                       .min_tokens      = "min_tokens",
+                                       .logprobs        = "logprobs",
+                                       .prompt_logprobs = "prompt_logprobs"};
+
+    (void)pb;
     ask_constraint(p, ask);
+    ask->names = &names;
     if (p->_temperature_case == PB_CASE(SAMPLING_PARAMS___TEMPERATURE__NOT_SET))
         ask->temperature = 1.0f;
     ask->top_k          = p->top_k;
@@ -114,33 +119,6 @@ static void ask_params(const params *p, bt_ask *ask)
     ask->has_prompt_logprobs =
         p->_prompt_logprobs_case != PB_CASE(SAMPLING_PARAMS___PROMPT_LOGPROBS__NOT_SET);
     ask->prompt_logprobs = p->prompt_logprobs;
-}
-
-static bt_status intake(const ProtobufCMessage *request, const bt_intake_limits *limits,
-                        bt_relay_submission *request_out, bt_intake_answer *answer_out,
-                        char *refusal)
-{
-    static const bt_ask_names names = {.max_tokens      = "max_tokens",
-                                       .min_tokens      = "min_tokens",
-                                       .logprobs        = "logprobs",
-                                       .prompt_logprobs = "prompt_logprobs"};
-    bt_status                 st    = BT_OK;
-    const generate_request   *pb    = (const generate_request *)request;
-    const params              none  = PB_INIT(SAMPLING_PARAMS);
-    const params             *p     = pb->sampling_params != NULL ? pb->sampling_params : &none;
-    bt_ask ask = {.names = &names, .name = pb->request_id, .params = p, .bias = bias};
-
-    BT_TRY(check_request(pb, refusal));
-    BT_TRY(check_all_known(pb, refusal));
-    BT_TRY(check_known((const ProtobufCMessage *)pb->kv_transfer_params, refusal));
-    BT_TRY(check_params(p, refusal));
-    ask_params(p, &ask);
-    ask.stream = pb->stream;
-    ask.n_ids  = pb->tokenized->n_input_ids;
-    ask.ids    = pb->tokenized->input_ids;
-    BT_TRY(bt_intake(&ask, limits, request_out, answer_out, refusal));
-out:
-    return st;
 }
 
 /* ---- Abort */

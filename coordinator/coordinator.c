@@ -71,30 +71,6 @@ BT_PRINTF(2, 3) static void fail(coordinator *c, const char *fmt, ...)
 
 /* ---- the fleet's events */
 
-static bt_finish on_token(void *ctx, void *client, const bt_token *token)
-{
-    (void)ctx;
-    return bt_public_token(client, token);
-}
-
-static void on_prompt(void *ctx, void *client, const bt_up_prompt_logprobs *m)
-{
-    (void)ctx;
-    bt_public_prompt(client, m);
-}
-
-static void on_placed(void *ctx, void *client)
-{
-    (void)ctx;
-    bt_public_placed(client);
-}
-
-static void on_end(void *ctx, void *client, const bt_relay_end *end)
-{
-    (void)ctx;
-    bt_public_end(client, end);
-}
-
 static void on_over(void *ctx, bool well, const char *reason)
 {
     coordinator *c = ctx;
@@ -162,13 +138,8 @@ static bt_status create_fleet(coordinator *c)
                       .config_hash = bt_config_hash(o->model),
                       .announce_fd = o->announce_fd
     };
-    bt_fleet_events events = {.token   = on_token,
-                              .prompt  = on_prompt,
-                              .placed  = on_placed,
-                              .end     = on_end,
-                              .serving = open_port,
-                              .over    = on_over,
-                              .ctx     = c};
+    bt_fleet_events events = {
+        .client = bt_public_events, .serving = open_port, .over = on_over, .ctx = c};
 
     return bt_fleet_create(&config, &events, &c->fleet);
 }

@@ -146,34 +146,6 @@ static void send_to_rank(void *ctx, uint32_t rank, bt_down *down)
         bt_down_free(down); /* its loss is known, or will be: no answer is waited for */
 }
 
-static bt_finish on_token(void *ctx, void *client, const bt_token *token)
-{
-    const bt_fleet_events *e = &((bt_fleet_cell *)ctx)->fleet->events;
-
-    return e->token(e->ctx, client, token);
-}
-
-static void on_prompt(void *ctx, void *client, const bt_up_prompt_logprobs *up)
-{
-    const bt_fleet_events *e = &((bt_fleet_cell *)ctx)->fleet->events;
-
-    e->prompt(e->ctx, client, up);
-}
-
-static void on_placed(void *ctx, void *client)
-{
-    const bt_fleet_events *e = &((bt_fleet_cell *)ctx)->fleet->events;
-
-    e->placed(e->ctx, client);
-}
-
-static void on_end(void *ctx, void *client, const bt_relay_end *end)
-{
-    const bt_fleet_events *e = &((bt_fleet_cell *)ctx)->fleet->events;
-
-    e->end(e->ctx, client, end);
-}
-
 void bt_fleet_shut_out(bt_fleet_cell *c, uint32_t rank, const char *reason)
 {
     bt_control_peer *peer = c->streams[rank].peer;
@@ -207,13 +179,8 @@ static bt_status create_relay(bt_fleet_cell *c)
     bt_relay_rank     *ranks  = bt_calloc(c->cell.n_ranks, sizeof(*ranks));
     bool               back   = c->cell.incarnation != 0; /* from another coordinator */
     bt_relay_config    config = c->fleet->cfg.relay;
-    bt_relay_events    events = {.send   = send_to_rank,
-                                 .token  = on_token,
-                                 .end    = on_end,
-                                 .stuck  = on_stuck,
-                                 .ctx    = c,
-                                 .prompt = on_prompt,
-                                 .placed = on_placed};
+    bt_relay_events    events = {
+           .client = c->fleet->events.client, .send = send_to_rank, .stuck = on_stuck, .ctx = c};
 
     BT_REQUIRE(ranks != NULL, BT_ERR_NO_MEMORY, "table of %u ranks", c->cell.n_ranks);
     for (uint32_t i = 0; i < c->cell.n_ranks; i++)

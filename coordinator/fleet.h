@@ -48,10 +48,7 @@ typedef struct {
 } bt_fleet_config;
 
 typedef struct {
-    bt_finish (*token)(void *ctx, void *client, const bt_token *token);      /* as the relay's */
-    void (*prompt)(void *ctx, void *client, const bt_up_prompt_logprobs *m); /* as the relay's */
-    void (*placed)(void *ctx, void *client);                                 /* as the relay's */
-    void (*end)(void *ctx, void *client, const bt_relay_end *end);           /* as the relay's */
+    bt_client_events client;
     void (*serving)(void *ctx); /* a cell has become ready: may call the fleet */
     /* No cell is left, and none is waited for.  well: the last one has drained.  May call
      * bt_fleet_stop(). */

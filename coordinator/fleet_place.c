@@ -62,12 +62,13 @@ static bt_fleet_cell *choose(const bt_fleet *fleet, const wish *w, const bt_flee
 static bt_fleet_cell *choose_for(const bt_fleet *fleet, const bt_relay_request *q,
                                  const bt_fleet_cell *but)
 {
-    wish w = {.n_prompt   = bt_relay_request_prompt_tokens(q),
-              .max_tokens = bt_relay_request_max_tokens(q),
-              .n_choices  = bt_relay_request_n_open(q),
-              .prompt     = bt_relay_request_prompt(q)};
+    wish w = {.n_prompt   = q->n_prompt,
+              .max_tokens = q->sampling.max_tokens,
+              .n_choices  = q->n_open,
+              .prompt     = q->sampling.prompt_logprobs == 0 ? q->prompt : NULL,
+              .n_keys     = q->n_keys,
+              .keys       = q->keys};
 
-    w.keys = bt_relay_request_keys(q, &w.n_keys);
     return choose(fleet, &w, but);
 }
 
@@ -79,17 +80,17 @@ static void end_request(bt_fleet *fleet, bt_relay_request *q, grpc_status_code c
 {
     bt_relay_end end = {.code = code, .message = why};
 
-    BT_INFO("request \"%.200s\" ends with status %d: %s", bt_relay_request_name(q), (int)code, why);
-    fleet->events.end(fleet->events.ctx, bt_relay_request_client(q), &end);
+    BT_INFO("request \"%.200s\" ends with status %d: %s", q->name, (int)code, why);
+    fleet->events.client.end(q->client, &end);
     bt_relay_request_destroy(q);
 }
 
 static void leave_lobby(bt_fleet *fleet, bt_relay_request *q)
 {
     bt_relay_list_remove(&fleet->lobby, q);
-    bt_table_remove(&fleet->lobby_names, bt_relay_request_name_key(q));
-    fleet->lobby_tokens -= bt_relay_request_prompt_tokens(q);
-    fleet->lobby_text -= bt_relay_request_constraint_bytes(q);
+    bt_table_remove(&fleet->lobby_names, q->name_key);
+    fleet->lobby_tokens -= q->n_prompt;
+    fleet->lobby_text -= q->sampling.n_constraint_bytes;
     fleet->n_lobby--;
 }
 
@@ -97,11 +98,11 @@ static bt_status enter_lobby(bt_fleet *fleet, bt_relay_request *q, uint64_t now_
 {
     bt_status st = BT_OK;
 
-    bt_relay_request_hear(q, now_ns);
-    BT_TRY(bt_table_put(&fleet->lobby_names, bt_relay_request_name_key(q), q));
+    q->heard_ns = now_ns;
+    BT_TRY(bt_table_put(&fleet->lobby_names, q->name_key, q));
     bt_relay_list_insert(&fleet->lobby, q);
-    fleet->lobby_tokens += bt_relay_request_prompt_tokens(q);
-    fleet->lobby_text += bt_relay_request_constraint_bytes(q);
+    fleet->lobby_tokens += q->n_prompt;
+    fleet->lobby_text += q->sampling.n_constraint_bytes;
     fleet->n_lobby++;
 out:
     return st;
@@ -147,7 +148,7 @@ void bt_fleet_move_queue(bt_fleet *fleet, bt_fleet_cell *from, uint64_t now_ns)
 
     while ((q = bt_relay_first_queued(from->relay)) != NULL) {
         to = choose_for(fleet, q, from);
-        if (to == NULL && bt_relay_request_resumed(q)) break; /* it has begun here and ends here */
+        if (to == NULL && q->resumed) break; /* it has begun here and ends here */
         move(fleet, bt_relay_take_queued(from->relay, q), to, now_ns);
     }
 }
@@ -186,7 +187,7 @@ static void even_out(bt_fleet *fleet, uint64_t now_ns)
         if (from->state != BT_CELL_SERVING) continue;
         for (q = bt_relay_first_queued(from->relay); q != NULL; q = next) {
             if (n_moved == MOVES_MAX || n_left == LEFT_MAX || !any_takes_more(fleet)) break;
-            next = bt_relay_request_next(q);
+            next = q->next;
             to   = choose_for(fleet, q, from);
             if (to == NULL || !takes_more(to) || !gains(from->relay, to->relay, q, now_ns)) {
                 n_left++;
@@ -204,7 +205,7 @@ static void serve_lobby(bt_fleet *fleet, uint64_t now_ns)
     bt_fleet_cell    *to;
 
     for (q = fleet->lobby.first; q != NULL; q = next) {
-        next = bt_relay_request_next(q);
+        next = q->next;
         to   = choose_for(fleet, q, NULL);
         if (to == NULL) continue;
         leave_lobby(fleet, q);
@@ -219,12 +220,12 @@ static void end_waiting(bt_fleet *fleet, uint64_t now_ns)
     bt_relay_request *q, *next;
 
     for (q = fleet->lobby.first; q != NULL; q = next) {
-        bool     again = bt_relay_request_resumed(q);
-        uint64_t from  = again ? bt_relay_request_heard_ns(q) : bt_relay_request_arrived_ns(q);
+        bool     again = q->resumed;
+        uint64_t from  = again ? q->heard_ns : q->arrived_ns;
         uint64_t limit = again ? fleet->cfg.wait_ns : fleet->cfg.relay.queue_ns;
         char     why[BT_FLEET_TEXT];
 
-        next = bt_relay_request_next(q);
+        next = q->next;
         if (from < fleet->awake_ns) from = fleet->awake_ns;
         if (bt_since_ns(from, now_ns) < limit) continue;
         snprintf(why, sizeof(why), "no cell that could go on with it came within %.1f s",
@@ -297,8 +298,7 @@ void bt_fleet_abort_client(bt_fleet *fleet, const void *client, const char *name
         if (fleet->cells[i]->relay != NULL)
             bt_relay_abort_client(fleet->cells[i]->relay, client, name, reason);
     q = bt_table_get(&fleet->lobby_names, bt_relay_name_key(name));
-    if (q != NULL && bt_relay_request_client(q) == client)
-        end_in_lobby(fleet, q, GRPC_STATUS_CANCELLED, reason);
+    if (q != NULL && q->client == client) end_in_lobby(fleet, q, GRPC_STATUS_CANCELLED, reason);
 }
 
 bool bt_fleet_abort_name(bt_fleet *fleet, const char *name, const char *reason)
@@ -310,7 +310,7 @@ bool bt_fleet_abort_name(bt_fleet *fleet, const char *name, const char *reason)
         if (fleet->cells[i]->relay != NULL)
             found = bt_relay_abort_name(fleet->cells[i]->relay, name, reason) || found;
     q = bt_table_get(&fleet->lobby_names, bt_relay_name_key(name));
-    if (q == NULL || strcmp(bt_relay_request_name(q), name) != 0) return found;
+    if (q == NULL || strcmp(q->name, name) != 0) return found;
     end_in_lobby(fleet, q, GRPC_STATUS_CANCELLED, reason);
     return true;
 }

@@ -595,7 +595,7 @@ static void prefill(bt_relay *r, bt_relay_request *q, bt_up *ticket, uint64_t no
     }
     wake_for(r, q->prefill_rank);
     r->events.send(r->events.ctx, q->prefill_rank, &m);
-    if (r->events.placed != NULL) r->events.placed(r->events.ctx, q->client);
+    r->events.client.placed(q->client);
 }
 
 void bt_relay_ticket(bt_relay *relay, uint32_t rank, bt_up *m, uint64_t now_ns)

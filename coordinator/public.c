@@ -134,51 +134,33 @@ static void on_sent(bt_rpc_tag *tag, bool ok)
     bt_call_release(call);
 }
 
-void bt_call_send(bt_call *call, const grpc_op *ops, size_t n, void (*then)(bt_call *call))
+void bt_call_send(bt_call *call, grpc_byte_buffer *message, grpc_status_code code, const char *why,
+                  void (*then)(bt_call *call))
 {
-    call->sent = (bt_rpc_tag){on_sent, call};
-    call->then = then;
-    begin_wait(call);
-    begin(call, ops, n, &call->sent);
-}
-
-/* The end of a call without a stream, and all that it sends if it has one request, in one batch.
- * Without a message gRPC makes headers and status one frame, so that the client sees a failed call
- * and no begun answer. */
-static void answer(bt_call *call, grpc_byte_buffer *message, grpc_status_code code, const char *why)
-{
-    grpc_op    ops[4]  = {0};
-    grpc_slice details = grpc_slice_from_copied_string(why);
+    grpc_op    ops[3]  = {0};
+    grpc_slice details = why != NULL ? grpc_slice_from_copied_string(why) : grpc_empty_slice();
     size_t     n       = 0;
 
     if (!call->begun) ops[n++].op = GRPC_OP_SEND_INITIAL_METADATA;
+    call->begun = true;
     if (message != NULL) {
         ops[n].op                               = GRPC_OP_SEND_MESSAGE;
         ops[n++].data.send_message.send_message = message;
     }
-    ops[n].op                                            = GRPC_OP_SEND_STATUS_FROM_SERVER;
-    ops[n].data.send_status_from_server.status           = code;
-    ops[n++].data.send_status_from_server.status_details = &details;
-    bt_call_send(call, ops, n, NULL);
+    if (why != NULL) {
+        ops[n].op                                            = GRPC_OP_SEND_STATUS_FROM_SERVER;
+        ops[n].data.send_status_from_server.status           = code;
+        ops[n++].data.send_status_from_server.status_details = &details;
+    }
+    call->sent = (bt_rpc_tag){on_sent, call};
+    call->then = then;
+    begin_wait(call);
+    begin(call, ops, n, &call->sent);
     if (message != NULL) grpc_byte_buffer_destroy(message);
     grpc_slice_unref(details);
 }
 
 static void receive(bt_call *call);
-
-/* The answer to one of many requests; the next one is received when the client has made room. */
-static void answer_one(bt_call *call, grpc_byte_buffer *message)
-{
-    grpc_op ops[2] = {0};
-    size_t  n      = 0;
-
-    if (!call->begun) ops[n++].op = GRPC_OP_SEND_INITIAL_METADATA;
-    call->begun                             = true;
-    ops[n].op                               = GRPC_OP_SEND_MESSAGE;
-    ops[n++].data.send_message.send_message = message;
-    bt_call_send(call, ops, n, receive);
-    grpc_byte_buffer_destroy(message);
-}
 
 static void count_refused(bt_public *pub)
 {
@@ -201,19 +183,19 @@ static void serve(bt_call *call)
     call->payload = NULL;
     if (!call->begun && (request == NULL || m->stream == NULL)) bt_call_watch_close(call, on_done);
     if (at_end) { /* the client sends no more */
-        answer(call, NULL, GRPC_STATUS_OK, "");
+        bt_call_send(call, NULL, GRPC_STATUS_OK, "", NULL);
     } else if (request == NULL) {
         if (came && m->counted) count_refused(call->pub);
         snprintf(call->why, sizeof(call->why), "%s", bt_error_text());
-        answer(call, NULL, GRPC_STATUS_INVALID_ARGUMENT, call->why);
+        bt_call_send(call, NULL, GRPC_STATUS_INVALID_ARGUMENT, call->why, NULL);
     } else if (m->stream != NULL) {
         m->stream(call, request);
     } else {
         reply = (m->answer != NULL ? m->answer : m->answer_each)(call, request);
-        if (reply != NULL && m->answer_each != NULL)
-            answer_one(call, reply);
+        if (reply != NULL && m->answer_each != NULL) /* the next one when the client has room */
+            bt_call_send(call, reply, GRPC_STATUS_OK, NULL, receive);
         else
-            answer(call, reply, reply != NULL ? GRPC_STATUS_OK : call->code, call->why);
+            bt_call_send(call, reply, reply != NULL ? GRPC_STATUS_OK : call->code, call->why, NULL);
     }
     if (request != NULL) protobuf_c_message_free_unpacked(request, NULL);
 }
@@ -266,7 +248,8 @@ static void on_arrived(bt_rpc_tag *tag, bool ok)
             receive(call);
         } else {
             bt_call_watch_close(call, on_done);
-            answer(call, NULL, GRPC_STATUS_UNIMPLEMENTED, "this server has no such method");
+            bt_call_send(call, NULL, GRPC_STATUS_UNIMPLEMENTED, "this server has no such method",
+                         NULL);
         }
     }
     bt_call_release(call);

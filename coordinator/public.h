@@ -42,9 +42,6 @@ void bt_public_destroy(bt_public *pub);
 void bt_public_poll(bt_public *pub);
 
 /* The fleet's events: client is the stream of bt_fleet_submit(). */
-bt_finish bt_public_token(void *client, const bt_token *token);
-void      bt_public_prompt(void *client, const bt_up_prompt_logprobs *m);
-void      bt_public_placed(void *client);
-void      bt_public_end(void *client, const bt_relay_end *end);
+extern const bt_client_events bt_public_events;
 
 #endif

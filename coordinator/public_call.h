@@ -72,7 +72,7 @@ struct bt_call {
     void (*then)(bt_call *call); /* the send under way has ended; NULL: nobody wants to know */
     bool             waiting;    /* for its client, in the list of such calls */
     bool             receiving;  /* the request; else something is sent */
-    bool             begun;      /* of many requests: one has been answered */
+    bool             begun;      /* something of its answers has been sent */
     bt_call         *prev_waiting, *next_waiting;
     uint64_t         since_ns; /* when that began */
     grpc_status_code code;     /* of an answer that is an error */
@@ -116,9 +116,13 @@ struct bt_public {
     uint64_t          rate_ns[2], rate_tokens[2]; /* two samples of tokens sent */
 };
 
-/* Sends, one batch at a time; then() hears when the client has made room for it, or will never.
- * A client that does not for unread_ns is cut off. */
-void bt_call_send(bt_call *call, const grpc_op *ops, size_t n, void (*then)(bt_call *call));
+/* Sends a message, which it takes (NULL: none), and the call's end by this status (why NULL: it
+ * goes on); the first batch has the headers too.  Without a message gRPC makes headers and status
+ * one frame, so that the client sees a failed call and no begun answer.  One batch at a time;
+ * then() hears when the client has made room for it, or will never.  A client that does not for
+ * unread_ns is cut off. */
+void bt_call_send(bt_call *call, grpc_byte_buffer *message, grpc_status_code code, const char *why,
+                  void (*then)(bt_call *call));
 /* Methods that had no memory to wait for their next call try again; when the loop has run. */
 void bt_public_listen_again(bt_public *pub);
 /* Of all calls, those too whose request is not complete; when the loop has run. */

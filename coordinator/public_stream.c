@@ -29,7 +29,7 @@ struct bt_stream {
     bool              input_sent;
     uint64_t          number; /* of the relay's request */
     bool              open;   /* the relay has it */
-    bool              begun, sending, ended, status_sent, gone;
+    bool              sending, ended, status_sent, gone;
     bool              fresh; /* in the list of bt_public_poll() */
     bt_stream        *next_fresh;
     grpc_status_code  code;
@@ -63,31 +63,12 @@ static void on_sent(bt_call *call)
     send_soon(call->stream);
 }
 
-/* One message, or the status, or both; headers when they are the first. */
 static void send_parts(bt_stream *s, grpc_byte_buffer *message, bool status)
 {
-    grpc_op    ops[3]  = {0};
-    grpc_slice details = grpc_empty_slice();
-    size_t     n       = 0;
-
-    if (!s->begun) ops[n++].op = GRPC_OP_SEND_INITIAL_METADATA;
-    s->begun = true;
-    if (message != NULL) {
-        ops[n].op                               = GRPC_OP_SEND_MESSAGE;
-        ops[n++].data.send_message.send_message = message;
-    }
-    if (status) {
-        details                                    = grpc_slice_from_copied_string(s->message);
-        ops[n].op                                  = GRPC_OP_SEND_STATUS_FROM_SERVER;
-        ops[n].data.send_status_from_server.status = s->code;
-        ops[n++].data.send_status_from_server.status_details = &details;
-        s->status_sent                                       = true;
-    }
-    s->sending = true;
+    s->status_sent = status;
+    s->sending     = true;
     bt_cork_hold(&s->call->pub->corks, s->connection);
-    bt_call_send(s->call, ops, n, on_sent);
-    if (message != NULL) grpc_byte_buffer_destroy(message);
-    grpc_slice_unref(details);
+    bt_call_send(s->call, message, s->code, status ? s->message : NULL, on_sent);
 }
 
 /* When there is no memory for a message the stream ends; the relay hears of it from the close that
@@ -241,7 +222,7 @@ static void log_end(const bt_stream *s, const bt_choice *c)
     bt_log_set_request(0);
 }
 
-bt_finish bt_public_token(void *client, const bt_token *token)
+static bt_finish on_token(void *client, const bt_token *token)
 {
     bt_stream *s = client;
     bt_choice *c = &s->choices[token->choice];
@@ -264,21 +245,21 @@ bt_finish bt_public_token(void *client, const bt_token *token)
     return finish;
 }
 
-void bt_public_prompt(void *client, const bt_up_prompt_logprobs *m)
+static void on_prompt(void *client, const bt_up_prompt_logprobs *m)
 {
     bt_stream *s = client;
 
     if (!s->input_sent) bt_input_logprobs_add(&s->input, m);
 }
 
-void bt_public_placed(void *client)
+static void on_placed(void *client)
 {
     bt_stream *s = client;
 
     bt_metrics_left_queue(s->call->pub->metrics, &s->clock, bt_now_ns());
 }
 
-void bt_public_end(void *client, const bt_relay_end *end)
+static void on_end(void *client, const bt_relay_end *end)
 {
     bt_stream *s    = client;
     bt_call   *call = s->call;
@@ -294,6 +275,9 @@ void bt_public_end(void *client, const bt_relay_end *end)
     }
     bt_call_release(call);
 }
+
+const bt_client_events bt_public_events = {
+    .token = on_token, .prompt = on_prompt, .placed = on_placed, .end = on_end};
 
 static bt_stream *stream_create(bt_call *call, const bt_dialect *dialect,
                                 const bt_relay_submission *r, bt_intake_answer *how)

@@ -36,22 +36,14 @@ static void on_told(bt_call *call)
 /* Sends the status unless it is the one that the client has. */
 static void tell(bt_call *call)
 {
-    Grpc__Health__V1__HealthCheckResponse reply  = GRPC__HEALTH__V1__HEALTH_CHECK_RESPONSE__INIT;
-    grpc_op                               ops[2] = {0};
-    grpc_byte_buffer                     *message;
-    size_t                                n   = 0;
-    bt_health                             now = bt_public_health(call->pub, call->watch.asked);
+    Grpc__Health__V1__HealthCheckResponse reply = GRPC__HEALTH__V1__HEALTH_CHECK_RESPONSE__INIT;
+    bt_health                             now   = bt_public_health(call->pub, call->watch.asked);
 
     if (!call->watch.listed || call->watch.sending || call->watch.told == (int)now) return;
-    if (call->watch.told < 0) ops[n++].op = GRPC_OP_SEND_INITIAL_METADATA;
-    reply.status                            = now;
-    message                                 = bt_rpc_pack(&reply.base);
-    ops[n].op                               = GRPC_OP_SEND_MESSAGE;
-    ops[n++].data.send_message.send_message = message;
-    call->watch.told                        = (int)now;
-    call->watch.sending                     = true;
-    bt_call_send(call, ops, n, on_told);
-    grpc_byte_buffer_destroy(message);
+    reply.status        = now;
+    call->watch.told    = (int)now;
+    call->watch.sending = true;
+    bt_call_send(call, bt_rpc_pack(&reply.base), GRPC_STATUS_OK, NULL, on_told);
 }
 
 static void on_closed(bt_rpc_tag *tag, bool ok)

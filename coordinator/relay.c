@@ -49,7 +49,7 @@ void bt_relay_finish(bt_relay *r, bt_relay_request *q, const bt_relay_end *end)
     bt_relay_turn(r, q, BT_ENDED);
     bt_relay_forget_early(q);
     bt_table_remove(&r->names, q->name_key);
-    r->events.end(r->events.ctx, q->client, end);
+    r->events.client.end(q->client, end);
     q->client = NULL;
     if (!r->stopped) { /* else the ranks are told to leave altogether */
         if (q->decode_holds) bt_relay_send_abort(r, q, q->decode_rank, 0);
@@ -326,8 +326,8 @@ static void on_prompt_logprobs(bt_relay *r, uint32_t rank, const bt_up_prompt_lo
         return;
     wanted      = q->sampling.prompt_logprobs;
     r->moved_ns = q->heard_ns = now_ns;
-    if (wanted == 0 || r->events.prompt == NULL || m->n_top + 1 != wanted ||
-        m->position > 1 + q->n_prompt_logprobs || (uint64_t)m->position + m->n > q->n_prompt ||
+    if (wanted == 0 || m->n_top + 1 != wanted || m->position > 1 + q->n_prompt_logprobs ||
+        (uint64_t)m->position + m->n > q->n_prompt ||
         !bt_relay_has_ids(r, (size_t)m->n * m->n_top, m->top_ids)) {
         bt_relay_end_request(
             r, q, GRPC_STATUS_INTERNAL,
@@ -336,7 +336,7 @@ static void on_prompt_logprobs(bt_relay *r, uint32_t rank, const bt_up_prompt_lo
             rank, m->n, m->position, q->n_prompt, q->n_prompt_logprobs, r->cfg.vocab_size);
         return;
     }
-    r->events.prompt(r->events.ctx, q->client, m);
+    r->events.client.prompt(q->client, m);
     if (m->position + m->n > 1 + q->n_prompt_logprobs)
         q->n_prompt_logprobs = m->position + m->n - 1;
 }

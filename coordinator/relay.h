@@ -63,21 +63,25 @@ typedef struct {
     const char      *message; /* borrowed during the call */
 } bt_relay_end;
 
+/* What is heard of a request, with the client that submitted it. */
 typedef struct {
-    void (*send)(void *ctx, uint32_t rank, bt_down *m); /* takes ownership of what m owns */
     /* Each token of a choice once, in order.  Returns token->finish, or BT_FINISH_STOP_STRING: the
      * choice ends with this token. */
-    bt_finish (*token)(void *ctx, void *client, const bt_token *token);
+    bt_finish (*token)(void *client, const bt_token *token);
+    /* Logprobs of prompt tokens, all of them before the first token; again after a retraction. */
+    void (*prompt)(void *client, const bt_up_prompt_logprobs *m);
+    /* The prompt has gone to a prefill rank; again for each placement. */
+    void (*placed)(void *client);
     /* Once for each submitted request; the client is not named again. */
-    void (*end)(void *ctx, void *client, const bt_relay_end *end);
+    void (*end)(void *client, const bt_relay_end *end);
+} bt_client_events;
+
+typedef struct {
+    bt_client_events client;
+    void (*send)(void *ctx, uint32_t rank, bt_down *m); /* takes ownership of what m owns */
     /* The rank is stuck.  With `replace` it has been removed: it is to be shut out. */
     void (*stuck)(void *ctx, uint32_t rank, const char *reason);
     void *ctx;
-    /* Logprobs of prompt tokens, all of them before the first token; again after a retraction.
-     * NULL: nobody asks for them. */
-    void (*prompt)(void *ctx, void *client, const bt_up_prompt_logprobs *m);
-    /* The prompt has gone to a prefill rank; again for each placement.  NULL: nobody asks. */
-    void (*placed)(void *ctx, void *client);
 } bt_relay_events;
 
 typedef struct {
@@ -148,7 +152,7 @@ bt_relay_request *bt_relay_take_open(bt_relay *relay);
 /* Takes ownership, unless out of memory. */
 bt_status bt_relay_adopt(bt_relay *relay, bt_relay_request *q, uint64_t now_ns);
 bool      bt_relay_has_name(const bt_relay *relay, const char *name);
-/* The request that has waited longest; NULL: none.  bt_relay_request_next() is the next one. */
+/* The request that has waited longest; NULL: none.  `next` is the next one. */
 bt_relay_request *bt_relay_first_queued(const bt_relay *relay);
 /* How full the cell's ranks are, lost ones and spares aside: 0 with nothing to do; from 1 on a
  * request would probably wait. */

@@ -58,30 +58,6 @@ void bt_relay_request_destroy(bt_relay_request *q)
     bt_free(q);
 }
 
-const char *bt_relay_request_name(const bt_relay_request *q) { return q->name; }
-uint64_t    bt_relay_request_name_key(const bt_relay_request *q) { return q->name_key; }
-void       *bt_relay_request_client(const bt_relay_request *q) { return q->client; }
-uint32_t    bt_relay_request_prompt_tokens(const bt_relay_request *q) { return q->n_prompt; }
-uint32_t    bt_relay_request_constraint_bytes(const bt_relay_request *q)
-{
-    return q->sampling.n_constraint_bytes;
-}
-const uint32_t *bt_relay_request_prompt(const bt_relay_request *q)
-{
-    return q->sampling.prompt_logprobs == 0 ? q->prompt : NULL;
-}
-const bt_page_key *bt_relay_request_keys(const bt_relay_request *q, uint32_t *n_out)
-{
-    *n_out = q->n_keys;
-    return q->keys;
-}
-uint32_t bt_relay_request_max_tokens(const bt_relay_request *q) { return q->sampling.max_tokens; }
-uint32_t bt_relay_request_n_open(const bt_relay_request *q) { return q->n_open; }
-uint64_t bt_relay_request_arrived_ns(const bt_relay_request *q) { return q->arrived_ns; }
-uint64_t bt_relay_request_heard_ns(const bt_relay_request *q) { return q->heard_ns; }
-void     bt_relay_request_hear(bt_relay_request *q, uint64_t now_ns) { q->heard_ns = now_ns; }
-bool     bt_relay_request_resumed(const bt_relay_request *q) { return q->resumed; }
-
 /* Two names with the same 64-bit key count as duplicates.  That does not happen by chance, and
  * whoever makes it happen gets a refusal. */
 uint64_t bt_relay_name_key(const char *name)
@@ -118,5 +94,3 @@ void bt_relay_list_remove(bt_relay_list *list, bt_relay_request *q)
     *(q->next != NULL ? &q->next->prev : &list->last)  = q->prev;
     q->prev = q->next = NULL;
 }
-
-bt_relay_request *bt_relay_request_next(const bt_relay_request *q) { return q->next; }

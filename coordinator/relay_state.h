@@ -8,53 +8,6 @@
 #include "coordinator/relay_view.h"
 #include "coordinator/table.h"
 
-typedef enum { BT_QUEUED, BT_RESERVING, BT_PREFILL, BT_DECODE, BT_ENDED } bt_relay_request_state;
-
-/* One of n. */
-typedef struct {
-    uint32_t *out; /* owned: the ids given to the client, to replay */
-    uint32_t  n_out, out_capacity;
-    bt_token *early; /* owned: those behind the first token, while that is missing */
-    uint32_t  n_early, early_capacity;
-    bool      ended;
-} bt_relay_request_choice;
-
-/* What turned a queued request away when it was last looked at. */
-typedef enum { BT_SHORT_UNKNOWN, BT_SHORT_OF_ROOM, BT_SHORT_OF_WINDOW } bt_relay_short;
-
-struct bt_relay_request {
-    bt_relay_request      *prev, *next; /* list of the relay: the queue, or the placed ones */
-    uint64_t               number, name_key;
-    uint32_t               epoch; /* of its placement */
-    char                  *name;  /* owned */
-    void                  *client;
-    bt_relay_request_state state;
-    uint32_t               n_prompt;
-    uint32_t        *prompt; /* owned: copied into each Prefill, since it may be placed again */
-    bt_page_key     *keys;   /* owned: of the prompt's full pages */
-    uint32_t         n_keys;
-    bt_prefix_match *matches; /* owned [ranks of its relay]: what each has of them; may be NULL */
-    uint32_t   *held_pages; /* owned: where its decode rank has them, as the ticket says; or NULL */
-    void       *form_map; /* owned: how its prompt was computed, for a replay; NULL: by its role */
-    size_t      n_form_map_bytes;
-    uint64_t    arrival; /* its first number: the smaller, the older */
-    bool        resumed; /* placed before: it waits as long as its cell moves */
-    uint32_t    n_held;  /* prompt tokens that its decode rank had, as the ticket says */
-    bt_sampling sampling;
-    uint32_t    n_choices, n_open;    /* all, and those that have not ended */
-    bt_relay_request_choice *choices; /* owned [n_choices] */
-    bt_relay_short           short_of;
-    uint32_t                 decode_rank, prefill_rank;
-    bool                     decode_holds, prefill_holds; /* no Released from them yet */
-    uint32_t prefill_counts; /* tokens that stand for it in its prefill rank's tokens to do */
-    bool     is_long;        /* and likewise in its long_tokens and long_pages */
-    uint32_t decode_pages, prefill_pages; /* counted as taken there */
-    uint32_t decode_choices;              /* and likewise in its rank's n_choices */
-    uint32_t n_out;                       /* tokens given to the client, of all choices */
-    uint32_t n_prompt_logprobs;           /* likewise, from the prompt's second token on */
-    uint64_t arrived_ns, heard_ns;
-};
-
 enum { BT_SEATED_PREFILL, BT_SEATED_DECODE, BT_UNSEATED }; /* with both roles: the first */
 
 typedef struct {

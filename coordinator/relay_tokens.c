@@ -42,7 +42,7 @@ static void accept_token(bt_relay *r, bt_relay_request *q, const bt_token *t)
     }
     q->n_out++;
     r->tokens_out++;
-    finish = r->events.token(r->events.ctx, q->client, t);
+    finish = r->events.client.token(q->client, t);
     if (finish != BT_FINISH_NONE) end_choice(r, q, t, finish);
     bt_relay_grew(r, q);
 }

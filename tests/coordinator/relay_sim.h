@@ -84,11 +84,10 @@ static void sim_send(void *ctx, uint32_t rank, bt_down *m)
     k->down[(k->down_at + k->n_down++) % FIFO] = *m;
 }
 
-static bt_finish sim_on_token(void *ctx, void *client, const bt_token *t)
+static inline bt_finish sim_on_token(void *client, const bt_token *t)
 {
     sim_client *c = client;
 
-    (void)ctx;
     EXPECT_EQ(c->ends, 0);
     if (c->n_choices > 1) { /* these count their tokens by themselves */
         EXPECT(t->choice < c->n_choices && t->position == c->n_prompt + c->n_of[t->choice]);
@@ -101,21 +100,21 @@ static bt_finish sim_on_token(void *ctx, void *client, const bt_token *t)
     return c->cut_at != 0 && (uint32_t)c->n == c->cut_at ? BT_FINISH_STOP_STRING : t->finish;
 }
 
-static void sim_on_end(void *ctx, void *client, const bt_relay_end *end)
+static inline void sim_on_end(void *client, const bt_relay_end *end)
 {
     sim_client *c = client;
 
-    (void)ctx;
     c->ends++;
     c->end = *end;
     snprintf(c->message, sizeof(c->message), "%s", end->message);
 }
 
-static void sim_on_prompt(void *ctx, void *client, const bt_up_prompt_logprobs *m)
+static inline void sim_on_prompt(void *client, const bt_up_prompt_logprobs *m)
 {
-    (void)ctx;
     ((sim_client *)client)->n_logprobs += m->n;
 }
+
+static inline void sim_on_placed(void *client) { (void)client; }
 
 static void sim_on_stuck(void *ctx, uint32_t rank, const char *reason)
 {
@@ -125,12 +124,21 @@ static void sim_on_stuck(void *ctx, uint32_t rank, const char *reason)
     ((sim *)ctx)->last_stuck = rank;
 }
 
+static inline bt_status sim_relay_create(sim *s, bt_relay **relay_out)
+{
+    bt_relay_events events = {
+        .client = {sim_on_token, sim_on_prompt, sim_on_placed, sim_on_end},
+        .send   = sim_send,
+        .stuck  = sim_on_stuck,
+        .ctx    = s
+    };
+
+    return bt_relay_create(&s->cfg, &events, relay_out);
+}
+
 static inline void sim_init_as(sim *s, uint32_t n_prefill, uint32_t n_decode, uint32_t n_ranks,
                                uint32_t n_pages, bool replace)
 {
-    bt_relay_events events = {sim_send, sim_on_token,  sim_on_end, sim_on_stuck,
-                              s,        sim_on_prompt, NULL};
-
     memset(s, 0, sizeof(*s));
     s->ranks = calloc(MAX_RANKS, sizeof(sim_rank));
     s->now   = 1000 * BT_NS_PER_S;
@@ -156,7 +164,7 @@ static inline void sim_init_as(sim *s, uint32_t n_prefill, uint32_t n_decode, ui
                                         .prefix_seed    = 1}; /* else keys share slots now and then */
     s->cfg.replace  = replace;
     s->cfg.n_spares = n_decode == 0 ? 0 : n_ranks - n_prefill - n_decode;
-    EXPECT_EQ(bt_relay_create(&s->cfg, &events, &s->relay), BT_OK);
+    EXPECT_EQ(sim_relay_create(s, &s->relay), BT_OK);
     for (uint32_t i = 0; i < n_ranks && s->relay != NULL; i++)
         bt_relay_ready(s->relay, i, s->now);
 }

@@ -57,22 +57,21 @@ typedef struct {
     uint64_t  now;
 } site;
 
-static bt_finish on_token(void *ctx, void *who, const bt_token *token)
+static bt_finish on_token(void *who, const bt_token *token)
 {
-    (void)ctx, (void)who;
+    (void)who;
     return token->finish;
 }
 
-static void on_end(void *ctx, void *who, const bt_relay_end *end)
+static void on_end(void *who, const bt_relay_end *end)
 {
     client *c = who;
 
-    (void)ctx;
     c->ends++;
     c->code = end->code;
 }
 
-static void on_placed(void *ctx, void *who) { (void)ctx, (void)who; }
+static void on_placed(void *who) { (void)who; }
 static void on_serving(void *ctx) { (void)ctx; }
 
 static void on_over(void *ctx, bool well, const char *reason)
@@ -96,12 +95,12 @@ static void set_up(site *s, uint32_t n)
         .wait_ns     = WAIT_S * BT_NS_PER_S,
         .announce_fd = -1
     };
-    bt_fleet_events events = {.token   = on_token,
-                              .placed  = on_placed,
-                              .end     = on_end,
-                              .serving = on_serving,
-                              .over    = on_over,
-                              .ctx     = s};
+    bt_fleet_events events = {
+        .client  = {.token = on_token, .placed = on_placed, .end = on_end},
+        .serving = on_serving,
+        .over    = on_over,
+        .ctx     = s
+    };
 
     *s = (site){.clients = calloc(n, sizeof(client)), .n = n, .now = bt_now_ns()};
     EXPECT_EQ(bt_fleet_create(&config, &events, &s->fleet), BT_OK);
@@ -335,9 +334,9 @@ static void fleet_request_that_fits_nowhere_stays_where_it_is(void)
     EXPECT_EQ(bt_fleet_queued_tokens(s.fleet), PROMPT);
     large = bt_relay_first_queued(bt_fleet_relay(s.fleet, 0));
     if (large == NULL) large = bt_relay_first_queued(bt_fleet_relay(s.fleet, 1));
-    heard_ns = bt_relay_request_heard_ns(large); /* or when it came where it waits */
+    heard_ns = large->heard_ns; /* or when it came where it waits */
     bt_fleet_tick(s.fleet, s.now + 10);
-    EXPECT_EQ(bt_relay_request_heard_ns(large), heard_ns);
+    EXPECT_EQ(large->heard_ns, heard_ns);
     EXPECT_EQ(bt_fleet_queued_tokens(s.fleet), PROMPT);
     abort_one(&s, 0);
     abort_one(&s, 1);

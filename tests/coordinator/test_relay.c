@@ -615,11 +615,7 @@ static void relay_short_memory_leaks_nothing(void)
 
         sim_init(&s, 1, 1, 2, 32);
         bt_alloc_fail_at(k);
-        if (bt_relay_create(&s.cfg,
-                            &(bt_relay_events){sim_send, sim_on_token, sim_on_end, sim_on_stuck, &s,
-                                               NULL, NULL},
-                            &relay) == BT_OK)
-            bt_relay_destroy(relay);
+        if (sim_relay_create(&s, &relay) == BT_OK) bt_relay_destroy(relay);
         bt_alloc_fail_at(k);
         st = sim_submit(&s, &c, "a", 4, 4, 100);
         bt_alloc_fail_at(-1);

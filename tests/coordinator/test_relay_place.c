@@ -127,11 +127,7 @@ static void init_prefill(sim *s, uint32_t n_pages)
     sim_init(s, 1, 1, 2, 200);
     bt_relay_destroy(s->relay);
     s->limits[0].n_pages = s->ranks[0].free_pages = n_pages;
-    EXPECT_EQ(bt_relay_create(&s->cfg,
-                              &(bt_relay_events){sim_send, sim_on_token, sim_on_end, sim_on_stuck,
-                                                 s, sim_on_prompt, NULL},
-                              &s->relay),
-              BT_OK);
+    EXPECT_EQ(sim_relay_create(s, &s->relay), BT_OK);
 }
 
 /* However many long ones wait: the pages of the first of them are kept, the others' turn comes
@@ -257,11 +253,7 @@ static void relay_queue_is_bounded_in_tokens_and_time(void)
     bt_relay_destroy(s.relay);
     s.cfg.queue_tokens = 10;
     s.cfg.ranks        = s.limits;
-    EXPECT_EQ(bt_relay_create(&s.cfg,
-                              &(bt_relay_events){sim_send, sim_on_token, sim_on_end, sim_on_stuck,
-                                                 &s, NULL, NULL},
-                              &s.relay),
-              BT_OK);
+    EXPECT_EQ(sim_relay_create(&s, &s.relay), BT_OK);
     EXPECT_EQ(sim_submit(&s, &big, "big", 28, 4, 100), BT_OK);
     EXPECT_EQ(sim_submit(&s, &waiting, "waiting", 8, 2, 100), BT_OK);
     EXPECT_EQ(sim_submit(&s, &too_much, "too much", 3, 2, 100), BT_ERR_NO_PAGES);

@@ -391,14 +391,13 @@ static void relay_a_rank_that_has_read_is_one_like_others(void)
  * time to pass, and holds nobody up. */
 static void relay_what_no_rank_could_hold_lets_others_pass(void)
 {
-    sim             s;
-    bt_relay_events events = {sim_send, sim_on_token, sim_on_end, sim_on_stuck, &s, NULL, NULL};
-    sim_client      large, small;
+    sim        s;
+    sim_client large, small;
 
     sim_init_as(&s, 1, 2, 3, 40, true);
     bt_relay_destroy(s.relay);
     s.limits[2].n_pages = s.ranks[2].free_pages = 8;
-    EXPECT_EQ(bt_relay_create(&s.cfg, &events, &s.relay), BT_OK);
+    EXPECT_EQ(sim_relay_create(&s, &s.relay), BT_OK);
     EXPECT_EQ(sim_submit(&s, &large, "large", 60, 8, 20), BT_OK);
     sim_lose(&s, 1);
     EXPECT_EQ(sim_submit(&s, &small, "small", 5, 5, 9), BT_OK);

@@ -30,8 +30,7 @@ static uint32_t count_quarantined(const bt_worker *w)
 
 bool bt_worker_load_is_due(const bt_worker *w)
 {
-    return w->n_steps != w->load_steps &&
-           w->cfg.links.now_ns(w->cfg.links.ctx) - w->load_ns >= LOAD_NS;
+    return w->n_steps != w->load_steps && bt_worker_now_ns(w) - w->load_ns >= LOAD_NS;
 }
 
 static bt_status send_expert_load(bt_worker *w)
@@ -46,7 +45,7 @@ static bt_status send_expert_load(bt_worker *w)
     m.u.expert_load.rows = bt_calloc(n, sizeof(*rows));
     BT_REQUIRE(m.u.expert_load.rows != NULL, BT_ERR_NO_MEMORY, "load of %u experts", n);
     memcpy(m.u.expert_load.rows, rows, n * sizeof(*rows));
-    st = w->cfg.links.up(w->cfg.links.ctx, &m);
+    st = bt_worker_up(w, &m);
 out:
     return st;
 }
@@ -71,7 +70,7 @@ static bt_status send_peer_load(bt_worker *w, uint64_t now_ns)
     if (m.u.peer_load.n == 0)
         bt_up_free(&m);
     else
-        st = w->cfg.links.up(w->cfg.links.ctx, &m);
+        st = bt_worker_up(w, &m);
 out:
     return st;
 }
@@ -79,7 +78,7 @@ out:
 bt_status bt_worker_send_load(bt_worker *w)
 {
     bt_status st  = BT_OK;
-    uint64_t  now = w->cfg.links.now_ns(w->cfg.links.ctx);
+    uint64_t  now = bt_worker_now_ns(w);
 
     if (!bt_worker_load_is_due(w)) return BT_OK;
     w->load_ns    = now;
@@ -93,7 +92,7 @@ out:
 bt_status bt_worker_beat(bt_worker *w)
 {
     bt_status st  = BT_OK;
-    uint64_t  now = w->cfg.links.now_ns(w->cfg.links.ctx);
+    uint64_t  now = bt_worker_now_ns(w);
     bt_up     m   = {.kind = BT_UP_BEAT};
 
     if (now - w->beat_ns < BEAT_NS) return BT_OK;
@@ -123,7 +122,7 @@ bt_status bt_worker_beat(bt_worker *w)
     memcpy(m.u.beat.batch_rows, w->batch_rows, sizeof(w->batch_rows));
     memcpy(m.u.beat.step_times, w->step_times, sizeof(w->step_times));
     memcpy(m.u.beat.handoff_times, w->handoff_times, sizeof(w->handoff_times));
-    BT_TRY(w->cfg.links.up(w->cfg.links.ctx, &m));
+    BT_TRY(bt_worker_up(w, &m));
     if (w->parked) BT_TRY(bt_worker_send_load(w));
 out:
     return st;

@@ -91,7 +91,7 @@ static bt_status repeat_ended(bt_worker *w, const bt_request *r, uint32_t index)
                                       .logprob  = first->logprob,
                                       .finish   = (bt_finish)first->finish,
                                       .cached   = r->n_cached};
-    st                   = w->cfg.links.up(w->cfg.links.ctx, &m);
+    st                   = bt_worker_up(w, &m);
 out:
     return st;
 }

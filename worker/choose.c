@@ -209,7 +209,7 @@ static bt_status send_form_map(bt_worker *w, const bt_request *r)
     m.u.form_map.form_map         = bt_calloc(1, m.u.form_map.n_form_map_bytes);
     BT_REQUIRE(m.u.form_map.form_map != NULL, BT_ERR_NO_MEMORY, "form map");
     memcpy(m.u.form_map.form_map, r->map.pages, m.u.form_map.n_form_map_bytes);
-    st = w->cfg.links.up(w->cfg.links.ctx, &m);
+    st = bt_worker_up(w, &m);
 out:
     return st;
 }
@@ -343,7 +343,7 @@ static bt_status send_prompt_logprobs(bt_worker *w, const bt_batch *b, uint32_t 
     BT_REQUIRE(u->logprobs != NULL && u->top_ids != NULL && u->top_logprobs != NULL,
                BT_ERR_NO_MEMORY, "logprobs of %u prompt tokens", u->n);
     bt_worker_on_all(w, u->n, prompt_row_task, &rows);
-    st     = w->cfg.links.up(w->cfg.links.ctx, &m);
+    st     = bt_worker_up(w, &m);
     m.kind = BT_UP_READY; /* it owns nothing any more */
 out:
     bt_up_free(&m);
@@ -493,7 +493,7 @@ bt_status bt_worker_send_tokens(bt_worker *w, const bt_batch *b)
     m.u.tokens.tokens = bt_calloc(b->n_out, sizeof(*b->out));
     BT_REQUIRE(m.u.tokens.tokens != NULL, BT_ERR_NO_MEMORY, "message of %u tokens", b->n_out);
     memcpy(m.u.tokens.tokens, b->out, b->n_out * sizeof(*b->out));
-    st = w->cfg.links.up(w->cfg.links.ctx, &m);
+    st = bt_worker_up(w, &m);
 out:
     return st;
 }

@@ -50,7 +50,7 @@ static bt_status send_ticket(bt_worker *w, uint64_t request, uint32_t epoch, con
         BT_REQUIRE(m.u.ticket.form_map != NULL, BT_ERR_NO_MEMORY, "form map of a ticket");
         memcpy(m.u.ticket.form_map, r->map.pages, m.u.ticket.n_form_map_bytes);
     }
-    st     = w->cfg.links.up(w->cfg.links.ctx, &m);
+    st     = bt_worker_up(w, &m);
     m.kind = BT_UP_READY; /* it owns nothing any more */
 out:
     bt_up_free(&m);
@@ -144,10 +144,9 @@ static bt_status on_prompt(bt_worker *w, bt_down_prefill *m)
 static bt_status check_tail(const bt_worker *w, const bt_request *r)
 {
     bt_status st   = BT_OK;
-    size_t    tail = bt_handoff_tail_bytes(&r->out.tail),
-           most    = w->cfg.links.tail_max(w->cfg.links.ctx);
-    size_t row     = bt_kv_pool_kv_dim(w->cfg.pool) * sizeof(bt_bf16);
-    size_t room    = w->cfg.links.payload_max(w->cfg.links.ctx) - row;
+    size_t    tail = bt_handoff_tail_bytes(&r->out.tail), most = w->cfg.links.tail_max;
+    size_t    row  = bt_kv_pool_kv_dim(w->cfg.pool) * sizeof(bt_bf16);
+    size_t    room = w->cfg.links.payload_max - row;
 
     most = most < room ? most : room;
     BT_REQUIRE(tail <= most, BT_ERR_INVALID_ARG,

@@ -47,7 +47,7 @@ bt_status bt_worker_retract(bt_worker *w, bt_request *r)
 
     bt_log_set_request(r->id);
     BT_DEBUG("retracted with %u pages after %u tokens", r->n_pages, r->n_known);
-    BT_TRY(w->cfg.links.up(w->cfg.links.ctx, &m));
+    BT_TRY(bt_worker_up(w, &m));
     BT_TRY(bt_worker_end(w, r));
 out:
     bt_log_set_request(0);

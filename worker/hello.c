@@ -22,16 +22,10 @@ static char *arithmetic(const bt_rank *r)
 
 bt_status bt_rank_make_hello(const bt_rank *r, bt_up *hello_out)
 {
-    bt_status       st = BT_OK;
-    bt_up           m  = {.kind = BT_UP_HELLO};
-    bt_up_hello    *h  = &m.u.hello;
-    char            host[256];
-    bt_down_regroup seats = {
-        .epoch  = r->seats_epoch,
-        .groups = {r->seats[0], r->seats[1]},
-        .n_gone = r->n_gone,
-        .gone   = r->gone
-    };
+    bt_status    st = BT_OK;
+    bt_up        m  = {.kind = BT_UP_HELLO};
+    bt_up_hello *h  = &m.u.hello;
+    char         host[256];
 
     if (gethostname(host, sizeof(host)) != 0) snprintf(host, sizeof(host), "unknown");
     host[sizeof(host) - 1] = '\0';
@@ -62,7 +56,7 @@ bt_status bt_rank_make_hello(const bt_rank *r, bt_up *hello_out)
                        .incarnation       = r->incarnation,
                        .prefix_seed       = r->prefix_seed};
 
-    if (r->incarnation != 0) BT_TRY(bt_regroup_copy(&seats, &h->seats));
+    if (r->incarnation != 0) BT_TRY(bt_regroup_copy(&r->seating, &h->seats));
     h->host                  = bt_strdup(host);
     h->cell                  = bt_strdup(r->opt.cell);
     h->left_out              = bt_strdup(r->opt.left_out);

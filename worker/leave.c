@@ -60,9 +60,7 @@ void bt_rank_leave_together(bt_rank *r)
     bt_kv_pool_destroy(r->pool);
     bt_group_destroy(r->group);
     bt_placement_fini(&r->placement);
-    bt_free(r->seats[0].ranks);
-    bt_free(r->seats[1].ranks);
-    bt_free(r->gone);
+    bt_regroup_free(&r->seating);
     bt_constraints_close(r->constraints);
     bt_safetensors_close(r->st);
     bt_device_destroy(r->dev);

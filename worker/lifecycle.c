@@ -9,10 +9,6 @@ enum { LEASE_TIMEOUTS = 6 }; /* a hand-off may stand still for so many deadlines
 
 #define LEASES_NS (100 * BT_NS_PER_MS)
 
-static uint64_t now_ns(const bt_worker *w) { return w->cfg.links.now_ns(w->cfg.links.ctx); }
-
-static bt_status up(bt_worker *w, bt_up *m) { return w->cfg.links.up(w->cfg.links.ctx, m); }
-
 bt_status bt_worker_send_failed(bt_worker *w, uint64_t request, uint32_t epoch, uint32_t code,
                                 const char *why)
 {
@@ -23,7 +19,7 @@ bt_status bt_worker_send_failed(bt_worker *w, uint64_t request, uint32_t epoch, 
     };
 
     BT_REQUIRE(text != NULL, BT_ERR_NO_MEMORY, "the reason of a failed request");
-    st = up(w, &m);
+    st = bt_worker_up(w, &m);
 out:
     return st;
 }
@@ -34,7 +30,7 @@ bt_status bt_worker_send_released(bt_worker *w, uint64_t request, uint32_t epoch
         .kind = BT_UP_RELEASED, .u.released = {request, epoch}
     };
 
-    return up(w, &m);
+    return bt_worker_up(w, &m);
 }
 
 bt_status bt_worker_fail(bt_worker *w, bt_request *r, uint32_t code, const char *why)
@@ -134,7 +130,7 @@ bt_status bt_worker_pump(bt_worker *w, bt_request *r, bool flush)
                                    .low         = r->n_computed,
                                    .high        = r->step_end,
                                    .n_high      = w->layers_done,
-                                   .payload_max = links->payload_max(links->ctx),
+                                   .payload_max = links->payload_max,
                                    .flush       = flush};
 
     if (r->out.ticket_ids == NULL ||
@@ -158,7 +154,7 @@ bt_status bt_worker_pump(bt_worker *w, bt_request *r, bool flush)
         }
         m.request       = r->id;
         m.epoch         = r->epoch;
-        r->out.moved_ns = now_ns(w);
+        r->out.moved_ns = bt_worker_now_ns(w);
         links->send(links->ctx, r->peer, &m, slot);
     }
 out:
@@ -216,7 +212,7 @@ static bt_status check_lease(bt_worker *w, bt_request *r, uint64_t now)
 bt_status bt_worker_check_leases(bt_worker *w)
 {
     bt_status st  = BT_OK;
-    uint64_t  now = now_ns(w);
+    uint64_t  now = bt_worker_now_ns(w);
 
     if (now - w->leases_ns < LEASES_NS) return BT_OK;
     w->leases_ns = now;
@@ -325,7 +321,7 @@ void bt_worker_delivered(bt_worker *w, uint32_t from, const bt_page_message *m,
                 (int)r->state, r->peer);
     } else {
         st             = bt_handoff_in_accept(&r->in, w->cfg.pool, r->pages, m, p);
-        r->in.moved_ns = now_ns(w);
+        r->in.moved_ns = bt_worker_now_ns(w);
         if (st != BT_OK && bt_status_scope(st) == BT_SCOPE_REQUEST)
             st = bt_worker_fail(w, r, BT_RPC_DATA_LOSS, bt_error_text());
         keep(w, st);
@@ -355,5 +351,5 @@ void bt_worker_sent(bt_worker *w, const bt_page_message *m)
     w->handoff_bytes += m->payload_bytes - m->tail_bytes;
     if (r == NULL || r->epoch != m->epoch || r->out.n_in_flight == 0) return;
     r->out.n_in_flight--;
-    r->out.moved_ns = now_ns(w);
+    r->out.moved_ns = bt_worker_now_ns(w);
 }

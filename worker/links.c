@@ -31,20 +31,6 @@ bt_status bt_links_send(bt_links *l, bt_up *m)
 
 static bt_status link_up(void *ctx, bt_up *m) { return bt_links_send(ctx, m); }
 
-static size_t link_payload_max(void *ctx)
-{
-    bt_links *l = ctx;
-
-    return l->handoff == NULL ? SIZE_MAX : bt_handoff_payload_max(l->handoff);
-}
-
-static size_t link_tail_max(void *ctx)
-{
-    bt_links *l = ctx;
-
-    return l->handoff == NULL ? SIZE_MAX : bt_handoff_tail_max(l->handoff);
-}
-
 static bt_page_payload link_slot(void *ctx, void *slot, const bt_page_message *m)
 {
     bt_links *l = ctx;
@@ -258,11 +244,13 @@ out:
 
 bt_worker_links bt_links_table(bt_links *l)
 {
+    const bt_handoff *h = l->handoff;
+
     return (bt_worker_links){.ctx          = l,
                              .now_ns       = link_now,
                              .up           = link_up,
-                             .payload_max  = link_payload_max,
-                             .tail_max     = link_tail_max,
+                             .payload_max  = h == NULL ? SIZE_MAX : bt_handoff_payload_max(h),
+                             .tail_max     = h == NULL ? SIZE_MAX : bt_handoff_tail_max(h),
                              .stage        = link_stage,
                              .slot         = link_slot,
                              .take         = link_take,

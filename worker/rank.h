@@ -33,10 +33,7 @@ typedef struct {
     const bt_nccl_module *nccl;        /* between ranks; NULL: MPI, through host memory */
     bt_placement          placement;
     bool                  has_placement;
-    bt_seats              seats[2];    /* owned: who sits where by now */
-    uint32_t              seats_epoch; /* of the cell, when that was said */
-    uint32_t             *gone;        /* owned [n_gone]: ranks that have been lost or removed */
-    uint32_t              n_gone;
+    bt_down_regroup       seating;      /* owned: who sits where by now, as it was said last */
     uint32_t              epoch;        /* the highest that it has heard of */
     uint64_t  incarnation, prefix_seed; /* of the coordinator that it follows; 0: none yet */
     bool      shrunk;                   /* somebody has lost their seat: MPI_Finalize could hang */
@@ -101,7 +98,7 @@ bt_status bt_rank_welcome(bt_rank *r, const bt_down *m);
 /* It has said how the groups go on: steps may begin. */
 void bt_rank_adopted(bt_rank *r);
 
-/* seats.c.  The cell as it is launched: r->facts, r->seats and this rank's place in its group. */
+/* seats.c.  The cell as it is launched: r->facts, r->seating and this rank's place in its group. */
 bt_status bt_rank_find_place(bt_rank *r);
 /* Group, placement and plans for the seats; also the first time.  Local. */
 bt_status bt_rank_form_group(bt_rank *r, const bt_seats seats[2]);

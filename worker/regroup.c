@@ -1,21 +1,5 @@
 /* worker/regroup.c - the cell's seats have changed: what becomes of this rank's requests. */
-#include <string.h>
-
-#include "core/alloc.h"
 #include "worker/state.h"
-
-static bt_status copy_seats(const bt_seats *from, bt_seats *to)
-{
-    bt_status st    = BT_OK;
-    uint32_t *ranks = bt_calloc(from->n, sizeof(*ranks));
-
-    BT_REQUIRE(ranks != NULL, BT_ERR_NO_MEMORY, "%u seats", from->n);
-    if (from->n > 0) memcpy(ranks, from->ranks, from->n * sizeof(*ranks));
-    bt_free(to->ranks);
-    *to = (bt_seats){.epoch = from->epoch, .n = from->n, .ranks = ranks};
-out:
-    return st;
-}
 
 /* How many of a group's seats are taken. */
 static uint32_t count_taken(const bt_seats *seats)
@@ -66,22 +50,25 @@ out:
 
 bt_status bt_worker_regroup(bt_worker *w, const bt_down_regroup *m)
 {
-    bt_status st = BT_OK;
-    uint32_t  group;
-    bool      seated;
+    bt_status       st    = BT_OK;
+    const bt_seats *seats = w->seating.groups;
+    bt_down_regroup now;
+    uint32_t        group;
+    bool            seated;
 
-    BT_TRY(copy_seats(&m->groups[0], &w->seats[0]));
-    BT_TRY(copy_seats(&m->groups[1], &w->seats[1]));
-    w->cfg.facts.seats = w->seats;
-    group              = bt_seats_group_of(w->seats, w->cfg.facts.rank);
+    BT_TRY(bt_regroup_copy(m, &now));
+    bt_regroup_free(&w->seating);
+    w->seating         = now;
+    w->cfg.facts.seats = seats;
+    group              = bt_seats_group_of(seats, w->cfg.facts.rank);
     seated             = group < 2;
     BT_REQUIRE(seated || w->cfg.group_size == 0, BT_ERR_PROTOCOL,
                "rank %u has no seat in epoch %u any more", w->cfg.facts.rank, m->epoch);
     BT_TRY(let_go(w));
-    if (!seated || w->seats[group].epoch == w->cfg.epoch) goto out;
+    if (!seated || seats[group].epoch == w->cfg.epoch) goto out;
     BT_TRY(bt_worker_abandon(w));
-    w->cfg.epoch      = w->seats[group].epoch;
-    w->cfg.group_size = count_taken(&w->seats[group]);
+    w->cfg.epoch      = seats[group].epoch;
+    w->cfg.group_size = count_taken(&seats[group]);
     w->parked = w->asked = false;
 out:
     return st;

@@ -12,8 +12,6 @@
  * whose tokens the host chooses, is never left under way. */
 #include "worker/state.h"
 
-static uint64_t now_ns(const bt_worker *w) { return w->cfg.links.now_ns(w->cfg.links.ctx); }
-
 /* The prompt's last row is computed. */
 static bt_status prompt_done(bt_worker *w, bt_request *r, bt_finish finish)
 {
@@ -23,7 +21,7 @@ static bt_status prompt_done(bt_worker *w, bt_request *r, bt_finish finish)
         r->state           = BT_REQUEST_SENDING;
         r->out.first_known = true;
         r->out.cached      = r->n_held;
-        r->out.moved_ns = r->out.computed_ns = now_ns(w);
+        r->out.moved_ns = r->out.computed_ns = bt_worker_now_ns(w);
         return bt_worker_pump(w, r, true);
     }
     if (!r->eval) return bt_worker_begin_decode(w, r, false);
@@ -91,7 +89,7 @@ static bt_status launch(bt_worker *w)
 
     BT_DEBUG("step %llu: %u prompt and %u generated rows", (unsigned long long)w->n_steps,
              b->n_rows[BT_ROLE_PROMPT], b->n_rows[BT_ROLE_GENERATED]);
-    b->from_ns         = now_ns(w);
+    b->from_ns         = bt_worker_now_ns(w);
     b->step.layer_done = layer_done;
     b->step.ctx        = w;
     for (uint32_t i = 0; i < b->n_pieces; i++) {
@@ -105,7 +103,7 @@ static bt_status launch(bt_worker *w)
         r->draw = b->first_draw[i];
     }
     st = w->cfg.links.launch(w->cfg.links.ctx, &b->step);
-    w->model_ns += now_ns(w) - b->from_ns;
+    w->model_ns += bt_worker_now_ns(w) - b->from_ns;
     w->layers_done = 0;
     w->n_steps++;
     if (st != BT_OK) take_back(b);
@@ -132,7 +130,7 @@ static void let_go(bt_batch *b)
 /* Pieces of requests that have ended meanwhile are none any more. */
 static void count_in(bt_worker *w, bt_batch *b)
 {
-    uint64_t end_ns = now_ns(w), from_ns = b->from_ns;
+    uint64_t end_ns = bt_worker_now_ns(w), from_ns = b->from_ns;
 
     if (from_ns < w->ended_ns) from_ns = w->ended_ns; /* the step before was under way */
     w->ended_ns = end_ns;
@@ -155,10 +153,10 @@ static void count_in(bt_worker *w, bt_batch *b)
  * that fails. */
 static bt_status draft(bt_worker *w, bt_batch *b)
 {
-    uint64_t  from_ns = now_ns(w), took_ns;
+    uint64_t  from_ns = bt_worker_now_ns(w), took_ns;
     bt_status st      = bt_worker_run_mtp(w, b);
 
-    took_ns = now_ns(w) - from_ns;
+    took_ns = bt_worker_now_ns(w) - from_ns;
     w->model_ns += took_ns;
     w->ended_ns += took_ns; /* sample_ns is without */
     return st;
@@ -167,10 +165,10 @@ static bt_status draft(bt_worker *w, bt_batch *b)
 static bt_status end_step(bt_worker *w, bt_batch *b)
 {
     bt_status st = BT_OK, drafted = BT_OK;
-    uint64_t  from_ns = now_ns(w);
+    uint64_t  from_ns = bt_worker_now_ns(w);
 
     st = w->cfg.links.await(w->cfg.links.ctx);
-    w->model_ns += now_ns(w) - from_ns; /* the host's: phases of steps do not overlap */
+    w->model_ns += bt_worker_now_ns(w) - from_ns; /* the host's: phases of steps do not overlap */
     if (st != BT_OK) {
         take_back(b);
         goto out;
@@ -187,7 +185,7 @@ static bt_status end_step(bt_worker *w, bt_batch *b)
     BT_TRY(drafted);
     if (w->under_way == NULL) BT_TRY(bt_worker_send_load(w));
     BT_TRY(bt_worker_background_status(w));
-    w->sample_ns += now_ns(w) - w->ended_ns;
+    w->sample_ns += bt_worker_now_ns(w) - w->ended_ns;
 out:
     bt_log_set_request(0);
     return st;

@@ -42,11 +42,11 @@ bt_status bt_rank_find_place(bt_rank *r)
                                .n_prefill = r->opt.n_prefill,
                                .n_decode  = r->opt.n_decode,
                                .model     = &r->cfg,
-                               .seats     = r->seats};
-    BT_TRY(number_seats(&r->seats[BT_GROUP_PREFILL], first, 0));
-    BT_TRY(number_seats(&r->seats[BT_GROUP_DECODE], r->opt.n_decode, first));
-    r->links.rank  = r->facts.rank;
-    r->seats_epoch = r->epoch = BT_FIRST_EPOCH;
+                               .seats     = r->seating.groups};
+    BT_TRY(number_seats(&r->seating.groups[BT_GROUP_PREFILL], first, 0));
+    BT_TRY(number_seats(&r->seating.groups[BT_GROUP_DECODE], r->opt.n_decode, first));
+    r->links.rank    = r->facts.rank;
+    r->seating.epoch = r->epoch = BT_FIRST_EPOCH;
 out:
     return st;
 }
@@ -128,9 +128,9 @@ static bt_status check(const bt_rank *r, const bt_down_regroup *m)
     bt_status st = BT_OK;
 
     for (uint32_t g = 0; g < 2; g++) {
-        BT_REQUIRE(m->groups[g].n == r->seats[g].n, BT_ERR_PROTOCOL,
+        BT_REQUIRE(m->groups[g].n == r->seating.groups[g].n, BT_ERR_PROTOCOL,
                    "epoch %u has %u seats in group %u, this cell has %u", m->epoch, m->groups[g].n,
-                   g, r->seats[g].n);
+                   g, r->seating.groups[g].n);
         for (uint32_t i = 0; i < m->groups[g].n; i++)
             BT_REQUIRE(m->groups[g].ranks[i] < r->facts.n_ranks ||
                            m->groups[g].ranks[i] == BT_NO_RANK,
@@ -138,7 +138,7 @@ static bt_status check(const bt_rank *r, const bt_down_regroup *m)
                        m->groups[g].ranks[i], r->facts.n_ranks);
     }
     BT_REQUIRE(bt_seats_group_of(m->groups, r->facts.rank) < 2 ||
-                   bt_seats_group_of(r->seats, r->facts.rank) == 2,
+                   bt_seats_group_of(r->seating.groups, r->facts.rank) == 2,
                BT_ERR_PROTOCOL, "rank %u has lost its seat in epoch %u", r->facts.rank, m->epoch);
 out:
     return st;
@@ -150,8 +150,8 @@ static bt_status exclude_lost(bt_rank *r, const bt_down_regroup *m)
     bt_status st = BT_OK;
 
     for (uint32_t g = 0; g < 2; g++)
-        for (uint32_t i = 0; i < r->seats[g].n; i++) {
-            uint32_t rank = r->seats[g].ranks[i];
+        for (uint32_t i = 0; i < r->seating.groups[g].n; i++) {
+            uint32_t rank = r->seating.groups[g].ranks[i];
 
             if (rank == BT_NO_RANK || bt_seats_group_of(m->groups, rank) < 2) continue;
             BT_WARN("rank %u has lost its seat %u of group %u: epoch %u", rank, i, g, m->epoch);
@@ -261,10 +261,10 @@ static bt_status prepare(bt_rank *r, const bt_down_regroup *m)
     bt_status st = BT_OK;
     bt_up     up = {.kind = BT_UP_READY};
 
-    BT_REQUIRE(bt_seats_group_of(r->seats, r->facts.rank) == 2 &&
+    BT_REQUIRE(bt_seats_group_of(r->seating.groups, r->facts.rank) == 2 &&
                    bt_seats_group_of(m->groups, r->facts.rank) < 2,
                BT_ERR_PROTOCOL, "rank %u is to prepare for a seat that it %s", r->facts.rank,
-               bt_seats_group_of(r->seats, r->facts.rank) == 2 ? "is not given" : "has");
+               bt_seats_group_of(r->seating.groups, r->facts.rank) == 2 ? "is not given" : "has");
     BT_TRY(follow(r, m->groups));
     BT_TRY(bt_links_send(&r->links, &up));
 out:
@@ -290,17 +290,10 @@ bt_status bt_rank_regroup(bt_rank *r, bt_down *m)
     r->links.regroup_due = false; /* a later one that waits in the inbox is taken before any step */
     if (follows) BT_TRY(follow(r, g->groups));
     BT_TRY(bt_worker_control(r->worker, m));
-    for (uint32_t i = 0; i < 2; i++) {
-        bt_free(r->seats[i].ranks);
-        r->seats[i]        = g->groups[i];
-        g->groups[i].ranks = NULL; /* ours now */
-    }
-    bt_free(r->gone);
-    r->gone        = g->gone;
-    r->n_gone      = g->n_gone;
-    g->gone        = NULL; /* ours now */
-    r->seats_epoch = g->epoch;
+    bt_regroup_free(&r->seating);
+    r->seating = *g;
     if (g->epoch > r->epoch) r->epoch = g->epoch;
+    *g = (bt_down_regroup){0}; /* handed over */
     bt_rank_adopted(r);
 out:
     return st;

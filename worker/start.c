@@ -92,7 +92,8 @@ out:
  * that needs most, in the smaller group. */
 static bt_status mark_rank(const bt_rank *r, uint32_t rank, bool *own)
 {
-    uint32_t n_first = r->seats[BT_GROUP_PREFILL].n, n_second = r->seats[BT_GROUP_DECODE].n;
+    uint32_t n_first  = r->seating.groups[BT_GROUP_PREFILL].n,
+             n_second = r->seating.groups[BT_GROUP_DECODE].n;
 
     if (rank < n_first) return mark_experts(r, n_first, rank, own);
     if (rank < n_first + n_second) return mark_experts(r, n_second, rank - n_first, own);
@@ -187,7 +188,7 @@ static bt_status create_handoff(bt_rank *r)
 
     if (bt_rank_has_both(&r->facts)) goto out;
     BT_TRY(bt_handoff_create(r->world, &cfg, &events, &r->handoff));
-    BT_TRY(bt_rank_join_handoff(r, BT_FIRST_EPOCH, r->seats));
+    BT_TRY(bt_rank_join_handoff(r, BT_FIRST_EPOCH, r->seating.groups));
 out:
     return st;
 }
@@ -458,7 +459,7 @@ bt_status bt_rank_start(bt_rank *r)
     BT_TRY(read_model(r));
     BT_TRY(bt_rank_open_device(r));
     BT_TRY(bt_rank_open_transport(r));
-    BT_TRY(bt_rank_form_group(r, r->seats));
+    BT_TRY(bt_rank_form_group(r, r->seating.groups));
     BT_TRY(connect_ranks(r));
     open_store(r);
     BT_TRY(draw_account(r));

@@ -93,10 +93,10 @@ struct bt_worker {
     bt_draw_list     draws;
     bt_mtp           mtp; /* empty where there are none */
 
-    bt_seats seats[2]; /* owned, once they have changed */
-    bool     parked, asked, shutdown;
-    uint64_t wake_seen, wake_parked;
-    uint64_t asked_ns;
+    bt_down_regroup seating; /* owned, once it has changed */
+    bool            parked, asked, shutdown;
+    uint64_t        wake_seen, wake_parked;
+    uint64_t        asked_ns;
 
     uint32_t  layers_done; /* of the step that runs; 0 outside */
     bool      deferred;    /* rows wait for a staging slot */
@@ -115,6 +115,16 @@ struct bt_worker {
     uint64_t batch_rows[BT_BEAT_BATCH_BUCKETS], step_times[BT_BEAT_TIME_BUCKETS];
     uint64_t handoff_ns, handoff_times[BT_BEAT_TIME_BUCKETS];
 };
+
+static inline uint64_t bt_worker_now_ns(const bt_worker *w)
+{
+    return w->cfg.links.now_ns(w->cfg.links.ctx);
+}
+/* To the coordinator, as the link does it. */
+static inline bt_status bt_worker_up(bt_worker *w, bt_up *m)
+{
+    return w->cfg.links.up(w->cfg.links.ctx, m);
+}
 
 /* batch.c: the rows of the pieces, written out for the model; and the memory for that. */
 bt_status bt_batch_init(bt_batch *b, const bt_worker_config *cfg);

@@ -39,9 +39,9 @@ bt_status bt_worker_create(const bt_worker_config *cfg, bt_worker **worker_out)
                "pieces of %u rows in steps of %u", cfg->chunk, cfg->max_rows);
     BT_REQUIRE(cfg->facts.model->vocab_size <= BT_MAX_VOCAB, BT_ERR_UNSUPPORTED,
                "a vocabulary of %u, at most %u", cfg->facts.model->vocab_size, BT_MAX_VOCAB);
-    BT_REQUIRE(bt_rank_has_both(&cfg->facts) || cfg->links.payload_max(cfg->links.ctx) >= row_bytes,
+    BT_REQUIRE(bt_rank_has_both(&cfg->facts) || cfg->links.payload_max >= row_bytes,
                BT_ERR_UNSUPPORTED, "a page message holds %zu bytes, a latent row has %zu",
-               cfg->links.payload_max(cfg->links.ctx), row_bytes);
+               cfg->links.payload_max, row_bytes);
     w = bt_calloc(1, sizeof(*w));
     BT_REQUIRE(w != NULL, BT_ERR_NO_MEMORY, "worker");
     w->cfg       = *cfg;
@@ -75,8 +75,7 @@ void bt_worker_destroy(bt_worker *w)
     while (w->requests.n > 0)
         bt_worker_discard(w, w->requests.at[w->requests.n - 1]);
     bt_requests_fini(&w->requests);
-    bt_free(w->seats[0].ranks);
-    bt_free(w->seats[1].ranks);
+    bt_regroup_free(&w->seating);
     for (int i = 0; i < 2; i++)
         bt_batch_fini(&w->batches[i]);
     while (w->n_samplers > 0)
@@ -95,7 +94,7 @@ void bt_worker_destroy(bt_worker *w)
 static bt_status ask_to_wake(bt_worker *w, uint32_t n_rows)
 {
     bt_status st  = BT_OK;
-    uint64_t  now = w->cfg.links.now_ns(w->cfg.links.ctx);
+    uint64_t  now = bt_worker_now_ns(w);
     bt_up     m   = {.kind = BT_UP_WAKE_REQUEST, .u.wake_request = {w->wake_seen}};
 
     if (w->asked)
@@ -106,7 +105,7 @@ static bt_status ask_to_wake(bt_worker *w, uint32_t n_rows)
     if (w->asked || n_rows == 0 || w->cfg.group_size == 0) goto out;
     w->asked    = true;
     w->asked_ns = now;
-    BT_TRY(w->cfg.links.up(w->cfg.links.ctx, &m));
+    BT_TRY(bt_worker_up(w, &m));
 out:
     return st;
 }
@@ -116,7 +115,7 @@ static bt_status plan(bt_worker *w, bt_plan *plan_out)
 {
     bt_status st      = BT_OK;
     bt_batch *b       = w->batch;
-    uint64_t  from_ns = w->cfg.links.now_ns(w->cfg.links.ctx);
+    uint64_t  from_ns = bt_worker_now_ns(w);
 
     bt_batch_fill(b, &w->cfg);
     BT_TRY(bt_worker_plan_draws(w, b));
@@ -127,7 +126,7 @@ static bt_status plan(bt_worker *w, bt_plan *plan_out)
     else
         bt_model_last_rows(&b->step, plan_out->last_rows);
     w->cfg.links.offer_graphs(w->cfg.links.ctx, &b->step, &plan_out->graphs);
-    w->gather_from_ns = w->cfg.links.now_ns(w->cfg.links.ctx);
+    w->gather_from_ns = bt_worker_now_ns(w);
     w->model_ns += w->gather_from_ns - from_ns;
 out:
     return st;
@@ -223,7 +222,7 @@ bt_status bt_worker_finish(bt_worker *w, const bt_plan *plans, bool *leave_out)
     bt_status st     = BT_OK;
     agreement agreed = {0};
 
-    w->gather_ns += w->cfg.links.now_ns(w->cfg.links.ctx) - w->gather_from_ns;
+    w->gather_ns += bt_worker_now_ns(w) - w->gather_from_ns;
     BT_TRY(agree(w, plans, &agreed));
     if (!agreed.leave && agreed.n_rows > 0) {
         choose_graph(w, &agreed);

@@ -41,8 +41,7 @@ typedef struct {
     /* To the coordinator; takes what m owns.  PEER when the stream is lost. */
     bt_status (*up)(void *ctx, bt_up *m);
     /* The hand-off, as in parallel/handoff.h. */
-    size_t (*payload_max)(void *ctx);
-    size_t (*tail_max)(void *ctx);
+    size_t payload_max, tail_max; /* bytes; SIZE_MAX where nothing is handed over */
     void *(*stage)(void *ctx);
     bt_page_payload (*slot)(void *ctx, void *slot, const bt_page_message *m);
     bt_status (*take)(void *ctx); /* pages */

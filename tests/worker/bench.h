@@ -38,11 +38,10 @@ typedef struct {
     uint64_t        sent;          /* a bit for each request that it has sent pages of */
     uint32_t        n_quarantined; /* as the last beat says */
     uint64_t        progress;      /* likewise */
-    size_t          tail_max;
-    bt_graph_offer  offer;      /* of the rank's model, for every step */
-    bt_graph_choice graph;      /* of the last step */
-    uint32_t        group_rows; /* all that one had */
-    bt_span         prompt;     /* the last one of a prompt; its pages are gone */
+    bt_graph_offer  offer;         /* of the rank's model, for every step */
+    bt_graph_choice graph;         /* of the last step */
+    uint32_t        group_rows;    /* all that one had */
+    bt_span         prompt;        /* the last one of a prompt; its pages are gone */
 } bench;
 
 static inline uint64_t bench_now(void *ctx) { return ((bench *)ctx)->now; }
@@ -59,8 +58,6 @@ static inline bt_status bench_up(void *ctx, bt_up *m)
         b->up[b->n_up++] = *m;
     return BT_OK;
 }
-
-static inline size_t bench_tail_max(void *ctx) { return ((bench *)ctx)->tail_max; }
 
 static inline bool bench_cancel(void *ctx, uint64_t request)
 {
@@ -120,7 +117,6 @@ static inline bt_worker_config bench_config(bench *b, uint32_t rank, uint32_t n_
 
     links.now_ns       = bench_now;
     links.up           = bench_up;
-    links.tail_max     = bench_tail_max;
     links.cancel       = bench_cancel;
     links.stage        = bench_stage;
     links.slot         = bench_slot;
@@ -155,7 +151,7 @@ static inline void bench_set_up(bench *b, uint32_t rank, uint32_t n_prefill, uin
             .n_layers = BENCH_LAYERS, .n_pages = BENCH_PAGES, .kv_dim = BENCH_DIM};
     bt_worker_config cfg;
 
-    *b       = (bench){.now = BT_NS_PER_S, .tail_max = SIZE_MAX};
+    *b       = (bench){.now = BT_NS_PER_S};
     b->model = (bt_model_config){
         .vocab_size = BENCH_VOCAB, .n_layers = BENCH_LAYERS, .max_context = BENCH_CONTEXT};
     b->model.moe.gate.n_experts = 8;

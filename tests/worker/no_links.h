@@ -16,11 +16,6 @@ static inline bt_status no_up(void *ctx, bt_up *m)
     bt_up_free(m);
     return BT_OK;
 }
-static inline size_t no_payload_max(void *ctx)
-{
-    (void)ctx;
-    return 1 << 16;
-}
 static inline void *no_stage(void *ctx)
 {
     (void)ctx;
@@ -77,8 +72,8 @@ static inline bt_worker_links no_links(void *ctx)
     return (bt_worker_links){.ctx          = ctx,
                              .now_ns       = no_time,
                              .up           = no_up,
-                             .payload_max  = no_payload_max,
-                             .tail_max     = no_payload_max,
+                             .payload_max  = 1 << 16,
+                             .tail_max     = 1 << 16,
                              .stage        = no_stage,
                              .slot         = no_slot,
                              .take         = no_wait,

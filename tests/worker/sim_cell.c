@@ -42,7 +42,6 @@ static void create_rank(sim_cell *c, uint32_t rank)
                               .kv_dim   = SIM_DIM};
     bt_worker_config  cfg  = {.dev        = c->dev,
                               .kernels    = bt_cpu_kernels_find("auto"),
-                              .links      = sim_links(r),
                               .epoch      = 1,
                               .chunk      = c->opt.chunk,
                               .max_rows   = c->opt.max_rows,
@@ -50,6 +49,7 @@ static void create_rank(sim_cell *c, uint32_t rank)
                               .timeout_ns = 10 * BT_NS_PER_S};
 
     r->cell        = c;
+    cfg.links      = sim_links(r); /* of its cell */
     r->rank        = rank;
     r->group       = c->opt.n_both == 0 && rank >= c->opt.n_prefill;
     r->epoch       = c->group_epoch[r->group];

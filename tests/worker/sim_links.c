@@ -13,13 +13,6 @@ static uint64_t sim_now(void *ctx)
     return r->cell->now;
 }
 
-static size_t sim_payload_max(void *ctx)
-{
-    sim_rank *r = ctx;
-
-    return r->cell->opt.payload_max;
-}
-
 static bt_page_payload payload_at(void *memory, const bt_page_message *m)
 {
     return (bt_page_payload){.rows = memory,
@@ -133,16 +126,15 @@ bt_worker_links sim_links(sim_rank *r)
 
     links.now_ns      = sim_now;
     links.up          = sim_up;
-    links.payload_max = sim_payload_max;
-    links.tail_max    = sim_payload_max;
-    links.stage       = sim_stage;
-    links.slot        = sim_slot;
-    links.unstage     = sim_unstage;
-    links.send        = sim_send;
-    links.cancel      = sim_cancel;
-    links.poll        = sim_poll;
-    links.launch      = sim_launch;
-    links.await       = sim_await;
-    links.draft       = sim_draft;
+    links.payload_max = links.tail_max = r->cell->opt.payload_max;
+    links.stage                        = sim_stage;
+    links.slot                         = sim_slot;
+    links.unstage                      = sim_unstage;
+    links.send                         = sim_send;
+    links.cancel                       = sim_cancel;
+    links.poll                         = sim_poll;
+    links.launch                       = sim_launch;
+    links.await                        = sim_await;
+    links.draft                        = sim_draft;
     return links;
 }

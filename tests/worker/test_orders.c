@@ -133,8 +133,8 @@ static void prefill_rank_refuses_wrong_orders_with_a_sentence(void)
     bench_expect_failed(&b, 3, "holds 10 of 100");
     m = bench_prefill(1, 128, 2, 1), m.u.prefill.held = 128, bench_order(&b, &m);
     bench_expect_failed(&b, 3, "holds 128 of 128");
-    b.tail_max = sizeof(bt_first_token) - 1;
-    m          = bench_prefill(1, 10, 1, 1), bench_order(&b, &m);
+    b.worker->cfg.links.tail_max = sizeof(bt_first_token) - 1;
+    m                            = bench_prefill(1, 10, 1, 1), bench_order(&b, &m);
     bench_expect_failed(&b, 3, "has room for 11");
     bench_tear_down(&b);
 }

@@ -7,6 +7,7 @@
 
 #include "core/alloc.h"
 #include "core/clock.h"
+#include "proto/prefix_key.h"
 #include "proto/rpc_call.h"
 
 #define TICK_NS (50 * BT_NS_PER_MS)
@@ -94,17 +95,24 @@ static bt_status wait_call(call *c)
     return st;
 }
 
-bt_status bt_client_call(bt_client *client, const char *method, const ProtobufCMessage *request,
-                         const ProtobufCMessageDescriptor *answer, bt_client_message_fn on_answer,
-                         void *ctx)
+bt_status bt_client_call(bt_client *client, const char *method, const char *cache_salt,
+                         const ProtobufCMessage *request, const ProtobufCMessageDescriptor *answer,
+                         bt_client_message_fn on_answer, void *ctx)
 {
-    bt_status st = BT_OK;
-    call      c  = {
-              .rpc        = {.answer = answer, .on_message = on_message, .on_end = on_end},
-              .client     = client,
-              .on_message = on_answer,
-              .ctx        = ctx,
-              .last_ns    = bt_now_ns()
+    bt_status     st   = BT_OK;
+    grpc_metadata salt = {.key = grpc_slice_from_static_string(BT_CACHE_SALT_HEADER),
+                          .value =
+                              grpc_slice_from_copied_string(cache_salt != NULL ? cache_salt : "")};
+    call          c    = {
+                    .rpc        = {.answer     = answer,
+                                   .on_message = on_message,
+                                   .on_end     = on_end,
+                                   .metadata   = &salt,
+                                   .n_metadata = cache_salt != NULL},
+                    .client     = client,
+                    .on_message = on_answer,
+                    .ctx        = ctx,
+                    .last_ns    = bt_now_ns()
     };
 
     c.rpc.ctx = &c;
@@ -114,6 +122,7 @@ bt_status bt_client_call(bt_client *client, const char *method, const ProtobufCM
     BT_TRY(check_end(&c));
 out:
     bt_rpc_call_fini(&c.rpc);
+    grpc_slice_unref(salt.value);
     return st;
 }
 
@@ -166,7 +175,7 @@ bt_status bt_client_model_info(bt_client *client, bt_client_model *model_out)
 {
     VLLM(GetModelInfoRequest) request = VLLM__GRPC__ENGINE__GET_MODEL_INFO_REQUEST__INIT;
     bt_client_model model             = {0};
-    bt_status       st = bt_client_call(client, BT_VLLM_SERVICE "GetModelInfo", &request.base,
+    bt_status       st = bt_client_call(client, BT_VLLM_SERVICE "GetModelInfo", NULL, &request.base,
                                         &vllm__grpc__engine__get_model_info_response__descriptor,
                                         on_model_info, &model);
 

@@ -46,6 +46,7 @@ typedef enum {
 typedef struct {
     const uint32_t *prompt; /* [n_prompt] */
     size_t          n_prompt;
+    const char     *cache_salt;  /* bt_cache_salt_check(); NULL: none */
     const uint32_t *stop_tokens; /* [n_stop_tokens] */
     size_t          n_stop_tokens;
     char          **stop; /* [n_stop] */

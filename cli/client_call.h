@@ -25,9 +25,10 @@ struct bt_client {
 /* Borrows the message; an error cancels the call. */
 typedef bt_status (*bt_client_message_fn)(void *ctx, ProtobufCMessage *message);
 
-/* Sends the request and calls on_message for each answer, up to the call's status. */
-bt_status bt_client_call(bt_client *client, const char *method, const ProtobufCMessage *request,
-                         const ProtobufCMessageDescriptor *answer, bt_client_message_fn on_message,
-                         void *ctx);
+/* Sends the request and calls on_message for each answer, up to the call's status.  cache_salt goes
+ * with it as metadata; NULL: none. */
+bt_status bt_client_call(bt_client *client, const char *method, const char *cache_salt,
+                         const ProtobufCMessage *request, const ProtobufCMessageDescriptor *answer,
+                         bt_client_message_fn on_message, void *ctx);
 
 #endif

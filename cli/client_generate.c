@@ -287,7 +287,7 @@ bt_status bt_client_generate(bt_client *client, const bt_client_request *request
     q.tokenized       = &in;
     q.sampling_params = &how;
     q.stream          = request->stream;
-    BT_TRY(bt_client_call(client, BT_VLLM_SERVICE "Generate", &q.base,
+    BT_TRY(bt_client_call(client, BT_VLLM_SERVICE "Generate", request->cache_salt, &q.base,
                           &vllm__grpc__engine__generate_response__descriptor, on_response, &g));
     BT_REQUIRE(g.n_complete == g.result.n_choices, BT_ERR_PROTOCOL,
                "%s ended the stream without a complete message of %u of %u choices",

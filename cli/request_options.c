@@ -9,6 +9,7 @@
 #include "core/alloc.h"
 #include "core/file.h"
 #include "core/parse.h"
+#include "proto/prefix_key.h"
 
 enum {
     OPT_MAX_TOKENS = 0x5000,
@@ -22,6 +23,7 @@ enum {
     OPT_REPETITION,
     OPT_BIAS,
     OPT_SEED,
+    OPT_CACHE_SALT,
     OPT_IGNORE_EOS,
     OPT_STOP,
     OPT_STOP_TOKEN,
@@ -87,6 +89,8 @@ static const struct argp_option OPTIONS[] = {
                     "As --logprobs, for the tokens of the prompt, before the answer"),
     BT_OPTION("keep-special", OPT_KEEP_SPECIAL, NULL,
               "Stop texts may match special tokens, and the answer shows them"),
+    BT_OPTION("cache-salt", OPT_CACHE_SALT, "TEXT",
+              "Share cached prefixes with requests of the same TEXT only"),
     BT_OPTION("no-stream", OPT_NO_STREAM, NULL, "Ask for the whole answer in one message"),
     {0},
 };
@@ -207,6 +211,14 @@ static int32_t top_of(struct argp_state *state, const char *name, const char *ar
     return arg == NULL ? 0 : (int32_t)bt_option_number(state, name, arg, 0, MAX_TOP);
 }
 
+static const char *salt_of(struct argp_state *state, const char *arg)
+{
+    char why[BT_CACHE_SALT_TEXT];
+
+    if (!bt_cache_salt_check(strlen(arg), arg, why)) argp_error(state, "--cache-salt %s", why);
+    return arg;
+}
+
 static error_t parse_shown(int key, char *arg, struct argp_state *state, bt_client_request *r)
 {
     switch (key) {
@@ -223,6 +235,7 @@ static error_t parse_shown(int key, char *arg, struct argp_state *state, bt_clie
         return 0;
     case OPT_KEEP_SPECIAL: r->keep_special = true; return 0;
     case OPT_NO_STREAM: r->stream = false; return 0;
+    case OPT_CACHE_SALT: r->cache_salt = salt_of(state, arg); return 0;
     default: return ARGP_ERR_UNKNOWN;
     }
 }

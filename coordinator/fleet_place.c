@@ -6,6 +6,7 @@
 #include "coordinator/relay_view.h"
 #include "core/alloc.h"
 #include "core/clock.h"
+#include "proto/prefix_key.h"
 
 enum { MOVES_MAX = 64, LEFT_MAX = 8, SHORT = 1000000 }; /* a tick, so that the loop goes on */
 
@@ -16,6 +17,7 @@ typedef struct {
     uint32_t           n_prompt, n_keys;
     uint32_t           max_tokens, n_choices; /* that may follow, in each of so many */
     const uint32_t    *prompt;                /* NULL: it uses no cached prefix */
+    const char        *cache_salt;            /* NULL: none */
     const bt_page_key *keys;                  /* borrowed: the prompt's, where they are known */
 } wish;
 
@@ -40,8 +42,9 @@ static bt_fleet_cell *choose(const bt_fleet *fleet, const wish *w, const bt_flee
     if (n < 2) return n == 0 ? NULL : found[0];
     /* Where memory is short it is placed by load alone. */
     if (w->prompt != NULL && w->keys == NULL)
-        bt_page_keys(fleet->prefix_seed, bt_cell_facts(&found[0]->cell)->page_tokens, w->n_prompt,
-                     w->prompt, &made, &n_keys);
+        bt_page_keys(bt_cache_salt_seed(fleet->prefix_seed, w->cache_salt),
+                     bt_cell_facts(&found[0]->cell)->page_tokens, w->n_prompt, w->prompt, &made,
+                     &n_keys);
     for (uint32_t i = 0; i < n; i++) {
         double pressure = bt_relay_pressure(found[i]->relay) +
                           bt_relay_pressure_of(found[i]->relay, w->n_prompt, n_keys,
@@ -63,6 +66,7 @@ static bt_fleet_cell *choose_for(const bt_fleet *fleet, const bt_relay_request *
                                  const bt_fleet_cell *but)
 {
     wish w = {.n_prompt   = q->n_prompt,
+              .cache_salt = q->cache_salt,
               .max_tokens = q->sampling.max_tokens,
               .n_choices  = q->n_open,
               .prompt     = q->sampling.prompt_logprobs == 0 ? q->prompt : NULL,
@@ -257,6 +261,7 @@ bt_status bt_fleet_submit(bt_fleet *fleet, bt_relay_submission *request, void *c
     bt_status         st = BT_OK;
     bt_relay_request *q  = NULL;
     wish              w  = {.n_prompt   = request->n_prompt,
+                            .cache_salt = request->cache_salt,
                             .max_tokens = request->sampling.max_tokens,
                             .n_choices  = request->n_choices == 0 ? 1 : request->n_choices,
                             .prompt = request->sampling.prompt_logprobs == 0 ? request->prompt : NULL};

@@ -324,8 +324,8 @@ void bt_relay_learn(bt_relay *relay, const bt_relay_request *q, uint32_t choice)
     memcpy(all, q->prompt, q->n_prompt * sizeof(*all));
     memcpy(all + q->n_prompt, c->out, c->n_out * sizeof(*all));
     /* The last token's row is not computed. */
-    if (bt_page_keys(relay->prefix_seed, relay->cfg.page_tokens, q->n_prompt + c->n_out - 1, all,
-                     &keys, &n) == BT_OK)
+    if (bt_page_keys(q->prefix_seed, relay->cfg.page_tokens, q->n_prompt + c->n_out - 1, all, &keys,
+                     &n) == BT_OK)
         bt_prefix_index_add(&relay->ranks[q->decode_rank].index, n, keys, NULL);
     bt_free(keys);
     bt_free(all);
@@ -371,7 +371,7 @@ static void reserve(bt_relay *r, bt_relay_request *q, uint32_t decode, uint32_t 
     d->n_prompt     = q->n_prompt;
     d->prefill_rank = prefill;
     d->arrival      = q->arrival;
-    d->prefix_seed  = r->cfg.share_generated ? r->prefix_seed : 0;
+    d->prefix_seed  = r->cfg.share_generated ? q->prefix_seed : 0;
     wake_for(r, decode);
     r->events.send(r->events.ctx, decode, &m);
 }

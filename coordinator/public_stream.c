@@ -12,6 +12,7 @@
 #include "coordinator/dialect.h"
 #include "core/alloc.h"
 #include "core/clock.h"
+#include "proto/prefix_key.h"
 #include "proto/text.h"
 
 enum { FLOOD = 1024 /* streams at once */ };
@@ -334,16 +335,44 @@ static void start(bt_stream *s, bt_relay_submission *r)
     bt_log_set_request(0);
 }
 
+/* The salt in the call's metadata, "" where there is none. */
+static bt_status read_salt(const bt_call *call, char salt_out[BT_CACHE_SALT_MAX + 1], char *refusal)
+{
+    const grpc_metadata_array *all     = &call->headers;
+    size_t                     n_found = 0;
+    char                       why[BT_CACHE_SALT_TEXT];
+
+    salt_out[0] = '\0';
+    for (size_t i = 0; i < all->count; i++) {
+        grpc_slice  value = all->metadata[i].value;
+        size_t      n     = GRPC_SLICE_LENGTH(value);
+        const char *bytes = (const char *)GRPC_SLICE_START_PTR(value);
+
+        if (grpc_slice_str_cmp(all->metadata[i].key, BT_CACHE_SALT_HEADER) != 0) continue;
+        BT_INTAKE_REFUSE_UNLESS(n_found == 0, BT_CACHE_SALT_HEADER
+                                " stands in the call's metadata several times, expected once");
+        BT_INTAKE_REFUSE_UNLESS(bt_cache_salt_check(n, bytes, why), BT_CACHE_SALT_HEADER " %s",
+                                why);
+        memcpy(salt_out, bytes, n);
+        salt_out[n] = '\0';
+        n_found++;
+    }
+    return BT_OK;
+}
+
 void bt_public_generate(bt_call *call, const ProtobufCMessage *request, const bt_dialect *dialect)
 {
     static const bt_intake_answer plain = {.n = 1};
     bt_relay_submission           r = {0}, nothing = {.name = "", .sampling.max_tokens = 1};
     bt_intake_answer              how = plain;
+    char                          salt[BT_CACHE_SALT_MAX + 1];
     bt_status                     st;
 
     call->pub->last_receive = bt_unix_s();
     st                      = dialect->intake(request, &call->pub->limits, &r, &how, call->why);
-    call->stream            = stream_create(call, dialect, st == BT_OK ? &r : &nothing, &how);
+    if (st == BT_OK) st = read_salt(call, salt, call->why);
+    if (st == BT_OK && salt[0] != '\0') r.cache_salt = salt;
+    call->stream = stream_create(call, dialect, st == BT_OK ? &r : &nothing, &how);
     if (call->stream == NULL) {
         grpc_call_cancel_with_status(call->call, GRPC_STATUS_RESOURCE_EXHAUSTED,
                                      "the coordinator is out of memory", NULL);

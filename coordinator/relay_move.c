@@ -1,6 +1,7 @@
 /* How requests come into a relay, and how they leave it for another one. */
 #include "coordinator/relay_state.h"
 #include "core/alloc.h"
+#include "proto/prefix_key.h"
 
 void bt_relay_forget_keys(bt_relay_request *q)
 {
@@ -17,9 +18,10 @@ bt_status bt_relay_enter(bt_relay *relay, bt_relay_request *q)
     bool      named  = false;
     uint64_t  number = relay->next_number;
 
+    q->prefix_seed = bt_cache_salt_seed(relay->prefix_seed, q->cache_salt);
     /* A cached prefix has no logits: a request for prompt logprobs neither uses nor leaves one. */
     if (q->sampling.prompt_logprobs == 0)
-        BT_TRY(bt_page_keys(relay->prefix_seed, relay->cfg.page_tokens, q->n_prompt, q->prompt,
+        BT_TRY(bt_page_keys(q->prefix_seed, relay->cfg.page_tokens, q->n_prompt, q->prompt,
                             &q->keys, &q->n_keys));
     if (q->n_keys != 0) q->matches = bt_calloc(relay->cfg.n_ranks, sizeof(*q->matches));
     BT_TRY(bt_table_put(&relay->names, q->name_key, q));

@@ -15,6 +15,10 @@ bt_status bt_relay_request_create(bt_relay_submission *from, void *client, uint6
     BT_REQUIRE(q != NULL, BT_ERR_NO_MEMORY, "request");
     q->name = bt_strdup(from->name);
     BT_REQUIRE(q->name != NULL, BT_ERR_NO_MEMORY, "request name");
+    if (from->cache_salt != NULL) {
+        q->cache_salt = bt_strdup(from->cache_salt);
+        BT_REQUIRE(q->cache_salt != NULL, BT_ERR_NO_MEMORY, "request salt");
+    }
     q->n_choices = q->n_open = from->n_choices == 0 ? 1 : from->n_choices;
     q->choices               = bt_calloc(q->n_choices, sizeof(*q->choices));
     BT_REQUIRE(q->choices != NULL, BT_ERR_NO_MEMORY, "%u choices", q->n_choices);
@@ -50,6 +54,7 @@ void bt_relay_request_destroy(bt_relay_request *q)
     }
     bt_free(q->choices);
     bt_free(q->name);
+    bt_free(q->cache_salt);
     bt_free(q->prompt);
     bt_relay_forget_keys(q);
     bt_free(q->form_map);

@@ -30,13 +30,15 @@ typedef enum { BT_SHORT_UNKNOWN, BT_SHORT_OF_ROOM, BT_SHORT_OF_WINDOW } bt_relay
 struct bt_relay_request {
     bt_relay_request      *prev, *next; /* list of the relay: the queue, or the placed ones */
     uint64_t               number, name_key;
-    uint32_t               epoch; /* of its placement */
-    char                  *name;  /* owned */
+    uint32_t               epoch;      /* of its placement */
+    char                  *name;       /* owned */
+    char                  *cache_salt; /* owned; NULL: none */
     void                  *client;
     bt_relay_request_state state;
     uint32_t               n_prompt;
     uint32_t        *prompt; /* owned: copied into each Prefill, since it may be placed again */
-    bt_page_key     *keys;   /* owned: of the prompt's full pages */
+    uint64_t         prefix_seed; /* of its keys, in its relay */
+    bt_page_key     *keys;        /* owned: of the prompt's full pages */
     uint32_t         n_keys;
     bt_prefix_match *matches; /* owned [ranks of its relay]: what each has of them; may be NULL */
     uint32_t   *held_pages; /* owned: where its decode rank has them, as the ticket says; or NULL */
@@ -63,7 +65,8 @@ struct bt_relay_request {
 
 /* What a request is made of; validated. */
 typedef struct {
-    const char *name; /* request_id, borrowed */
+    const char *name;       /* request_id, borrowed */
+    const char *cache_salt; /* borrowed; NULL: none */
     uint32_t    n_prompt;
     uint32_t   *prompt;    /* owned */
     bt_sampling sampling;  /* owned: its arrays */

@@ -63,6 +63,8 @@ void bt_rpc_call_start(bt_rpc_call *c, bt_rpc_loop *loop, grpc_channel *channel,
     c->details = grpc_empty_slice();
     grpc_metadata_array_init(&c->head);
     grpc_metadata_array_init(&c->trailer);
+    ops[0].data.send_initial_metadata.count                 = c->n_metadata;
+    ops[0].data.send_initial_metadata.metadata              = (grpc_metadata *)c->metadata;
     ops[3].data.recv_initial_metadata.recv_initial_metadata = &c->head;
     end.data.recv_status_on_client.trailing_metadata        = &c->trailer;
     end.data.recv_status_on_client.status                   = &c->code;

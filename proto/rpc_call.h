@@ -14,7 +14,9 @@ struct bt_rpc_call {
     void (*on_message)(bt_rpc_call *call, ProtobufCMessage *message);
     /* Once, last: code and details are known.  May fini the call and free it. */
     void (*on_end)(bt_rpc_call *call);
-    void *ctx;
+    void                *ctx;
+    const grpc_metadata *metadata; /* borrowed [n_metadata]: sent with the request */
+    size_t               n_metadata;
 
     grpc_status_code code;
     grpc_slice       details;

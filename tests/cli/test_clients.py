@@ -53,6 +53,12 @@ class Flags(Served):
         self.assertEqual(self.sampling().seed, seed)
         self.assertEqual((self.sampling().temperature, self.sampling().min_tokens), (0, 0))
 
+    def test_the_salt_reaches_the_keys(self):
+        for salt in ([], ["--cache-salt", "a"], ["--cache-salt", "b"], ["--cache-salt", "a"]):
+            self.generate("--max-tokens", "1", *salt, prompt="To be, or not " * 40)
+        keys = [bytes(m.prefix_keys) for _, m in sorted(self.cell.seen("prefill"), key=lambda x: x[1].request)]
+        self.assertEqual((keys[1], len(set(keys)), b"" in keys), (keys[3], 3, False))
+
     def test_a_stop_text_is_cut_off(self):
         whole = self.answer("--max-tokens", "12")
         text = whole["text"]
@@ -124,7 +130,7 @@ class Flags(Served):
         self.assertEqual(a["logprobs"], [-0.125, -0.25, -0.375])
 
     def test_wrong_usage_names_the_flag(self):
-        for args, words in ((["--top-p", "1.5"], "--top-p must be"), (["--logit-bias", "x"], "expected ID=X"), (["--stop", ""], "--stop has 0 bytes"),
+        for args, words in ((["--top-p", "1.5"], "--top-p must be"), (["--logit-bias", "x"], "expected ID=X"), (["--stop", ""], "--stop has 0 bytes"), (["--cache-salt", "a\n"], "--cache-salt has byte 0x0a at 1"),
                             (["--choices", "65"], "--choices must be"), (["--logprobs=21"], "--logprobs must be"), (["--tls-cert", "a"], "--tls-key go together"),
                             (["--tls-server-name", "a"], "goes with --tls-ca"),
                             (["--top-p", "0.9"], "--top-p has no effect with --temperature 0")):

@@ -51,10 +51,11 @@ typedef struct {
 } client;
 
 typedef struct {
-    bt_fleet *fleet;
-    client   *clients; /* owned [n] */
-    uint32_t  n;
-    uint64_t  now;
+    bt_fleet   *fleet;
+    client     *clients; /* owned [n] */
+    uint32_t    n;
+    uint64_t    now;
+    const char *cache_salt; /* of what run_in() submits */
 } site;
 
 static bt_finish on_token(void *who, const bt_token *token)
@@ -512,9 +513,12 @@ static void run_in(site *s, uint32_t i, uint32_t first_token, bt_control_peer *t
     uint32_t            n      = there->n_reserved;
     grpc_status_code    code   = GRPC_STATUS_OK;
     uint32_t           *prompt = bt_calloc(LONG, sizeof(*prompt));
-    bt_relay_submission r      = {
-             .name = name, .n_prompt = LONG, .prompt = prompt, .sampling = {.max_tokens = 1}};
-    bt_up said[3];
+    bt_relay_submission r      = {.name       = name,
+                                  .cache_salt = s->cache_salt,
+                                  .n_prompt   = LONG,
+                                  .prompt     = prompt,
+                                  .sampling   = {.max_tokens = 1}};
+    bt_up               said[3];
 
     prompt[0] = first_token;
     snprintf(name, sizeof(name), "r%u", i);
@@ -548,6 +552,22 @@ static void fleet_prefixes_are_spread_while_little_comes(void)
     run_in(&s, 9, 9, &b);
     run_in(&s, 10, 10, &late);
     run_in(&s, 11, 11, &a);
+    tear_down(&s);
+}
+
+/* Of equal prompts each salt has pages of its own, and a cell that has them. */
+static void fleet_prefixes_are_those_of_a_salt(void)
+{
+    site            s;
+    bt_control_peer a, b;
+
+    set_up(&s, 4);
+    come(&s, &a, "a", 64);
+    come(&s, &b, "b", 64);
+    for (uint32_t i = 0; i < 4; i++) {
+        s.cache_salt = i % 2 == 0 ? NULL : "of another";
+        run_in(&s, i, 1, i % 2 == 0 ? &a : &b);
+    }
     tear_down(&s);
 }
 
@@ -640,6 +660,7 @@ int main(int argc, char **argv)
         BT_TEST(fleet_counts_the_room_of_ranks_that_are_left),
         BT_TEST(fleet_places_a_prompt_whose_keys_get_no_memory),
         BT_TEST(fleet_prefixes_are_spread_while_little_comes),
+        BT_TEST(fleet_prefixes_are_those_of_a_salt),
         BT_TEST(fleet_counts_tokens_of_cells_that_have_gone),
         BT_TEST(fleet_wait_for_a_large_cell_has_an_end),
         BT_TEST(fleet_retracted_request_ends_in_the_cell_that_drains),

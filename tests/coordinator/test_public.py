@@ -183,6 +183,31 @@ class Refusals(Served):
         parts(list(self.generate(request)))
         parts(list(self.generate(vllm.GenerateRequest(request_id="bare", tokenized=vllm.TokenizedInput(input_ids=[3, 4])))))
 
+    def salted(self, *salts, prompt=range(5, 200), **kw):
+        return self.stub.Generate(self.request(prompt=list(prompt), **kw), timeout=WAIT_S,
+                                  metadata=[("baton-cache-salt", salt) for salt in salts])
+
+    def test_prefix_keys_are_those_of_the_salt(self):
+        replies = [[list(m.chunk.token_ids or m.complete.output_ids) for m in self.salted(*salt, stream=False)]
+                   for salt in ([], ["a"], ["b" * 256], ["a"], [])]
+        self.assertEqual(replies[1:], replies[:1] * 4)
+        for order in ("reserve", "prefill"):
+            keys = [bytes(m.prefix_keys) for _, m in sorted(self.cell.seen(order), key=lambda x: x[1].request)]
+            self.assertEqual({len(k) for k in keys}, {3 * 16})
+            self.assertEqual((keys[0], keys[1], len(set(keys))), (keys[4], keys[3], 3))
+            pages = [k[i:i + 16] for k in keys[:3] for i in range(0, 48, 16)]
+            self.assertEqual(len(set(pages)), len(pages))
+
+    def test_salts_are_checked(self):
+        for salts, words in ((["a" * 257], "baton-cache-salt has 257 bytes, expected 1 to 256"), ([""], "baton-cache-salt has 0 bytes"),
+                             (["a b"], "baton-cache-salt has byte 0x20 at 1, expected visible ASCII"), (["a", "a"], "several times, expected once"),
+                             (["x" * 8000], "baton-cache-salt has 8000 bytes")):
+            with self.subTest(words):
+                code, details, n = self.error(self.salted(*salts))
+                self.assertEqual((code, n), (INVALID, 0), details)
+                self.assertIn(words, details)
+        self.assertEqual(self.cell.seen("reserve"), [])
+
     def test_prompts_are_checked(self):
         self.refused("empty", prompt=[])
         self.refused(f"token 1 of the prompt is {VOCAB}", prompt=[5, VOCAB])

@@ -275,5 +275,15 @@ class Speculating(Served):
         self.assertEqual(list(self.cell.seen("reserve")[0][1].prompt_tokens), [5, 6, 7])
 
 
+class SharingGenerated(Served):
+    CELL = dict(hello=dict(share_generated=True))
+
+    def test_generated_pages_are_those_of_the_salt(self):
+        for salt in (None, "a", "b", "a"):
+            list(self.stub.Generate(self.request(prompt=[5, 6, 7]), timeout=WAIT_S, metadata=[("baton-cache-salt", salt)] if salt else None))
+        seeds = [m.prefix_seed for _, m in sorted(self.cell.seen("reserve"), key=lambda x: x[1].request)]
+        self.assertEqual((seeds[1], len(set(seeds)), 0 in seeds), (seeds[3], 3, False))
+
+
 if __name__ == "__main__":
     main()

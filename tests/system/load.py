@@ -126,7 +126,7 @@ class Client:
     def __init__(self, pb, rpc, channel):
         self.pb, self.stub = pb, rpc.VllmEngineStub(channel)
 
-    def call(self, name, ids, max_tokens, sampling, stream=True, timeout=LIMIT_S):
+    def call(self, name, ids, max_tokens, sampling, stream=True, timeout=LIMIT_S, salt=None):
         q = self.pb.GenerateRequest(request_id=f"{name}-{random.random()}", stream=stream)
         q.tokenized.input_ids.extend(ids)
         q.sampling_params.max_tokens = max_tokens
@@ -138,13 +138,13 @@ class Client:
                 field.update(value)
             else:
                 setattr(q.sampling_params, key, value)
-        return self.stub.Generate(q, timeout=timeout)
+        return self.stub.Generate(q, timeout=timeout, metadata=[("baton-cache-salt", salt)] if salt else None)
 
-    def run(self, name, ids, max_tokens, sampling, stream=True):
+    def run(self, name, ids, max_tokens, sampling, stream=True, salt=None):
         """([(ids, logprobs, alternatives, finish) of each choice], cached tokens, seconds to the first message)"""
         start, first = time.monotonic(), None
         parts, done, cached = {}, {}, None
-        for m in self.call(name, ids, max_tokens, sampling, stream):
+        for m in self.call(name, ids, max_tokens, sampling, stream, salt=salt):
             first = first or time.monotonic() - start
             part = m.chunk if m.HasField("chunk") else m.complete
             if m.HasField("chunk") or not stream:

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """A second request that shares 4,000 tokens with the first, sent after that has ended, computes only what the prefill rank lacks and
-hands over only what the decode rank lacks: in the metrics, in the usage and in the time to the first token.
+hands over only what the decode rank lacks: in the metrics, in the usage and in the time to the first token.  Requests of different
+salts share nothing, and have the same reply.
 
     prefix.py --bin DIR --source DIR"""
 import os
@@ -11,7 +12,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import cell as cells  # noqa: E402
 import load  # noqa: E402
 
-SHARED, TAIL, TOKENS, AGAIN = 4000, 100, 4, 3
+SHARED, TAIL, TOKENS, AGAIN, SALTED = 4000, 100, 4, 3, 140
 PAGES = SHARED // load.PAGE_TOKENS
 
 
@@ -51,6 +52,17 @@ def check(a, pb, rpc, shape):
         assert min(times) < 0.6 * cold_s, f"{shape}: first token after {times} s, {cold_s} s without the cache"
         assert load.expect_free(m2, shape)["cached"] >= PAGES
         load.expect_expert_rows(cell, model, prompts=2 + AGAIN)
+        m2 = load.metrics(cell)
+        salts, mine, replies = [None, "a", "b", "a", "b", None], load.random_ids(rng, SALTED), []
+        for i, salt in enumerate(salts):
+            reply, cached, _ = client.run(f"salt{i}", mine, TOKENS, greedy, salt=salt)
+            assert cached == (SALTED // load.PAGE_TOKENS * load.PAGE_TOKENS if salt in salts[:i] else 0), f"{shape}: {salts[:i + 1]}: {cached} cached"
+            replies.append(reply)
+            client.wait_drained()  # else the next one may go to another rank
+        assert replies == replies[:1] * len(salts), f"{shape}: replies depend on the salt"
+        rows = 3 * (SALTED + SALTED % load.PAGE_TOKENS)
+        m3 = load.metrics(cell, said(rows, m2))
+        assert grown(m3, m2, "baton_rank_rows_total:prompt") == rows, f"{shape}: {grown(m3, m2, 'baton_rank_rows_total:prompt')} prompt rows, not {rows}"
         assert cell.stop() == 0, cell.log()
     print(f"{shape}: {rest} of {SHARED + TAIL} tokens computed, {sent} bytes handed over; first token after {min(times) * 1e3:.1f} ms, "
           f"{cold_s * 1e3:.1f} ms without the cache", flush=True)

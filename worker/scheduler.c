@@ -68,31 +68,35 @@ static uint32_t add_piece(const bt_scheduler *s, bt_request *r, uint32_t *budget
     return n + 1;
 }
 
-/* Adds prompts that end with a piece (long_ones: those that do not), those that have begun first,
- * else in the table's order, as far as the budget goes. */
-static uint32_t add_some(const bt_scheduler *s, const bt_requests *t, bool long_ones,
-                         uint32_t *budget, bt_piece *pieces, uint32_t n)
+/* Adds prompts that end with a piece, those that have begun first, else in the table's order, as
+ * far as the budget goes. */
+static uint32_t add_short(const bt_scheduler *s, const bt_requests *t, uint32_t *budget,
+                          bt_piece *pieces, uint32_t n)
 {
     for (int begun = 1; begun >= 0; begun--) {
         for (uint32_t i = 0; *budget > 0 && i < t->n; i++) {
             bt_request *r    = t->at[i];
             uint32_t    rest = rest_of(r);
-            bool        in   = false;
 
-            if (rest == 0 || (rest > s->chunk) != long_ones || has_begun(r) != begun) continue;
-            for (uint32_t k = 0; k < n; k++)
-                in = in || pieces[k].request == r;
-            if (in || (long_ones && comes_from_another(r, pieces, n))) continue;
-            if (bt_min_u32(s->chunk, rest) > *budget && n > 0) return n;
+            if (rest == 0 || rest > s->chunk || has_begun(r) != begun) continue;
+            if (rest > *budget && n > 0) return n;
             n = add_piece(s, r, budget, pieces, n);
         }
     }
     return n;
 }
 
-/* Of those that do not end with a piece the one whose hand-off has stood still longest, or where
- * none has begun, the oldest; NULL: there is none. */
-static bt_request *next_long(const bt_scheduler *s, const bt_requests *t)
+static bool is_in(const bt_request *r, const bt_piece *pieces, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++)
+        if (pieces[i].request == r) return true;
+    return false;
+}
+
+/* Of those that do not end with a piece, and have none yet, the one whose hand-off has stood still
+ * longest, or where none has begun, the oldest; NULL: there is none. */
+static bt_request *next_long(const bt_scheduler *s, const bt_requests *t, const bt_piece *pieces,
+                             uint32_t n)
 {
     bt_request *next = NULL;
 
@@ -100,11 +104,26 @@ static bt_request *next_long(const bt_scheduler *s, const bt_requests *t)
         bt_request *r = t->at[i];
 
         if (rest_of(r) <= s->chunk) continue;
-        if (next == NULL ||
-            (has_begun(r) && (!has_begun(next) || r->out.moved_ns < next->out.moved_ns)))
-            next = r;
+        if (next != NULL &&
+            (!has_begun(r) || (has_begun(next) && r->out.moved_ns >= next->out.moved_ns)))
+            continue;
+        if (!is_in(r, pieces, n) && !comes_from_another(r, pieces, n)) next = r;
     }
     return next;
+}
+
+/* Adds prompts that do not end with a piece, as far as the budget goes: where others leave room for
+ * some of them only, all that have begun go on by turns. */
+static uint32_t add_long(const bt_scheduler *s, const bt_requests *t, uint32_t *budget,
+                         bt_piece *pieces, uint32_t n)
+{
+    bt_request *r;
+
+    while (*budget > 0 && (r = next_long(s, t, pieces, n)) != NULL) {
+        if (s->chunk > *budget && n > 0) break;
+        n = add_piece(s, r, budget, pieces, n);
+    }
+    return n;
 }
 
 /* Short prompts come first, but no two steps in a row pass over a long one that waits. */
@@ -113,12 +132,12 @@ static uint32_t add_prompts(bt_scheduler *s, const bt_requests *t, uint32_t budg
 {
     uint32_t    n     = 0, n_first;
     bool        waits = false, served = false;
-    bt_request *turn = s->long_turn ? next_long(s, t) : NULL;
+    bt_request *turn = s->long_turn ? next_long(s, t, pieces, 0) : NULL;
 
     if (turn != NULL && budget > 0) n = add_piece(s, turn, &budget, pieces, n);
     n_first = n;
-    n       = add_some(s, t, false, &budget, pieces, n);
-    n       = add_some(s, t, true, &budget, pieces, n);
+    n       = add_short(s, t, &budget, pieces, n);
+    n       = add_long(s, t, &budget, pieces, n);
     for (uint32_t i = 0; i < n; i++)
         served = served || i < n_first || rest_of(pieces[i].request) > s->chunk;
     for (uint32_t i = 0; i < t->n; i++)

@@ -250,6 +250,26 @@ static void scheduler_moves_all_that_have_begun(void)
     EXPECT_EQ(g_requests[2].n_computed, 300);
 }
 
+/* Short ones leave room for one piece of the long ones in each step: all of these that have begun
+ * have it by turns, before the one that has not. */
+static void scheduler_gives_the_room_that_is_left_by_turns(void)
+{
+    bt_scheduler s = {.max_rows = 200, .chunk = 100};
+
+    clear();
+    add(BT_REQUEST_PREFILL, 1000, 0);
+    add(BT_REQUEST_PREFILL, 1000, 100)->out.moved_ns = 1;
+    add(BT_REQUEST_PREFILL, 1000, 100)->out.moved_ns = 2;
+    add(BT_REQUEST_PREFILL, 90, 0);
+    for (uint32_t step = 0; step < 8; step++) {
+        EXPECT_EQ(bt_schedule(&s, &g_table, g_pieces, g_rows), 2);
+        expect_piece(0, 4, BT_ROLE_PROMPT, 0, 90);
+        expect_piece(1, 2 + step % 2, BT_ROLE_PROMPT, 100 * (1 + step / 2), 100);
+        g_pieces[1].request->n_computed += 100;
+        g_pieces[1].request->out.moved_ns = 10 + step;
+    }
+}
+
 static void come(bt_requests *t, uint32_t i, uint64_t arrival)
 {
     g_requests[i] =
@@ -558,6 +578,7 @@ int main(int argc, char **argv)
         BT_TEST(scheduler_waits_for_no_page_that_is_not_its_own),
         BT_TEST(scheduler_goes_on_with_what_has_begun),
         BT_TEST(scheduler_moves_all_that_have_begun),
+        BT_TEST(scheduler_gives_the_room_that_is_left_by_turns),
         BT_TEST(scheduler_keeps_the_place_of_a_request_s_age),
         BT_TEST(scheduler_replays_several_known_tokens_a_step),
         BT_TEST(scheduler_puts_prompts_before_generated_rows),

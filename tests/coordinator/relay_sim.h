@@ -53,6 +53,7 @@ typedef struct {
     uint64_t        now, state;
     uint32_t        last_stuck, prompt_logprobs, n_constraint_bytes;
     uint32_t        first_token; /* of prompts; all others are 0 */
+    const char     *cache_salt;  /* of what is submitted */
     int             n_stuck, refuse_percent, fail_percent, n_retracted;
     uint32_t        n_down[BT_DOWN_SHUTDOWN + 1];
 } sim;
@@ -196,15 +197,16 @@ static inline bt_status sim_submit_choices(sim *s, sim_client *c, const char *na
 {
     grpc_status_code    code = GRPC_STATUS_OK;
     bt_relay_submission r    = {
-           .name      = name,
-           .n_prompt  = n_prompt,
-           .prompt    = bt_calloc(n_prompt, sizeof(uint32_t)),
-           .sampling  = {.max_tokens         = max_tokens,
-                         .seed               = stop_at,
-                         .n_stop             = 1,
-                         .prompt_logprobs    = s->prompt_logprobs,
-                         .n_constraint_bytes = s->n_constraint_bytes},
-           .n_choices = n_choices,
+           .name       = name,
+           .cache_salt = s->cache_salt,
+           .n_prompt   = n_prompt,
+           .prompt     = bt_calloc(n_prompt, sizeof(uint32_t)),
+           .sampling   = {.max_tokens         = max_tokens,
+                          .seed               = stop_at,
+                          .n_stop             = 1,
+                          .prompt_logprobs    = s->prompt_logprobs,
+                          .n_constraint_bytes = s->n_constraint_bytes},
+           .n_choices  = n_choices,
     };
     bt_status st;
 

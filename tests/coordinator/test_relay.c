@@ -606,7 +606,7 @@ static void relay_token_of_the_next_choice_ends_its_request(void)
 
 static void relay_short_memory_leaks_nothing(void)
 {
-    for (long k = 0; k < 12; k++) {
+    for (long k = 0; k < 13; k++) {
         sim        s;
         sim_client c     = {0};
         bt_relay  *relay = NULL;
@@ -614,6 +614,7 @@ static void relay_short_memory_leaks_nothing(void)
         bt_status  st;
 
         sim_init(&s, 1, 1, 2, 32);
+        s.cache_salt = "a";
         bt_alloc_fail_at(k);
         if (sim_relay_create(&s, &relay) == BT_OK) bt_relay_destroy(relay);
         bt_alloc_fail_at(k);

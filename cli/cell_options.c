@@ -10,6 +10,7 @@
 #include "cli/child.h"
 #include "core/alloc.h"
 #include "core/defaults.h"
+#include "core/file.h"
 #include "core/parse.h"
 #include "core/rank_flags.h"
 #include "core/rank_map.h"
@@ -212,8 +213,8 @@ static void check_model(struct argp_state *state, const char *dir)
     char path[PATH_MAX];
 
     if (dir == NULL) argp_error(state, "--model is missing: the directory of a model");
-    if (snprintf(path, sizeof(path), "%s/config.json", dir) >= (int)sizeof(path) ||
-        access(path, R_OK) != 0) {
+    bt_model_config_file(dir, path);
+    if (access(path, R_OK) != 0) {
         argp_failure(state, EXIT_FAILURE, errno, "--model %s is no model directory: %s", dir, path);
     }
 }

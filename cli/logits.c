@@ -111,26 +111,27 @@ static error_t parse(int key, char *arg, struct argp_state *state)
 }
 
 /* How many experts a token takes, 0 for a dense model: the one number that the rows do not tell.
- * A multimodal model's is that of its language model. */
+ * A multimodal model's is that of its language model; params.json has other names. */
 static bt_status read_top_k(const char *model, uint32_t *top_k_out)
 {
     bt_status    st = BT_OK;
     char         path[PATH_MAX];
     json_error_t error;
-    json_t      *config = NULL, *text, *top_k, *experts;
+    json_t      *config = NULL, *text, *moe, *top_k, *experts;
     struct stat  info;
 
-    BT_REQUIRE(snprintf(path, sizeof(path), "%s/config.json", model) < (int)sizeof(path) &&
-                   stat(path, &info) == 0,
-               BT_ERR_IO, "%s: %s", path, strerror(errno));
+    bt_model_config_file(model, path);
+    BT_REQUIRE(stat(path, &info) == 0, BT_ERR_IO, "%s: %s", path, strerror(errno));
     BT_REQUIRE(S_ISREG(info.st_mode), BT_ERR_FORMAT, "%s: expected a regular file, found %s", path,
                bt_file_kind(info.st_mode));
     config = json_load_file(path, 0, &error);
     BT_REQUIRE(config != NULL, BT_ERR_FORMAT, "%s:%d: %s", path, error.line, error.text);
     text = json_object_get(config, "text_config");
     if (!json_is_object(text)) text = config;
-    experts = json_object_get(text, "n_routed_experts");
-    top_k   = json_object_get(text, "num_experts_per_tok");
+    moe     = json_object_get(config, "moe");
+    experts = json_object_get(json_is_object(moe) ? moe : text,
+                              json_is_object(moe) ? "num_experts" : "n_routed_experts");
+    top_k = json_object_get(json_is_object(moe) ? moe : text, "num_experts_per_tok");
     if (!json_is_integer(experts) || json_integer_value(experts) == 0) {
         *top_k_out = 0;
         goto out;

@@ -74,6 +74,19 @@ int bt_open_never_blocking(int fd)
     return open(path, O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
 }
 
+void bt_model_config_file(const char *dir, char path_out[PATH_MAX])
+{
+    char        other[PATH_MAX];
+    struct stat info;
+
+    snprintf(path_out, PATH_MAX, "%s/config.json", dir);
+    if (lstat(path_out, &info) == 0 ||
+        snprintf(other, sizeof(other), "%s/params.json", dir) >= (int)sizeof(other) ||
+        lstat(other, &info) != 0)
+        return;
+    snprintf(path_out, PATH_MAX, "%s", other);
+}
+
 bt_status bt_check_out(const char *option, const char *path)
 {
     bt_status   st    = BT_OK;

@@ -33,6 +33,10 @@ bt_status bt_map_regular(const char *path, uint8_t **map_out, size_t *bytes_out)
  * what others have open as well.  Owned by the caller; -1: it is neither, or cannot be opened. */
 int bt_open_never_blocking(int fd);
 
+/* The file that describes the model in dir: its config.json, or where there is only that the
+ * params.json of Mistral's own format. */
+void bt_model_config_file(const char *dir, char path_out[PATH_MAX]);
+
 /* Can a new file be put at path?  Asked before long work; nothing is created.  IO says why not,
  * after `option`, which named it. */
 bt_status bt_check_out(const char *option, const char *path);

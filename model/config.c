@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "core/file.h"
 #include "model/config_parts.h"
 #include "model/json.h"
 
@@ -334,18 +335,24 @@ out:
     return st;
 }
 
-/* Mistral Large 3, and Mistral Small 4 beside what transformers reads, are published so. */
-static bt_status refuse_foreign(const char *dir, const char *path)
+/* params.json in the names of config.json, which errors then speak of. */
+static bt_status read_description(char path[PATH_MAX], json_t **json_out)
 {
-    bt_status st = BT_OK;
-    char      params[PATH_MAX];
+    bt_status   st     = BT_OK;
+    json_t     *json   = NULL;
+    const char *name   = strrchr(path, '/');
+    bool        native = strcmp(name, "/params.json") == 0;
 
-    snprintf(params, sizeof(params), "%s/params.json", dir);
-    BT_REQUIRE(
-        bt_json_file_exists(path) || !bt_json_file_exists(params), BT_ERR_UNSUPPORTED,
-        "%s: expected config.json, found params.json: a checkpoint in Mistral's own format is "
-        "not read, one that transformers has converted is",
-        dir);
+    BT_TRY(read_object(path, &json));
+    if (native) {
+        json_t *params = json;
+
+        st = bt_config_of_params(path, params, &json);
+        json_decref(params);
+        if (st != BT_OK) goto out;
+        strncat(path, " in the names of config.json", PATH_MAX - strlen(path) - 1);
+    }
+    *json_out = json;
 out:
     return st;
 }
@@ -360,10 +367,10 @@ bt_status bt_model_config_read(const char *dir, bt_model_config *cfg_out)
     bt_json_at      at, all;
     char            path[PATH_MAX];
 
-    BT_REQUIRE(snprintf(path, sizeof(path), "%s/config.json", dir) < PATH_MAX - 32, BT_ERR_IO,
-               "model directory: expected a path under %d bytes", PATH_MAX - 32);
-    BT_TRY(refuse_foreign(dir, path));
-    BT_TRY(read_object(path, &json));
+    BT_REQUIRE(strlen(dir) < PATH_MAX - 64, BT_ERR_IO,
+               "model directory: expected a path under %d bytes", PATH_MAX - 64);
+    bt_model_config_file(dir, path);
+    BT_TRY(read_description(path, &json));
     at = all = (bt_json_at){path, "", json};
     BT_TRY(enter_language_model(&at));
     BT_TRY(read_family(&at, &cfg, &fam));

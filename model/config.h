@@ -2,9 +2,9 @@
  *
  * Families: deepseek_v2, deepseek_v3 (Kimi-K2, Moonlight; the language model of kimi_k25, which is
  * Kimi-K2.5 and K2.6, and of kimi_vl), glm4_moe_lite, sarvam_mla, axk1 (A.X-K1), youtu (dense
- * layers alone), mistral4 (Mistral Small 4, also within mistral3); with sparse attention
- * deepseek_v32 and glm_moe_dsa (GLM-5).  Both spellings of the rope fields are read (rope_scaling,
- * and rope_parameters of transformers 5). */
+ * layers alone), mistral4 (Mistral Small 4, also within mistral3; Mistral Large 3); with sparse
+ * attention deepseek_v32 and glm_moe_dsa (GLM-5).  Both spellings of the rope fields are read
+ * (rope_scaling, and rope_parameters of transformers 5). */
 #ifndef BT_MODEL_CONFIG_H
 #define BT_MODEL_CONFIG_H
 
@@ -57,7 +57,8 @@ typedef struct {
                                             generation_config.json, or "" */
 } bt_model_config;
 
-/* Reads dir/config.json (and dir/generation_config.json when it is there) into *cfg_out.
+/* Reads dir/config.json, or dir/params.json where there is only that (and
+ * dir/generation_config.json when it is there), into *cfg_out.
  * IO, FORMAT or UNSUPPORTED with file, field, what was expected and what was found. */
 bt_status bt_model_config_read(const char *dir, bt_model_config *cfg_out);
 

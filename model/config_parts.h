@@ -47,6 +47,10 @@ bt_status bt_config_index(const bt_json_at *at, bt_model_family fam, bt_model_co
 /* Which layers are MoE, the experts' sizes and the gate.  Needs cfg->hidden and n_layers. */
 bt_status bt_config_moe(const bt_json_at *at, bt_model_family fam, bt_model_config *cfg);
 
+/* What the object of params.json says, as that of config.json, counted.  UNSUPPORTED names a field
+ * that it does not know, or without which this is no Mistral Large 3; FORMAT; NO_MEMORY. */
+bt_status bt_config_of_params(const char *file, const json_t *params, json_t **config_out);
+
 /* Warns of names that look misspelt. */
 void bt_config_warn_of_names(const bt_json_at *at);
 

@@ -1,6 +1,6 @@
-/* model/config_quantization.c - quantization_config: FP8 as DeepSeek publishes it, or weights of 4
- * bits as compressed-tensors does.  Which matrices have them, in the latter also against `ignore`,
- * the tensors say (weights.h). */
+/* model/config_quantization.c - quantization_config: FP8 as DeepSeek publishes it, or as
+ * compressed-tensors does FP8 in the same blocks or weights of 4 bits.  Which matrices have them,
+ * in the latter also against `ignore`, the tensors say (weights.h). */
 #include <stdio.h>
 #include <string.h>
 
@@ -33,6 +33,29 @@ static const rule INT4[] = {
     {"sparsity_config",     "{}",                 false},
     {"transform_config",    "{}",                 false},
     {"moe_sparsity_config", NULL,                 false},
+};
+
+/* As Mistral Large 3: what it says of activations is not used, since they stay bf16. */
+static const rule FP8_BLOCK[] = {
+    {"format",              "\"float-quantized\"", true },
+    {"quantization_status", "\"compressed\"",      false},
+    {"kv_cache_scheme",     NULL,                  false},
+    {"sparsity_config",     "{}",                  false},
+    {"transform_config",    "{}",                  false},
+};
+
+static const rule FP8_BLOCK_GROUP[] = {
+    {"format",             "\"float-quantized\"", false},
+    {"output_activations", NULL,                  false},
+};
+
+static const rule FP8_BLOCK_WEIGHTS[] = {
+    {"num_bits",        "8",         true },
+    {"type",            "\"float\"", true },
+    {"symmetric",       "true",      true },
+    {"strategy",        "\"block\"", true },
+    {"block_structure", "[128,128]", true },
+    {"dynamic",         "false",     false},
 };
 
 static const rule INT4_GROUP[] = {
@@ -73,9 +96,16 @@ out:
     return st;
 }
 
-#define CHECK_RULES(at, rules)                                      \
-    for (size_t i = 0; i < sizeof(rules) / sizeof((rules)[0]); i++) \
-    BT_TRY(check_rule(at, &(rules)[i]))
+static bt_status check_rules(const bt_json_at *at, const rule *rules, size_t n)
+{
+    bt_status st = BT_OK;
+
+    for (size_t i = 0; i < n && st == BT_OK; i++)
+        st = check_rule(at, &rules[i]);
+    return st;
+}
+#define CHECK_RULES(at, rules) \
+    BT_TRY(check_rules((at), (rules), sizeof(rules) / sizeof((rules)[0])))
 
 /* The object called so within another; `name` has room for where it stands. */
 static bt_status enter(const bt_json_at *at, const char *field, char name[256], bt_json_at *in_out)
@@ -107,7 +137,7 @@ out:
     return st;
 }
 
-static bt_status check_group(const bt_json_at *groups, const char *key)
+static bt_status check_group(const bt_json_at *groups, const char *key, bool fp8)
 {
     bt_status  st = BT_OK;
     bt_json_at group, weights;
@@ -115,28 +145,38 @@ static bt_status check_group(const bt_json_at *groups, const char *key)
 
     BT_TRY(enter(groups, key, group_name, &group));
     BT_TRY(check_names(&group, "targets"));
-    CHECK_RULES(&group, INT4_GROUP);
     BT_TRY(enter(&group, "weights", weights_name, &weights));
-    CHECK_RULES(&weights, INT4_WEIGHTS);
+    if (fp8) {
+        CHECK_RULES(&group, FP8_BLOCK_GROUP);
+        CHECK_RULES(&weights, FP8_BLOCK_WEIGHTS);
+    } else {
+        CHECK_RULES(&group, INT4_GROUP);
+        CHECK_RULES(&weights, INT4_WEIGHTS);
+    }
 out:
     return st;
 }
 
-static bt_status read_int4(const bt_json_at *q, bt_model_config *cfg)
+static bt_status read_compressed(const bt_json_at *q, bt_model_config *cfg)
 {
     bt_status   st = BT_OK;
     bt_json_at  groups;
     const char *key;
-    json_t     *group;
+    json_t     *group, *format = bt_json_field(q, "format");
     char        name[256];
+    bool fp8 = json_is_string(format) && strcmp(json_string_value(format), "float-quantized") == 0;
 
-    CHECK_RULES(q, INT4);
+    if (fp8)
+        CHECK_RULES(q, FP8_BLOCK);
+    else
+        CHECK_RULES(q, INT4);
     BT_TRY(check_names(q, "ignore"));
     BT_TRY(enter(q, "config_groups", name, &groups));
     BT_REQUIRE(json_object_size(groups.obj) != 0, BT_ERR_FORMAT,
                "%s: field %s: expected one group or more, found none", q->file, groups.in);
-    json_object_foreach((json_t *)groups.obj, key, group) BT_TRY(check_group(&groups, key));
-    cfg->int4 = true;
+    json_object_foreach((json_t *)groups.obj, key, group) BT_TRY(check_group(&groups, key, fp8));
+    cfg->int4 = !fp8;
+    cfg->fp8  = fp8;
 out:
     return st;
 }
@@ -157,7 +197,7 @@ bt_status bt_config_quantization(const bt_json_at *at, bt_model_config *cfg)
                at->file, q.in);
     BT_TRY(bt_json_str(&q, "quant_method", &method));
     if (strcmp(method, "compressed-tensors") == 0) {
-        BT_TRY(read_int4(&q, cfg));
+        BT_TRY(read_compressed(&q, cfg));
         goto out;
     }
     BT_REQUIRE(strcmp(method, "fp8") == 0, BT_ERR_UNSUPPORTED,

@@ -5,6 +5,7 @@
 
 typedef struct {
     double factor, original_context, beta_fast, beta_slow, mscale, mscale_all_dim;
+    double attention_factor; /* 0: it follows from mscale and mscale_all_dim */
 } yarn;
 
 static const double PI = 3.14159265358979323846;
@@ -87,9 +88,6 @@ static bt_status refuse_variants(const bt_json_at *at, const bt_json_at *rope, d
         BT_TRY(optional_f64(rope, "partial_rotary_factor", 0, 1, &partial));
         if (json_object_get(rope->obj, "truncate") != NULL)
             BT_TRY(bt_json_bool(rope, "truncate", &truncate));
-        BT_REQUIRE(bt_json_field(rope, "attention_factor") == NULL, BT_ERR_UNSUPPORTED,
-                   "%s: field %s.attention_factor: expected mscale and mscale_all_dim instead",
-                   at->file, rope->in);
     }
     BT_REQUIRE(partial == whole, BT_ERR_UNSUPPORTED,
                "%s: field partial_rotary_factor: expected %.17g, found %.17g", at->file, whole,
@@ -140,12 +138,13 @@ static bt_status read_yarn(const bt_json_at *at, const bt_json_at *rope, yarn *y
 {
     bt_status st = BT_OK;
 
-    *y = (yarn){.beta_fast = 32, .beta_slow = 1, .mscale = 0, .mscale_all_dim = 0};
+    *y = (yarn){.beta_fast = 32, .beta_slow = 1};
     BT_TRY(read_factor(at, rope, y));
     BT_TRY(optional_f64(rope, "beta_fast", 1e-3, 1e6, &y->beta_fast));
     BT_TRY(optional_f64(rope, "beta_slow", 1e-3, 1e6, &y->beta_slow));
     BT_TRY(optional_f64(rope, "mscale", 0, 100, &y->mscale));
     BT_TRY(optional_f64(rope, "mscale_all_dim", 0, 100, &y->mscale_all_dim));
+    BT_TRY(optional_f64(rope, "attention_factor", 1e-3, 100, &y->attention_factor));
     BT_REQUIRE(y->beta_fast >= y->beta_slow, BT_ERR_FORMAT,
                "%s: field %s.beta_fast: expected at least beta_slow (%.17g), found %.17g",
                rope->file, rope->in, y->beta_slow, y->beta_fast);
@@ -204,6 +203,7 @@ static void apply_yarn(const yarn *y, bt_model_config *cfg)
     cfg->mla.rope_magnitude = y->mscale != 0 && y->mscale_all_dim != 0
                                   ? mscale_of(y->factor, y->mscale) / all_dim
                                   : mscale_of(y->factor, 1);
+    if (y->attention_factor != 0) cfg->mla.rope_magnitude = y->attention_factor;
     if (y->mscale_all_dim != 0)
         cfg->mla.softmax_scale =
             (float)(all_dim * all_dim / sqrt(cfg->mla.qk_nope_dim + cfg->mla.qk_rope_dim));

@@ -85,6 +85,7 @@ static bt_status find_matrix(const bt_reference *r, const char *name, uint32_t n
     if ((*t_out)->dtype != BT_ST_F8_E4M3) goto out;
     block[0] = block[1] = FP8_BLOCK;
     snprintf(other, sizeof(other), "%s_scale_inv", name);
+    if (bt_safetensors_find(r->st, other) == NULL) snprintf(other, sizeof(other), "%s_scale", name);
     if (r->cfg->fp8_one_scale) {
         block[0] = n;
         block[1] = k;

@@ -44,20 +44,22 @@ static bt_status find_scale(const bt_safetensors *st_set, const char *name, bt_m
     uint32_t rows = (m->n + BT_FP8_BLOCK - 1) / BT_FP8_BLOCK,
              cols = (m->k + BT_FP8_BLOCK - 1) / BT_FP8_BLOCK;
     bt_status st  = BT_OK;
-    char      scale_name[NAME_BYTES];
+    char      scale_name[NAME_BYTES], other_name[NAME_BYTES];
 
     m->kind = BT_WEIGHT_FP8;
     snprintf(scale_name, sizeof(scale_name), "%s" BT_NAME_SCALE_FP8, name);
     m->scale = bt_safetensors_find(st_set, scale_name);
-    BT_REQUIRE(
-        m->scale != NULL, BT_ERR_FORMAT,
-        "%s: expected tensor %s F32 [%u, %u], the scales of %s, which is F8_E4M3; found none",
-        bt_safetensors_file_of(st_set, m->t), scale_name, rows, cols, name);
+    snprintf(other_name, sizeof(other_name), "%s" BT_NAME_SCALE_PACKED, name);
+    if (m->scale == NULL) m->scale = bt_safetensors_find(st_set, other_name);
+    BT_REQUIRE(m->scale != NULL, BT_ERR_FORMAT,
+               "%s: expected tensor %s or %s F32 [%u, %u], the scales of %s, which is F8_E4M3; "
+               "found none",
+               bt_safetensors_file_of(st_set, m->t), scale_name, other_name, rows, cols, name);
     m->one_scale = bt_tensor_n_weights(m->scale) == 1 && m->scale->n_dims < 2;
-    if (m->one_scale && m->scale->dtype == BT_ST_BF16) goto out;
-    BT_REQUIRE(
-        m->scale->dtype == BT_ST_F32, BT_ERR_FORMAT, "%s: tensor %s: expected dtype F32, found %s",
-        bt_safetensors_file_of(st_set, m->scale), scale_name, bt_st_dtype_name(m->scale->dtype));
+    BT_REQUIRE(m->scale->dtype == BT_ST_F32 || m->scale->dtype == BT_ST_BF16, BT_ERR_FORMAT,
+               "%s: tensor %s: expected dtype F32 or BF16, found %s",
+               bt_safetensors_file_of(st_set, m->scale), m->scale->name,
+               bt_st_dtype_name(m->scale->dtype));
     if (!m->one_scale) BT_TRY(check(st_set, m->scale, 2, rows, cols));
 out:
     return st;
@@ -108,7 +110,7 @@ static bt_status find_int4(const bt_safetensors *st_set, const char *name, bt_ma
         bt_safetensors_file_of(st_set, m->t), m->t->name, m->n, m->k, BT_INT4_GROUP);
     BT_TRY(check_dtype(st_set, m->t, BT_ST_I32));
     BT_TRY(check(st_set, m->t, 2, m->n, m->k / BT_INT4_IN_WORD));
-    BT_TRY(find_beside(st_set, name, BT_NAME_SCALE_INT4, m, &m->scale));
+    BT_TRY(find_beside(st_set, name, BT_NAME_SCALE_PACKED, m, &m->scale));
     BT_TRY(check_dtype(st_set, m->scale, BT_ST_BF16));
     BT_TRY(check(st_set, m->scale, 2, m->n, m->k / BT_INT4_GROUP));
     BT_TRY(find_beside(st_set, name, BT_NAME_SHAPE, m, &m->shape));

@@ -10,17 +10,17 @@
 typedef struct {
     bt_weight_kind   kind;  /* fp32 counts as bf16 */
     const bt_tensor *t;     /* [n, k] bf16, fp32 or e4m3; or of 4 bits [n, k / 8] words */
-    const bt_tensor *scale; /* of e4m3: [ceil(n / 128), ceil(k / 128)] fp32, or one of the whole,
-                               fp32 or bf16; of 4 bits: [n, k / 32] bf16; else NULL */
+    const bt_tensor *scale; /* of e4m3: [ceil(n / 128), ceil(k / 128)], or one of the whole, fp32 or
+                               bf16; of 4 bits: [n, k / 32] bf16; else NULL */
     bool             one_scale; /* of e4m3: of the whole */
     const bt_tensor *shape;     /* of 4 bits: n and k as I32 or I64; else NULL */
     uint32_t         n, k;
 } bt_matrix;
 
 /* Finds [n, k] under `name`, for e4m3 with its scales, or the one that it has, under
- * <name>_scale_inv; or in 4 bits under <name>_packed, _scale and _shape, as compressed-tensors
- * writes them.  FORMAT names what is missing or differs, with expected and found; UNSUPPORTED: in 4
- * bits otherwise than here. */
+ * <name>_scale_inv or, as compressed-tensors writes them, <name>_scale; or in 4 bits under
+ * <name>_packed, _scale and _shape, as the latter does.  FORMAT names what is missing or differs,
+ * with expected and found; UNSUPPORTED: in 4 bits otherwise than here. */
 bt_status bt_matrix_find(const bt_safetensors *st, const char *name, uint32_t n, uint32_t k,
                          bt_matrix *matrix_out);
 /* The same for a vector [n] of bf16 or fp32; k is 1. */

@@ -216,6 +216,25 @@ out:
     return st;
 }
 
+/* Mistral's own names become those of transformers; what is not of the language model keeps its
+ * name. */
+static bt_status take_mistral(bt_safetensors *set)
+{
+    bt_status st = BT_OK;
+
+    for (size_t i = 0; i < set->n; i++) {
+        char *name = NULL;
+
+        BT_TRY(bt_st_name_of_mistral(set->tensors[i].name, &name));
+        if (name == NULL) continue;
+        bt_free((char *)(uintptr_t)set->tensors[i].name);
+        set->tensors[i].name = name;
+    }
+    BT_TRY(sort_by_name(set));
+out:
+    return st;
+}
+
 /* The language model of a multimodal checkpoint has a prefix, which goes: its tensors are called as
  * those of a checkpoint of its own.  transformers 5 saves the layers of kimi_k25 as blocks, which
  * is what the vision tower's are. */
@@ -286,24 +305,35 @@ out:
     return st;
 }
 
-/* model.safetensors, else the shards of the index: the order of Hugging Face. */
+/* One file, else the shards of an index: the order of Hugging Face. */
+static bt_status open_named(bt_safetensors *set, const char *dir, const char *name, bool *found_out)
+{
+    char single[PATH_MAX], index[PATH_MAX];
+
+    snprintf(single, sizeof(single), "%s/%s.safetensors", dir, name);
+    snprintf(index, sizeof(index), "%s/%s.safetensors.index.json", dir, name);
+    *found_out = true;
+    if (bt_json_file_exists(single)) return open_single(set, single);
+    if (bt_json_file_exists(index)) return open_index(set, dir, index);
+    *found_out = false;
+    return BT_OK;
+}
+
 static bt_status open_dir(bt_safetensors *set, const char *dir)
 {
-    bt_status st = BT_OK;
-    char      single[PATH_MAX], index[PATH_MAX];
+    bt_status st    = BT_OK;
+    bool      found = false;
 
     BT_REQUIRE(strlen(dir) < PATH_MAX - 64, BT_ERR_IO,
                "model directory: expected a path under %d bytes", PATH_MAX - 64);
-    snprintf(single, sizeof(single), "%s/model.safetensors", dir);
-    snprintf(index, sizeof(index), "%s/model.safetensors.index.json", dir);
-    if (bt_json_file_exists(single)) {
-        BT_TRY(open_single(set, single));
-    } else {
-        BT_REQUIRE(bt_json_file_exists(index), BT_ERR_IO,
-                   "%s: expected model.safetensors or model.safetensors.index.json, found neither",
-                   dir);
-        BT_TRY(open_index(set, dir, index));
-    }
+    BT_TRY(open_named(set, dir, "model", &found));
+    if (found) goto out;
+    BT_TRY(open_named(set, dir, "consolidated", &found));
+    BT_REQUIRE(found, BT_ERR_IO,
+               "%s: expected model.safetensors or model.safetensors.index.json, or either called "
+               "consolidated, found none",
+               dir);
+    BT_TRY(take_mistral(set));
 out:
     return st;
 }

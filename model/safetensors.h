@@ -2,7 +2,8 @@
  *
  * A file is 8 bytes little-endian N, N bytes of JSON {name: {dtype, shape, data_offsets}}, then
  * data; offsets count from the end of the JSON.  A set is one file, or the shards that
- * model.safetensors.index.json names.  Opening checks every header completely (sizes, overlaps,
+ * model.safetensors.index.json names; or in Mistral's own format the same called consolidated.
+ * Opening checks every header completely (sizes, overlaps,
  * dtypes, shapes against byte counts), so that a tensor that can be found can be read. */
 #ifndef BT_MODEL_SAFETENSORS_H
 #define BT_MODEL_SAFETENSORS_H
@@ -60,7 +61,8 @@ typedef struct bt_safetensors bt_safetensors;
 
 /* Opens a file, or the set in a model directory.  Names of tensors lose "language_model.", which
  * those of a multimodal checkpoint's language model begin with, or have behind "model.", and have
- * layers where they have blocks.  What a file has of all experts of a layer as one tensor is found
+ * layers where they have blocks; those of Mistral's own format are called as transformers does.
+ * What a file has of all experts of a layer as one tensor is found
  * as the tensors of each:
  *     experts.gate_up_proj [E, 2 d, k]  ->  experts.<e>.gate_proj.weight and .up_proj.weight [d, k]
  *     experts.down_proj    [E, n, d]    ->  experts.<e>.down_proj.weight [n, d]

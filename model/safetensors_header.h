@@ -28,6 +28,11 @@ bt_status bt_st_count_stacked(const char *file, const bt_tensor *t, size_t *n_ou
 /* The i-th of them, whose name is owned then.  NO_MEMORY. */
 bt_status bt_st_unstack(const bt_tensor *all, size_t i, bt_tensor *t_out);
 
+/* ---- safetensors_mistral.c */
+
+/* What transformers calls a tensor of Mistral's own format, owned by the caller; NULL: nothing. */
+bt_status bt_st_name_of_mistral(const char *name, char **name_out);
+
 #ifdef __cplusplus
 }
 #endif

@@ -30,6 +30,6 @@ bool bt_tensor_is_beside_weights(const bt_tensor *t)
 {
     return bt_tensor_name_ends(t->name, BT_NAME_SCALE_FP8) ||
            bt_tensor_name_ends(t->name, BT_NAME_SCALE_IN) ||
-           bt_tensor_name_ends(t->name, ".weight" BT_NAME_SCALE_INT4) ||
+           bt_tensor_name_ends(t->name, ".weight" BT_NAME_SCALE_PACKED) ||
            bt_tensor_name_ends(t->name, ".weight" BT_NAME_SHAPE);
 }

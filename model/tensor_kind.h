@@ -11,9 +11,10 @@
 #define BT_NAME_SCALE_FP8 "_scale_inv"
 #define BT_NAME_SCALE_IN \
     "activation_scale" /* of what an e4m3 matrix is multiplied with: not used */
-#define BT_NAME_PACKED     "_packed"
-#define BT_NAME_SCALE_INT4 "_scale"
-#define BT_NAME_SHAPE      "_shape"
+/* of compressed-tensors, the scale for e4m3 too */
+#define BT_NAME_PACKED       "_packed"
+#define BT_NAME_SCALE_PACKED "_scale"
+#define BT_NAME_SHAPE        "_shape"
 
 bool bt_tensor_name_ends(const char *name, const char *end);
 /* What its weights are; fp32 counts as bf16. */

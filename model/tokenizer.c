@@ -22,6 +22,21 @@ void bt_tokenizer_file(const char *dir, char file_out[PATH_MAX])
         snprintf(file_out, PATH_MAX, "%s", other);
 }
 
+/* Of Mistral's own format. */
+static bt_status refuse_tekken(const char *dir, const char *file)
+{
+    bt_status st = BT_OK;
+    char      tekken[PATH_MAX];
+
+    snprintf(tekken, sizeof(tekken), "%s/tekken.json", dir);
+    BT_REQUIRE(bt_json_file_exists(file) || !bt_json_file_exists(tekken), BT_ERR_UNSUPPORTED,
+               "%s: expected tokenizer.json, found tekken.json, which is not read: put the one "
+               "beside it that transformers makes of it",
+               dir);
+out:
+    return st;
+}
+
 bt_status bt_tokenizer_open(const char *path, bt_tokenizer **tok_out)
 {
     bt_status     st  = BT_OK;
@@ -35,6 +50,7 @@ bt_status bt_tokenizer_open(const char *path, bt_tokenizer **tok_out)
                PATH_MAX - 32);
     snprintf(file, sizeof(file), "%s", path);
     if (stat(path, &info) == 0 && S_ISDIR(info.st_mode)) bt_tokenizer_file(path, file);
+    BT_TRY(refuse_tekken(path, file));
     name = strrchr(file, '/');
     name = name != NULL ? name + 1 : file;
     snprintf(dir, sizeof(dir), "%.*s", name == file ? 1 : (int)(name - file) - 1,

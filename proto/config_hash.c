@@ -11,14 +11,14 @@
 uint64_t bt_config_hash(const char *dir)
 {
     char          path[PATH_MAX], bytes[4096];
-    const char   *why   = "its path is too long";
+    const char   *why   = NULL;
     FILE         *f     = NULL;
     XXH3_state_t *state = XXH3_createState();
     uint64_t      hash  = 0;
     size_t        n;
 
-    if (snprintf(path, sizeof(path), "%s/config.json", dir) < (int)sizeof(path))
-        f = bt_open_regular(path, &why);
+    bt_model_config_file(dir, path);
+    f = bt_open_regular(path, &why);
     if (f == NULL || state == NULL) {
         BT_WARN("%s: %s", path, f == NULL ? why : "no memory to read it");
         goto out;

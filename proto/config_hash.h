@@ -4,7 +4,8 @@
 
 #include <stdint.h>
 
-/* XXH3-64 of the bytes of DIR/config.json, never 0; 0 when it cannot be read (said in the log). */
+/* XXH3-64 of the bytes of the file that describes the model in DIR (bt_model_config_file()), never
+ * 0; 0 when it cannot be read (said in the log). */
 uint64_t bt_config_hash(const char *dir);
 
 #endif

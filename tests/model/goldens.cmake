@@ -1,9 +1,9 @@
 # Every model against its golden outputs.
-foreach(model demo v2-lite v2 v3-fp8 kimi-k2 k2-int4 moonlight glm-flash v3.2 glm-5 axk1 youtu mistral-4)
+foreach(model demo v2-lite v2 v3-fp8 kimi-k2 k2-int4 moonlight glm-flash v3.2 glm-5 axk1 youtu mistral-4 mistral-large-3)
   bt_test(model.reference.${model} SOURCE test_goldens_reference.c ONE_THREAD ARGS ${model} LABELS cpu
           LIBS bt_model_reference PkgConfig::JANSSON)
 endforeach()
-foreach(model demo v2-lite v2 v3-fp8 kimi-k2 k2-int4 moonlight glm-flash v3.2 glm-5 axk1 youtu mistral-4)
+foreach(model demo v2-lite v2 v3-fp8 kimi-k2 k2-int4 moonlight glm-flash v3.2 glm-5 axk1 youtu mistral-4 mistral-large-3)
   bt_test(model.engine.${model} SOURCE test_goldens_engine.c ARGS ${model} NP 1 LABELS cpu
           LIBS bt_model PkgConfig::JANSSON)
 endforeach()

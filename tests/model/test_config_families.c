@@ -197,15 +197,120 @@ static void config_of_mistral_scales_queries(void)
     EXPECT_EQ(read_wrapped("mistral3", "{\"text_config\": {\"model_type\": \"mistral\"}}", &c),
               BT_ERR_UNSUPPORTED);
     EXPECT_HAS(bt_error_text(), "mistral4 as such or within mistral3, found \"mistral\"");
-    scratch_clear();
-    scratch_write("params.json", "{}", 2);
-    EXPECT_EQ(bt_model_config_read(g_scratch, &c), BT_ERR_UNSUPPORTED);
-    EXPECT_HAS(bt_error_text(),
-               "expected config.json, found params.json: a checkpoint in Mistral's");
     for (size_t i = 0; i < sizeof(BAD_MISTRAL) / sizeof(BAD_MISTRAL[0]); i++) {
         EXPECT_EQ(read_patched(BAD_MISTRAL[i].patch, &c), BAD_MISTRAL[i].st);
         EXPECT_HAS(bt_error_text(), BAD_MISTRAL[i].parts[0]);
         EXPECT_HAS(bt_error_text(), BAD_MISTRAL[i].parts[1]);
+    }
+}
+
+#define LARGE_3 BT_SOURCE_DIR "/tests/models/mistral-large-3"
+
+/* Its params.json with a member set, of the object `in` where it is one, or without it. */
+static bt_status read_params(const char *in, const char *name, const char *value,
+                             bt_model_config *cfg)
+{
+    json_t *params = json_load_file(LARGE_3 "/params.json", 0, NULL);
+    json_t *v = json_loads(value, JSON_DECODE_ANY, NULL), *of = json_object_get(params, in);
+    char   *text;
+
+    if (params == NULL || v == NULL) abort();
+    json_object_set_new(of != NULL ? of : params, name, v);
+    text = json_dumps(params, 0);
+    scratch_clear();
+    scratch_write("params.json", text, strlen(text));
+    free(text);
+    json_decref(params);
+    return bt_model_config_read(g_scratch, cfg);
+}
+
+static void config_of_params_is_read(void)
+{
+    bt_model_config c;
+
+    EXPECT_EQ(bt_model_config_read(LARGE_3, &c), BT_OK);
+    EXPECT(strcmp(c.model_type, "mistral4") == 0 && c.n_layers == 3 && c.hidden == 144);
+    EXPECT(c.first_moe_layer == 1 && c.dense_dim == 160 && c.moe.expert_dim == 40);
+    EXPECT(c.moe.gate.kind == BT_GATE_SOFTMAX && c.moe.gate.norm_topk && c.moe.gate.scale == 1);
+    EXPECT(c.mla.query_beta == 0.5 && c.mla.query_context == 32 && c.yarn_factor == 36);
+    EXPECT(c.mla.rope_magnitude == 1 && c.mla.softmax_scale == (float)(1 / sqrt(40)));
+    EXPECT(c.fp8 && !c.fp8_one_scale && !c.int4);
+    EXPECT(c.bos_token == 1 && c.n_eos == 1 && c.eos_tokens[0] == 2 && c.pad_token == 11);
+    /* config.json counts first */
+    EXPECT_EQ(read_params("", "vision_encoder", "{\"image_size\": 1540}", &c), BT_OK);
+    write_patched("{}");
+    EXPECT_EQ(bt_model_config_read(g_scratch, &c), BT_OK);
+    EXPECT(strcmp(c.model_type, "deepseek_v3") == 0);
+}
+
+static void config_of_other_params_is_refused(void)
+{
+    static const struct {
+        const char *in, *name, *value;
+        bt_status   st;
+        const char *parts[2];
+    } BAD[] = {
+        {"",
+         "moe",                              "null",
+         BT_ERR_UNSUPPORTED,                                                {"params.json: field moe: expected an object", "found nothing"}             },
+        {"",                "yarn",          "[1]",     BT_ERR_UNSUPPORTED, {"field yarn: expected an object", "found [1]"}                             },
+        {"",
+         "llama_4_scaling",                  "null",
+         BT_ERR_UNSUPPORTED,                                                {"field llama_4_scaling: expected an object", "found nothing"}              },
+        {"",
+         "sliding_window",                   "4096",
+         BT_ERR_UNSUPPORTED,                                                {"field sliding_window: not one of Mistral Large 3", "found 4096"}          },
+        {"",                "quantization",  "{}",      BT_ERR_UNSUPPORTED, {"field quantization: not one", "found {}"}                                 },
+        {"moe",
+         "use_load_balancing_bias",          "true",
+         BT_ERR_UNSUPPORTED,                                                {"field moe.use_load_balancing_bias: not one", "found true"}                },
+        {"moe",
+         "num_expert_groups",                "2",
+         BT_ERR_UNSUPPORTED,                                                {"names of config.json: field n_group: expected 1", "found 2"}              },
+        {"yarn",
+         "apply_scale",                      "true",
+         BT_ERR_UNSUPPORTED,                                                {"field yarn.apply_scale: expected false", "found true"}                    },
+        {"yarn",
+         "apply_scale",                      "null",
+         BT_ERR_FORMAT,                                                     {"field yarn.apply_scale: expected true or false", "found nothing"}         },
+        {"llama_4_scaling",
+         "original_max_position_embeddings", "64",
+         BT_ERR_UNSUPPORTED,                                                {"expected 32", "found 64"}                                                 },
+        {"llama_4_scaling",
+         "beta",                             "\"0.1\"",
+         BT_ERR_FORMAT,                                                     {"rope_parameters.llama_4_scaling_beta: expected a number", "found \"0.1\""}},
+        {"",
+         "kv_lora_rank",                     "null",
+         BT_ERR_FORMAT,                                                     {"config.json: field kv_lora_rank: expected an integer", "found nothing"}   },
+    };
+    bt_model_config c;
+
+    for (size_t i = 0; i < sizeof(BAD) / sizeof(BAD[0]); i++) {
+        EXPECT_EQ(read_params(BAD[i].in, BAD[i].name, BAD[i].value, &c), BAD[i].st);
+        EXPECT_HAS(bt_error_text(), BAD[i].parts[0]);
+        EXPECT_HAS(bt_error_text(), BAD[i].parts[1]);
+    }
+    scratch_clear();
+    scratch_write("params.json", "[]", 2);
+    EXPECT_EQ(bt_model_config_read(g_scratch, &c), BT_ERR_FORMAT);
+    EXPECT_HAS(bt_error_text(), "params.json: expected an object, found []");
+}
+
+/* Families with latent attention of which something is not served. */
+static void config_of_families_that_are_not_served_names_them(void)
+{
+    static const char *const TYPES[] = {"minicpm3",  "mistral_large4", "axk2",       "hy_v4",
+                                        "hy_v4_vl",  "bailing_hybrid", "dots3_note", "kimi_linear",
+                                        "glm5_next", "longcat_flash"};
+    bt_model_config          c;
+    char                     patch[64], found[64];
+
+    for (size_t i = 0; i < sizeof(TYPES) / sizeof(TYPES[0]); i++) {
+        snprintf(patch, sizeof(patch), "{\"model_type\": \"%s\"}", TYPES[i]);
+        snprintf(found, sizeof(found), "found \"%s\"", TYPES[i]);
+        EXPECT_EQ(read_patched(patch, &c), BT_ERR_UNSUPPORTED);
+        EXPECT_HAS(bt_error_text(), "field model_type: expected deepseek_v2");
+        EXPECT_HAS(bt_error_text(), found);
     }
 }
 
@@ -219,6 +324,9 @@ static const bt_test TESTS[] = {
     BT_TEST(config_of_axk1_norms_what_its_experts_give),
     BT_TEST(config_of_youtu_is_dense),
     BT_TEST(config_of_mistral_scales_queries),
+    BT_TEST(config_of_params_is_read),
+    BT_TEST(config_of_other_params_is_refused),
+    BT_TEST(config_of_families_that_are_not_served_names_them),
 };
 
 int main(int argc, char **argv)

@@ -94,6 +94,41 @@ static void rows_of_e4m3_may_have_one_scale(void)
     bt_safetensors_close(set);
 }
 
+/* As compressed-tensors calls it, here in bf16. */
+static void rows_of_e4m3_have_the_scale_of_compressed_tensors(void)
+{
+    static const bt_bf16 BLOCKS[4] = {0x3f80, 0x4000, 0x4080, 0x4100}; /* 1, 2, 4, 8 */
+    bt_tensor            list[2]   = {
+                     {"w",       BT_ST_F8_E4M3, 2, {N, K}, g_e4m3, sizeof(g_e4m3)},
+                     {"w_scale", BT_ST_BF16,    2, {2, 2}, BLOCKS, sizeof(BLOCKS)},
+    };
+    bt_safetensors *set;
+    bt_matrix       m;
+    bt_bf16         row[K];
+    uint8_t         raw[K];
+    float           scales[2];
+
+    memset(g_e4m3, 0x38, sizeof(g_e4m3)); /* 1 */
+    set = open_list(2, list);
+    NEED(bt_matrix_find(set, "w", N, K, &m) == BT_OK);
+    EXPECT(!m.one_scale && m.kind == BT_WEIGHT_FP8);
+    EXPECT_EQ(bt_matrix_check_values(set, &m), BT_OK);
+    bt_matrix_row(&m, 129, row);
+    EXPECT(bt_bf16_to_f32(row[0]) == 4 && bt_bf16_to_f32(row[128]) == 8);
+    bt_matrix_fp8_row(&m, 0, raw, scales);
+    EXPECT(scales[0] == 1 && scales[1] == 2);
+    bt_safetensors_close(set);
+    list[1].dtype = BT_ST_F16;
+    set           = open_list(2, list);
+    EXPECT_EQ(bt_matrix_find(set, "w", N, K, &m), BT_ERR_FORMAT);
+    EXPECT_HAS(bt_error_text(), "tensor w_scale: expected dtype F32 or BF16, found F16");
+    bt_safetensors_close(set);
+    set = open_list(1, list);
+    EXPECT_EQ(bt_matrix_find(set, "w", N, K, &m), BT_ERR_FORMAT);
+    EXPECT_HAS(bt_error_text(), "expected tensor w_scale_inv or w_scale F32 [2, 2]");
+    bt_safetensors_close(set);
+}
+
 /* Words of the numbers -8, -7, .. in turn; a scale for 32 columns. */
 static uint32_t      g_words[2 * 64 / 8];
 static const bt_bf16 SCALES[4] = {0x3f80, 0x4000, 0x4080, 0x4100}; /* 1, 2, 4, 8 */
@@ -176,6 +211,7 @@ static void rows_of_4_bits_name_what_is_not_as_it_should_be(void)
 static const bt_test TESTS[] = {
     BT_TEST(rows_of_e4m3_have_the_scale_of_their_block),
     BT_TEST(rows_of_e4m3_may_have_one_scale),
+    BT_TEST(rows_of_e4m3_have_the_scale_of_compressed_tensors),
     BT_TEST(rows_of_4_bits_have_the_scale_of_their_group),
     BT_TEST(rows_of_4_bits_name_what_is_not_as_it_should_be),
 };

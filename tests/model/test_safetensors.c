@@ -116,6 +116,59 @@ static void safetensors_of_a_language_model_have_layers_for_blocks(void)
     bt_safetensors_close(set);
 }
 
+/* Mistral's own format: other files, other names. */
+static void safetensors_of_mistral_are_called_as_by_transformers(void)
+{
+    static const char *const NAMES[][2] = {
+        {"tok_embeddings.weight",                        "model.embed_tokens.weight"                       },
+        {"norm.weight",                                  "model.norm.weight"                               },
+        {"output.weight",                                "lm_head.weight"                                  },
+        {"layers.3.attention_norm.weight",               "model.layers.3.input_layernorm.weight"           },
+        {"layers.60.attention.wq_b.weight_scale",
+         "model.layers.60.self_attn.q_b_proj.weight_scale"                                                 },
+        {"layers.3.attention.wkv_a_with_mqa.weight",
+         "model.layers.3.self_attn.kv_a_proj_with_mqa.weight"                                              },
+        {"layers.0.feed_forward.w2.weight",              "model.layers.0.mlp.down_proj.weight"             },
+        {"layers.3.gate.weight",                         "model.layers.3.mlp.gate.weight"                  },
+        {"layers.3.shared_experts.w3.weight",            "model.layers.3.mlp.shared_experts.up_proj.weight"},
+        {"layers.3.experts.127.w1.weight",               "model.layers.3.mlp.experts.127.gate_proj.weight" },
+        {"layers.3.foreign",                             "model.layers.3.foreign"                          },
+        {"vision_encoder.transformer.layers.0.gate.w1.",
+         "vision_encoder.transformer.layers.0.gate.w1."                                                    },
+        {"layers.3.attention_norm.ffn_norm.attention.wkv_a_with_mqa.q_a_norm.attention.wq_a.gate."
+         "w1.w2.w3.",                           "model.layers.3.input_layernorm.post_attention_layernorm.self_attn.kv_a_proj_with_mqa.q_a_"
+         "norm.self_attn.q_a_proj.mlp.gate.gate_proj.down_proj.up_proj."     },
+    };
+    enum { N_NAMES = sizeof(NAMES) / sizeof(NAMES[0]) };
+    static const char BOTH[] =
+        "{\"norm.weight\": {\"dtype\": \"U8\", \"shape\": [1], \"data_offsets\": [0, 1]}, "
+        "\"model.norm.weight\": {\"dtype\": \"U8\", \"shape\": [1], \"data_offsets\": [1, 2]}}";
+    bt_tensor       list[N_NAMES];
+    bt_safetensors *set = NULL;
+
+    scratch_clear();
+    for (size_t i = 0; i < N_NAMES; i++)
+        list[i] = (bt_tensor){NAMES[i][0], BT_ST_U8, 1, {1}, "x", 1};
+    NEED(bt_safetensors_write(scratch_path("consolidated.safetensors"), N_NAMES, list) == BT_OK);
+    NEED(bt_safetensors_open(g_scratch, &set) == BT_OK);
+    EXPECT_EQ(bt_safetensors_count(set), N_NAMES);
+    for (size_t i = 0; i < N_NAMES; i++) {
+        if (bt_safetensors_find(set, NAMES[i][1]) == NULL) printf("%s\n", NAMES[i][0]);
+        EXPECT(bt_safetensors_find(set, NAMES[i][1]) != NULL);
+    }
+    bt_safetensors_close(set);
+    /* the format of transformers counts first */
+    NEED(bt_safetensors_write(scratch_path("model.safetensors"), 1, list) == BT_OK);
+    NEED(bt_safetensors_open(g_scratch, &set) == BT_OK);
+    EXPECT(bt_safetensors_count(set) == 1 && bt_safetensors_find(set, NAMES[0][0]) != NULL);
+    bt_safetensors_close(set);
+
+    scratch_clear();
+    write_raw("consolidated.safetensors", strlen(BOTH), BOTH, strlen(BOTH), 2);
+    EXPECT_EQ(bt_safetensors_open(g_scratch, &set), BT_ERR_FORMAT);
+    EXPECT_HAS(bt_error_text(), "tensor model.norm.weight");
+}
+
 /* Of a layer with three experts of [4, 2], in turn gate, up, down. */
 static void safetensors_of_stacked_experts_are_those_of_each(void)
 {
@@ -648,6 +701,7 @@ static const bt_test TESTS[] = {
     BT_TEST(safetensors_of_shards_form_one_set),
     BT_TEST(safetensors_of_a_language_model_lose_its_prefix),
     BT_TEST(safetensors_of_a_language_model_have_layers_for_blocks),
+    BT_TEST(safetensors_of_mistral_are_called_as_by_transformers),
     BT_TEST(safetensors_of_stacked_experts_are_those_of_each),
     BT_TEST(safetensors_of_experts_stacked_otherwise_are_refused),
     BT_TEST(safetensors_data_is_where_the_offsets_say),

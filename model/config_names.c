@@ -87,15 +87,18 @@ static const char *const ROPE_FIELDS[] = {
 /* NULL: it is one of them, or near to none. */
 static const char *meant(const char *name, const char *const *fields, size_t n_fields)
 {
-    const char *near = NULL;
-    size_t      n    = strlen(name);
+    const char *near  = NULL;
+    size_t      n     = strlen(name);
+    uint32_t    least = UINT32_MAX;
 
-    if (n > MAX_NAME) return NULL;
     for (size_t i = 0; i < n_fields; i++) {
-        uint32_t least = n < SURE_LENGTH || strlen(fields[i]) < SURE_LENGTH ? 1 : 2;
+        uint32_t most  = n < SURE_LENGTH || strlen(fields[i]) < SURE_LENGTH ? 1 : 2;
+        uint32_t apart = bt_letters_apart(name, fields[i]);
 
-        if (strcmp(name, fields[i]) == 0) return NULL;
-        if (near == NULL && bt_letters_apart(name, fields[i]) <= least) near = fields[i];
+        if (apart == 0) return NULL;
+        if (apart > most || apart >= least) continue;
+        least = apart;
+        near  = fields[i];
     }
     return near;
 }

@@ -4,6 +4,7 @@
 #include "core/alloc.h"
 #include "model/config.h"
 #include "tests/model/config_patch.h"
+#include "tests/support/own_stderr.h"
 #include "tests/support/test.h"
 
 static bool near(double got, double want) { return fabs(got - want) <= 1e-8 * fabs(want); }
@@ -580,6 +581,64 @@ static void config_bad_generation_config_is_refused(void)
     EXPECT_HAS(bt_error_text(), "generation_config.json: No such file or directory");
 }
 
+/* What the config.json with this patch makes the reader say. */
+static const char *said_of(const char *patch)
+{
+    bt_model_config c;
+    own_stderr      own = begin_stderr();
+
+    EXPECT_EQ(read_patched(patch, &c), BT_OK);
+    return end_stderr(own);
+}
+
+static void config_names_that_look_misspelt_are_told(void)
+{
+    static const struct {
+        const char *name, *meant; /* NULL: it is not told */
+    } CASES[] = {
+        {"hiden_sice",        "hidden_size"     },
+        {"hidden_sizeabc",    NULL              },
+        {"index_topkqq",      "index_topk"      },
+        {"indx_topq",         NULL              }, /* two letters of a short name */
+        {"index_top",         "index_topk"      },
+        {"n_groups",          "n_group"         },
+        {"n_groupss",         NULL              },
+        {"architecture",      "architectures"   },
+        {"qk_rope_head_dims", "qk_rope_head_dim"}, /* and two letters from qk_nope_head_dim */
+        {"qk_nope_head_dims", "qk_nope_head_dim"},
+        {"qk_head_dims",      "qk_head_dim"     },
+        {"head_dim",          NULL              },
+    };
+    char patch[64], want[128];
+
+    EXPECT(strstr(said_of("{}"), "not known") == NULL);
+    for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
+        const char *said;
+
+        snprintf(patch, sizeof(patch), "{\"%s\": 1}", CASES[i].name);
+        snprintf(want, sizeof(want), "config.json: field %s: not known, and not read: is it %s?",
+                 CASES[i].name, CASES[i].meant != NULL ? CASES[i].meant : "");
+        said = said_of(patch);
+        if (CASES[i].meant != NULL)
+            EXPECT_HAS(said, want);
+        else
+            EXPECT(strstr(said, "not known") == NULL);
+    }
+}
+
+static void config_names_of_rope_that_look_misspelt_are_told(void)
+{
+    const char *said = said_of("{\"rope_scaling\": {\"type\": \"default\", \"beta_fasts\": 1, "
+                               "\"beta_slow_x\": 1, \"truncat\": 1, \"n_groups\": 1}}");
+
+    EXPECT_HAS(said, "field rope_scaling.beta_fasts: not known, and not read: is it beta_fast?");
+    EXPECT_HAS(said, "field rope_scaling.truncat: not known, and not read: is it truncate?");
+    EXPECT(strstr(said, "beta_slow_x") == NULL && strstr(said, "n_groups") == NULL);
+    said = said_of("{\"rope_scaling\": \"-\", \"rope_parameters\": {\"rope_type\": \"default\", "
+                   "\"typo\": 1}}");
+    EXPECT_HAS(said, "field rope_parameters.typo: not known, and not read: is it type?");
+}
+
 static void config_failure_leaves_the_output_alone(void)
 {
     bt_model_config c, before;
@@ -624,6 +683,8 @@ static const bt_test TESTS[] = {
     BT_TEST(config_bad_files_are_refused),
     BT_TEST(config_deep_json_is_refused),
     BT_TEST(config_bad_generation_config_is_refused),
+    BT_TEST(config_names_that_look_misspelt_are_told),
+    BT_TEST(config_names_of_rope_that_look_misspelt_are_told),
     BT_TEST(config_failure_leaves_the_output_alone),
     BT_TEST(config_read_unwinds_at_every_allocation),
 };

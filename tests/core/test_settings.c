@@ -5,6 +5,7 @@
 
 #include "core/alloc.h"
 #include "core/parse.h"
+#include "core/spelling.h"
 #include "tests/support/own_stderr.h"
 #include "tests/support/test.h"
 
@@ -336,7 +337,38 @@ static void settings_report_says_what_holds_and_why(void)
     EXPECT_HAS(text, "settings: both=3 (flag)\n");
 }
 
+static void letters_apart_are_the_fewest_changes(void)
+{
+#define LETTERS_16 "abcdefghijklmnop"
+#define LETTERS_64 LETTERS_16 LETTERS_16 LETTERS_16 LETTERS_16
+    static const struct {
+        const char *a, *b;
+        uint32_t    apart;
+    } CASES[] = {
+        {"",             "",         0         },
+        {"kitten",       "sitting",  3         },
+        {"name",         "xname",    1         },
+        {"name",         "names",    1         },
+        {"name",         "",         4         },
+        {"ab",           "ba",       2         },
+        {"abcd",         "dabc",     2         },
+        {"ab",           "xyz",      3         },
+        {"aaaa",         "bbba",     3         },
+        {LETTERS_64,     LETTERS_64, 0         },
+        {LETTERS_64,     "abc",      61        },
+        {LETTERS_64 "x", "abc",      UINT32_MAX},
+    };
+#undef LETTERS_64
+#undef LETTERS_16
+
+    for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
+        EXPECT_EQ(bt_letters_apart(CASES[i].a, CASES[i].b), CASES[i].apart);
+        EXPECT_EQ(bt_letters_apart(CASES[i].b, CASES[i].a), CASES[i].apart);
+    }
+}
+
 static const bt_test tests[] = {
+    BT_TEST(letters_apart_are_the_fewest_changes),
     BT_TEST(settings_come_weakest_first),
     BT_TEST(settings_file_of_the_environment),
     BT_TEST(settings_that_exclude_each_other_follow_the_stronger),

@@ -210,6 +210,7 @@ static void safetensors_of_stacked_experts_are_those_of_each(void)
         if (t == NULL) continue;
         EXPECT_EQ(*(const uint8_t *)t->data, WANT[i].first);
         EXPECT_EQ(t->bytes, WANT[i].bytes);
+        EXPECT_EQ(t->dtype, WANT[i].rows == 0 ? BT_ST_BF16 : BT_ST_U8);
         EXPECT_EQ(t->n_dims, WANT[i].rows == 0 ? 0 : 2);
         EXPECT(t->n_dims == 0 || (t->shape[0] == WANT[i].rows && t->shape[1] == WANT[i].cols));
     }
@@ -224,7 +225,11 @@ static void safetensors_of_experts_stacked_otherwise_are_refused(void)
          "dimensions, the first two of 2 and 3"                                          },
         {"down_proj\": {\"dtype\": \"U8\", \"shape\": [6]",
          "experts.down_proj: expected [experts, rows of 1 equal parts, columns], found 1"},
+        {"down_proj\": {\"dtype\": \"U8\", \"shape\": [1, 2, 3, 1]",
+         "experts.down_proj: expected [experts, rows of 1 equal parts, columns], found 4"},
         {"down_proj_scale_inv\": {\"dtype\": \"U8\", \"shape\": [2, 3, 1]",
+         "found 3 dimensions and 3 scales for each"                                      },
+        {"down_proj_scale_inv\": {\"dtype\": \"U8\", \"shape\": [2, 1, 3]",
          "experts.down_proj_scale_inv: expected one scale for each expert, found 3 dimensions "
          "and 3 scales for each"                                                         },
         {"down_proj\": {\"dtype\": \"F4\", \"shape\": [4, 3, 1]",
@@ -245,6 +250,16 @@ static void safetensors_of_experts_stacked_otherwise_are_refused(void)
                   65536),
         BT_ERR_UNSUPPORTED);
     EXPECT_HAS(bt_error_text(), "65535 experts, found 65536 of U8 for 65536");
+    EXPECT_EQ(
+        open_json("{\"a.experts.down_proj_scale_inv\": {\"dtype\": \"U8\", \"shape\": [65535], "
+                  "\"data_offsets\": [0, 65535]}}",
+                  65535),
+        BT_OK);
+    EXPECT_EQ(open_json("{\"a.experts.down_proj_scale_inv\": {\"dtype\": \"U8\", \"shape\": [], "
+                        "\"data_offsets\": [0, 1]}}",
+                        1),
+              BT_ERR_UNSUPPORTED);
+    EXPECT_HAS(bt_error_text(), "found 0 dimensions");
     EXPECT_EQ(open_json("{\"a.experts.gate_up_proj\": {\"dtype\": \"U8\", \"shape\": [9, 2, 0], "
                         "\"data_offsets\": [0, 0]}}",
                         0),

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "coordinator/inflow.c"
+#include "core/clock.h"
 #include "tests/support/test.h"
 
 enum { PIECE = 48 << 10, SENT = 2 * BT_INFLOW_BYTES + 1000 };
@@ -60,13 +61,13 @@ static void send_all(const connection *c)
     }
 }
 
-static ssize_t recv_some(const connection *c, size_t n)
+static ssize_t recv_some(const connection *c, size_t n, int flags)
 {
     static uint8_t bytes[PIECE];
     struct iovec   piece   = {bytes, n};
     struct msghdr  message = {.msg_iov = &piece, .msg_iovlen = 1};
 
-    return recvmsg(c->fds[1], &message, 0);
+    return recvmsg(c->fds[1], &message, flags);
 }
 
 /* Until it would block; returns where that is. */
@@ -103,11 +104,61 @@ static void connection_is_read_a_part_at_a_time(void)
         EXPECT_EQ(n_events(&c), 1); /* without an edge nobody would read on */
         EXPECT_EQ(read_on(&c, at), end);
         EXPECT_EQ(read_on(&c, end), end); /* not before it is polled again */
+        EXPECT_EQ(g_n_short, end < SENT); /* which is noted once */
     }
     EXPECT_EQ(n_events(&c), 0); /* it was empty */
+    EXPECT_EQ(recv_some(&c, 1, 0), -1);
     send_all(&c);
+    EXPECT_EQ(recv_some(&c, 1, 0), 1);
+    EXPECT_EQ(read_on(&c, 1), BT_INFLOW_BYTES);
+    EXPECT_EQ(recv_some(&c, 1, MSG_PEEK), 1); /* only reading is bounded */
     EXPECT_EQ(n_events(&c), 1);
+    close_one(&c);
+}
+
+static void epoll_ctl_of_a_connection_grants_nothing(void)
+{
+    connection         c;
+    struct epoll_event event = {.events = EPOLLIN | EPOLLET};
+
+    open_one(&c, true);
+    send_all(&c);
     EXPECT_EQ(read_on(&c, 0), BT_INFLOW_BYTES);
+    EXPECT(epoll_ctl(c.poll_fd, EPOLL_CTL_ADD, c.fds[1], &event) == -1 && errno == EEXIST);
+    EXPECT_EQ(recv_some(&c, 1, 0), -1);
+    EXPECT_EQ(epoll_ctl(c.poll_fd, EPOLL_CTL_MOD, c.fds[1], &event), 0);
+    EXPECT_EQ(recv_some(&c, 1, 0), -1);
+    close_one(&c);
+}
+
+static void messages_of_many_pieces_are_read_in_part(void)
+{
+    enum { N = PIECES_MAX + 5 };
+    static uint8_t bytes[N][100];
+    struct iovec   pieces[N];
+    struct msghdr  message = {.msg_iov = pieces, .msg_iovlen = N};
+    connection     c;
+
+    for (int i = 0; i < N; i++)
+        pieces[i] = (struct iovec){bytes[i], sizeof(bytes[i])};
+    open_one(&c, true);
+    send_all(&c);
+    EXPECT_EQ(recvmsg(c.fds[1], &message, 0), PIECES_MAX * sizeof(bytes[0]));
+    EXPECT_EQ(message.msg_iovlen, N);
+    for (size_t i = 0; i < PIECES_MAX * sizeof(bytes[0]); i++)
+        EXPECT_EQ(bytes[0][i], byte_of(i));
+    close_one(&c);
+}
+
+static void epoll_wait_waits(void)
+{
+    struct epoll_event event;
+    connection         c;
+    uint64_t           from_ns = bt_now_ns();
+
+    open_one(&c, true);
+    EXPECT_EQ(epoll_wait(c.poll_fd, &event, 1, 20), 0);
+    EXPECT(bt_now_ns() - from_ns >= 19 * BT_NS_PER_MS);
     close_one(&c);
 }
 
@@ -117,7 +168,7 @@ static void another_connection_of_its_number_begins_anew(void)
 
     open_one(&c, true);
     send_all(&c);
-    EXPECT_EQ(recv_some(&c, 1000), 1000);
+    EXPECT_EQ(recv_some(&c, 1000, 0), 1000);
     close_one(&c);
     open_one(&c, true);
     send_all(&c);
@@ -140,6 +191,9 @@ static const bt_test TESTS[] = {
     BT_TEST(connection_is_read_a_part_at_a_time),
     BT_TEST(another_connection_of_its_number_begins_anew),
     BT_TEST(what_is_not_polled_has_no_bound),
+    BT_TEST(epoll_ctl_of_a_connection_grants_nothing),
+    BT_TEST(messages_of_many_pieces_are_read_in_part),
+    BT_TEST(epoll_wait_waits),
 };
 
 int main(int argc, char **argv) { return BT_RUN_TESTS(TESTS, argc > 1 ? argv[1] : NULL); }

@@ -3,6 +3,7 @@
  */
 #include <stdbool.h>
 
+#include "attention/cpu/attn_cpu.h"
 #include "tests/attention/identity.h"
 
 enum { KV = WIDTH, CONTEXT = 4300, LONG = MAX_CONTEXT };
@@ -255,7 +256,69 @@ static void attn_cpu_heads_wider_than_the_latent_stay_apart(void)
     bt_device_destroy(dev);
 }
 
+static void no_attend(const bt_cpu_attend_pages *pages) { (void)pages; }
+
+static void expect_plan(const bt_attn_call *call, uint32_t n_heads, uint32_t n_threads,
+                        uint32_t first_row, bt_absorbed_plan want)
+{
+    static const bt_cpu_kernels PLAIN = {.name = "plain"};
+    bt_attn_cpu      a    = {.cfg.n_heads = n_heads, .n_members = n_threads, .kernels = &PLAIN};
+    bt_absorbed_plan plan = bt_absorbed_plan_for(&a, call, first_row, BT_ABSORBED_ROWS);
+
+    EXPECT_EQ(plan.tile_lanes, want.tile_lanes);
+    EXPECT_EQ(plan.part_size, want.part_size);
+}
+
+/* Large tiles where a thread has them all; smaller ones, and parts, while they leave work for more
+ * threads. */
+static void attn_cpu_work_is_cut_for_the_threads(void)
+{
+    static const struct {
+        uint32_t         n_heads, n_threads, n_rows, end; /* position after the last row */
+        bt_absorbed_plan want;
+    } CASES[] = {
+        {128, 1,   1, 4096, {128, 2048}},
+        {128, 16,  1, 4096, {16, 2048} },
+        {128, 100, 1, 4096, {8, 2048}  },
+        {128, 16,  3, 4096, {64, 2048} },
+        {20,  1,   1, 100,  {32, 2048} },
+        {8,   1,   1, 8192, {8, 2048}  },
+        {8,   8,   1, 8192, {8, 512}   },
+        {8,   64,  1, 8192, {8, 256}   },
+        {8,   3,   1, 5000, {8, 256}   },
+        {8,   8,   1, 256,  {8, 128}   },
+    };
+    bt_span      spans[2] = {{0}};
+    bt_attn_call call     = {.n_spans = 1, .spans = spans};
+
+    for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
+        spans[0].n_rows = CASES[i].n_rows;
+        spans[0].start  = CASES[i].end - CASES[i].n_rows;
+        expect_plan(&call, CASES[i].n_heads, CASES[i].n_threads, 0, CASES[i].want);
+    }
+    /* The block has the last row of a span alone, and then none of a longer one. */
+    spans[0] = (bt_span){.n_rows = 200, .start = 4095};
+    expect_plan(&call, 128, 16, 199, (bt_absorbed_plan){32, 2048});
+    call.n_spans = 2;
+    spans[0]     = (bt_span){.n_rows = 1, .start = 255};
+    spans[1]     = (bt_span){.first_row = BT_ABSORBED_ROWS + 1, .n_rows = 9, .start = 8191};
+    expect_plan(&call, 8, 8, 0, (bt_absorbed_plan){8, 128});
+}
+
+/* Where the keys of a page are packed for all tiles at once, a small one costs little. */
+static void attn_cpu_tiles_are_small_where_pages_are_packed(void)
+{
+    static const bt_cpu_kernels PACKS = {.name = "packs", .attend_pages = no_attend};
+    bt_attn_cpu                 a     = {.cfg.n_heads = 128, .n_members = 16, .kernels = &PACKS};
+    bt_span                     span  = {.n_rows = 3, .start = 4093};
+    bt_attn_call                call  = {.n_spans = 1, .spans = &span};
+
+    EXPECT_EQ(bt_absorbed_plan_for(&a, &call, 0, BT_ABSORBED_ROWS).tile_lanes, 16);
+}
+
 static const bt_test TESTS[] = {
+    BT_TEST(attn_cpu_work_is_cut_for_the_threads),
+    BT_TEST(attn_cpu_tiles_are_small_where_pages_are_packed),
     BT_TEST(attn_cpu_both_forms_equal_the_twin),
     BT_TEST(attn_cpu_moving_maxima_equal_the_twin),
     BT_TEST(attn_cpu_subnormals_and_signed_zeros_equal_the_twin),

@@ -213,6 +213,62 @@ static void chosen_positions_are_positions_whatever_the_scores(void)
     }
 }
 
+/* Where one key begins a chunk of keys, and is the only one that is no zero. */
+static void chosen_key_that_is_alone_in_its_chunk(void)
+{
+    enum { KEY = 1024 };
+    const uint32_t *chosen = ((const bt_attn_cpu *)g_attn)->chosen;
+
+    fill_all(60);
+    for (uint32_t t = 0; t < CONTEXT; t++)
+        memset(g_rows[t] + WIDTH, 0, I_DIM * sizeof(bt_bf16));
+    write_pages();
+    run(CONTEXT - 3, CONTEXT); /* no score is left from rows before */
+    fill(g_rows[KEY] + WIDTH, I_DIM, 61, 1);
+    for (uint32_t h = 0; h < I_HEADS; h++)
+        g_w[KEY][h] = 1;
+    write_pages();
+    run(KEY, KEY + 1);
+    for (uint32_t i = 0; i < TOPK; i++)
+        EXPECT_EQ(chosen[i], i + 1 < TOPK ? i : KEY);
+}
+
+/* For one row at least, and no more threads and rows than there is room for. */
+static void chosen_workspaces_are_bounded(void)
+{
+    static const struct {
+        uint32_t topk, max_rows, n_gathered;
+    } CASES[] = {
+        {2048,    4,   4  },
+        {2048,    512, 14 }, /* of 32 pages, in 32 MiB */
+        {64,      512, 128},
+        {1 << 17, 4,   1  },
+    };
+    enum { THREADS = BT_MAX_CHOOSERS + 1, LONG = 1 << 18 };
+    bt_device_cpu_options opt  = {.n_threads = THREADS, .kernels = g_family};
+    bt_device            *dev  = NULL;
+    bt_attn              *attn = NULL;
+    bt_mla_config         cfg  = CFG;
+
+    cfg.kv_lora_rank = 512;
+    cfg.qk_rope_dim  = 64;
+    cfg.max_context  = LONG;
+    for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
+        cfg.index_topk = CASES[i].topk;
+        EXPECT_EQ(bt_attn_cpu_ops.large_bytes(&cfg, CASES[i].max_rows),
+                  CASES[i].max_rows * CASES[i].topk * 4ull + BT_MAX_CHOOSERS * LONG * 4ull +
+                      CASES[i].n_gathered * (CASES[i].topk / BT_PAGE_TOKENS * 73728ull));
+    }
+    cfg.index_topk = 0;
+    EXPECT_EQ(bt_attn_cpu_ops.large_bytes(&cfg, 4), 0);
+    NEED(bt_device_cpu_create(&opt, &dev) == BT_OK);
+    NEED(bt_attn_cpu_ops.create(dev, &CFG, 4, g_rope, &attn) == BT_OK);
+    EXPECT_EQ(((const bt_attn_cpu *)attn)->n_members, THREADS);
+    EXPECT_EQ(((const bt_attn_cpu *)attn)->choosers, BT_MAX_CHOOSERS);
+    attn->ops->destroy(attn);
+    bt_device_destroy(dev);
+}
+
 /* Requests of other lengths beside each other, the longest first. */
 static void chosen_lengths_beside_each_other_equal_the_twin(void)
 {
@@ -284,6 +340,8 @@ static const bt_test TESTS[] = {
     BT_TEST(chosen_of_equal_scores_are_the_earliest),
     BT_TEST(chosen_positions_are_positions_whatever_the_scores),
     BT_TEST(chosen_lists_serve_other_rows),
+    BT_TEST(chosen_key_that_is_alone_in_its_chunk),
+    BT_TEST(chosen_workspaces_are_bounded),
 };
 
 int main(int argc, char **argv)

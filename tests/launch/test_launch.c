@@ -507,6 +507,30 @@ static void launch_rank_map_binds_each_rank(void)
     unlink(path);
 }
 
+/* A rank's parent, without mpirun. */
+static void launch_rank_takes_its_part_of_the_bindings(void)
+{
+    static const struct {
+        const char *bind, *rank, *told;
+    } CASES[] = {
+        {"/3;0/",   "OMPI_COMM_WORLD_RANK=0", "device 3\n"                                  },
+        {"/3;0/",   "OMPI_COMM_WORLD_RANK=1", "device 7\n"                                  },
+        {"/3;0/",   "OMPI_COMM_WORLD_RANK=2", "there is no binding for rank 2"              },
+        {"3;0/",    "OMPI_COMM_WORLD_RANK=0", "is \"3\": expected CORES/DEVICES"            },
+        {"99999/1", "OMPI_COMM_WORLD_RANK=0", "to be bound to cores \"99999\": expected num"},
+    };
+
+    for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
+        const char *environment[] = {"CUDA_VISIBLE_DEVICES=7", CASES[i].rank, NULL};
+        const char *argv[]        = {g_launch, "--as-rank", "--bind", CASES[i].bind,
+                                     "--",     "/bin/sh",   "-c",     "echo device $CUDA_VISIBLE_DEVICES",
+                                     NULL};
+
+        EXPECT_EQ(bt_command_run(&g_command, argv, environment, END_S), i < 2 ? 0 : 1);
+        EXPECT_HAS(g_command.output, CASES[i].told);
+    }
+}
+
 /* mpirun ends without a word when it does not know a host. */
 static void launch_mpirun_that_starts_nothing_is_told(void)
 {
@@ -624,6 +648,144 @@ static void launch_users_words_reach_5(void)
     unlink(path);
 }
 
+/* What a job gives mpirun: its arguments, its host file, and the variables, of which the user's
+ * win. */
+static void expect_told(const char *version, const char *const *options, const char *const *own,
+                        const char *const *has, const char *const *has_not)
+{
+    char        path[]         = "/tmp/baton-test-XXXXXX", variable[64];
+    const char *environment[4] = {variable}, *argv[8] = {g_launch};
+    size_t      n  = 1;
+    int         fd = mkstemp(path);
+
+    EXPECT(fd >= 0);
+    close(fd);
+    write_mpirun(path,
+                 "[ $1 != --version ] || exec echo '(Open MPI) %s'\n"
+                 "echo \"$*\"; env\n"
+                 "for i; do [ \"$before\" != --hostfile ] || cat $i; before=$i; done\n",
+                 version);
+    snprintf(variable, sizeof(variable), "BATON_MPIRUN=%s", path);
+    for (size_t i = 0; i < 2 && own[i] != NULL; i++)
+        environment[i + 1] = own[i];
+    for (; *options != NULL; options++)
+        argv[n++] = *options;
+    argv[n++] = "--";
+    argv[n]   = "true";
+    bt_command_run(&g_command, argv, environment, END_S);
+    for (size_t i = 0; has[i] != NULL; i++)
+        EXPECT_HAS(g_command.output, has[i]);
+    for (size_t i = 0; has_not[i] != NULL; i++)
+        EXPECT(strstr(g_command.output, has_not[i]) == NULL);
+    unlink(path);
+}
+
+static void launch_mpirun_is_told_what_the_job_needs(void)
+{
+    static const struct {
+        const char *version, *options[4], *own[3], *has[5], *has_not[4];
+    } CASES[] = {
+        {"4.1.6",
+         {"-n2"},
+         {NULL},
+         {"\nOMPI_MCA_btl=vader,self\n", "\nOMPI_MCA_plm=isolated\n"},
+         {"enable_recovery", "local_tmpdir_base", "--shm"}      },
+        {"4.1.6",
+         {"-n2", "--on-death=replace"},
+         {"OMPI_MCA_btl=tcp,self", "OMPI_MCA_orte_tmpdir_base=/user"},
+         {"\nOMPI_MCA_btl=tcp,self\n", "\nOMPI_MCA_orte_enable_recovery=1\n",
+          "\nBT_RANK_ENDINGS=/"},
+         {"_tmpdir_base=/user", "--tell-end", "-x BATON_SECRET"}},
+        {"5.0.7",
+         {"-n2", "--on-death=replace"},
+         {NULL},
+         {"\nOMPI_MCA_btl=sm,self\n", "\nPRTE_MCA_state_base_recoverable=1\n"},
+         {"enable_recovery", "OMPI_MCA_plm="}                   },
+        {"5.0.7",
+         {"-n2"},
+         {"OMPI_MCA_plm_rsh_agent=a", "PRTE_MCA_plm_ssh_agent=b"},
+         {"\nPRTE_MCA_plm_ssh_agent=b\n"},
+         {"recoverable"}                                        },
+        {"4.1.6",
+         {"-n2", "--on-death=replace", "--host=localhost"},
+         {"BATON_SECRET=s", "BT_RANK_ENDINGS=/other"},
+         {"--host localhost -x BATON_SECRET ", " --shm /", " --tell-end -- true\n",
+          "\nOMPI_MCA_orte_local_tmpdir_base=/"},
+         {"OMPI_MCA_btl=", "BT_RANK_ENDINGS", "--bind"}         },
+        {"4.1.6",
+         {"-n2", "--host=localhost"},
+         {"OMPI_MCA_orte_tmpdir_base=/user"},
+         {"\nOMPI_MCA_orte_tmpdir_base=/user\n"},
+         {"local_tmpdir_base", "--tell-end"}                    },
+        {"5.0.7",
+         {"-n2", "--host=localhost"},
+         {"PRTE_MCA_prte_tmpdir_base=/user"},
+         {"\nPRTE_MCA_prte_tmpdir_base=/user\n"},
+         {"local_tmpdir_base"}                                  },
+    };
+
+    for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++)
+        expect_told(CASES[i].version, CASES[i].options, CASES[i].own, CASES[i].has,
+                    CASES[i].has_not);
+}
+
+/* Hosts one a rank, this machine's by one name; bindings where there are any. */
+static void launch_mpirun_is_told_the_rank_map(void)
+{
+    static const struct {
+        const char *map, *has[4], *has_not[2];
+    } CASES[] = {
+        {"prefill localhost cores=0\ndecode 192.0.2.1\n",
+         {"--map-by seq", " --bind 0/;/ --", "\n192.0.2.1\n"},
+         {"\nlocalhost\n"}                                                                         },
+        {"prefill 192.0.2.1\ndecode localhost device=1\n", {" --bind /;/1 --"},   {"\nlocalhost\n"}},
+        {"both localhost\n",                               {"-n 1 --hostfile /"}, {"--bind"}       },
+    };
+    char              path[]    = "/tmp/baton-map-XXXXXX";
+    int               fd        = mkstemp(path);
+    const char       *options[] = {"--rank-map", path, NULL};
+    const char *const own[]     = {NULL};
+
+    EXPECT(fd >= 0);
+    for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
+        EXPECT(ftruncate(fd, 0) == 0 && pwrite(fd, CASES[i].map, strlen(CASES[i].map), 0) > 0);
+        expect_told("4.1.6", options, own, CASES[i].has, CASES[i].has_not);
+    }
+    close(fd);
+    unlink(path);
+}
+
+/* By the names of 4 and of 5. */
+static void launch_users_shared_memory_wins_over_hosts(void)
+{
+    static const char *const NAMES[] = {"vader", "sm"};
+    char                     shm[]   = "/tmp/baton-job-XXXXXX", own[64], want[64];
+    const char *environment[] = {own, "OMPI_COMM_WORLD_RANK=0", "OMPI_COMM_WORLD_LOCAL_RANK=0",
+                                 NULL};
+    const char *argv[]        = {g_launch,
+                                 "--as-rank",
+                                 "--shm",
+                                 shm,
+                                 "--",
+                                 "/bin/sh",
+                                 "-c",
+                                 "echo told $OMPI_MCA_btl_vader_backing_directory "
+                                        "$OMPI_MCA_btl_sm_backing_directory .",
+                                 NULL};
+
+    EXPECT(mkdtemp(shm) != NULL);
+    for (size_t i = 0; i < 2; i++) {
+        snprintf(own, sizeof(own), "OMPI_MCA_btl_%s_backing_directory=/user", NAMES[i]);
+        EXPECT_EQ(bt_command_run(&g_command, argv, environment, END_S), 0);
+        EXPECT_HAS(g_command.output, "told /user .\n");
+    }
+    environment[0] = environment[1];
+    snprintf(want, sizeof(want), "told %s %s .\n", shm, shm);
+    EXPECT_EQ(bt_command_run(&g_command, argv, environment, END_S), 0);
+    EXPECT_HAS(g_command.output, want);
+    expect_removed("told ", &g_command);
+}
+
 /* Open MPI would start nothing with these and a place for all sessions. */
 static void launch_users_places_for_sessions_are_no_error(void)
 {
@@ -674,16 +836,21 @@ static void launch_words_without_a_newline_are_passed_on(void)
         int         code;
         const char *has[2];
     } CASES[] = {
-        {"'first words " ENDED "3\\nlast words'",       3,   {"first words ", "last words"}        },
-        {"'" ENDED "another rank says\\n137\\n'",       1,   {ENDED "another rank says\n", "137\n"}},
-        {"'" ENDED "0 says another\\n" ENDED "137\\n'", 137, {ENDED "0 says another\n", ""}        },
-        {"'" ENDED ENDED "137\\n'",                     137, {ENDED, ""}                           },
+        {"'first words " ENDED "3\\nlast words'",              3,   {"first words ", "last words"}        },
+        {"'" ENDED "another rank says\\n137\\n'",              1,   {ENDED "another rank says\n", "137\n"}},
+        {"'" ENDED "0 says another\\n" ENDED "137\\n'",        137, {ENDED "0 says another\n", ""}        },
+        {"'" ENDED ENDED "137\\n'",                            137, {ENDED, ""}                           },
  /* Around the end of the launcher's buffer. */
-        {"'%04090d" ENDED "3\\nlast words' 1",          3,   {"0000", "01last words"}              },
-        {"'%04058d" ENDED "137\\nlast words' 1",        137, {"0000", "01last words"}              },
+        {"'%04090d" ENDED "3\\nlast words' 1",                 3,   {"0000", "01last words"}              },
+        {"'%04058d" ENDED "137\\nlast words' 1",               137, {"0000", "01last words"}              },
+        {"'" ENDED "3\\n" ENDED "0\\n'",                       0,   {"", ""}                              },
+        {"'" ENDED "\\n" ENDED "3\\n'",                        3,   {ENDED "\n", ""}                      },
+ /* A line that comes in parts, and a shorter one over it. */
+        {"'words " ENDED "'; sleep .25; printf '137\\n'",      137, {"words ", ""}                        },
+        {"'\\n%090d\\n\\n' 1; sleep .25; printf '" ENDED "3'", 3,   {"0001\n\n", ""}                      },
     };
     char        folder[]      = "/tmp/baton-test-XXXXXX", path[64], variable[128];
-    const char *environment[] = {variable, NULL};
+    const char *environment[] = {variable, NULL}, *zeros;
     const char *argv[]        = {g_launch, "-n",   "2", "--on-death=replace", "--host", "localhost",
                                  "--",     "true", NULL};
 
@@ -695,9 +862,31 @@ static void launch_words_without_a_newline_are_passed_on(void)
         EXPECT_EQ(bt_command_run(&g_command, argv, environment, END_S), CASES[i].code);
         EXPECT_HAS(g_command.output, CASES[i].has[0]);
         EXPECT_HAS(g_command.output, CASES[i].has[1]);
+        zeros = strstr(g_command.output, "0000");
+        EXPECT(zeros == NULL || strstr(zeros + strspn(zeros, "0"), "0000") == NULL); /* once */
     }
     EXPECT(unlink(path) == 0 && rmdir(folder) == 0);
 #undef ENDED
+}
+
+/* On this machine each parent writes how its rank ended, and the launcher reads what is new. */
+static void launch_endings_are_counted_once(void)
+{
+    char        path[]        = "/tmp/baton-test-XXXXXX", variable[64];
+    const char *environment[] = {variable, NULL};
+    const char *argv[]        = {g_launch, "-n2", "--on-death=replace", "--", "true", NULL};
+    int         fd            = mkstemp(path);
+
+    EXPECT(fd >= 0);
+    close(fd);
+    write_mpirun(path, "[ $1 != --version ] || exec echo '(Open MPI) 4.1.6'\n"
+                       "printf 13 >> $BT_RANK_ENDINGS; sleep .25\n"
+                       "printf '7\\n0\\n' >> $BT_RANK_ENDINGS; sleep .35\n");
+    snprintf(variable, sizeof(variable), "BATON_MPIRUN=%s", path);
+    EXPECT_EQ(bt_command_run(&g_command, argv, environment, END_S), 0);
+    EXPECT_HAS(g_command.output, "1 of 2 ranks have failed");
+    EXPECT(strstr(g_command.output, "2 of 2 ranks") == NULL);
+    unlink(path);
 }
 
 static const bt_test TESTS[] = {
@@ -725,13 +914,18 @@ static const bt_test TESTS[] = {
     BT_TEST(logits_hangup_that_is_ignored_ends_nothing),
     BT_TEST(launch_children_from_before_live_on),
     BT_TEST(launch_rank_map_binds_each_rank),
+    BT_TEST(launch_rank_takes_its_part_of_the_bindings),
     BT_TEST(launch_mpirun_that_starts_nothing_is_told),
     BT_TEST(launch_mpirun_that_other_hosts_cannot_start_is_told),
     BT_TEST(launch_mpirun_is_asked_what_it_is),
     BT_TEST(launch_users_words_reach_5),
+    BT_TEST(launch_users_shared_memory_wins_over_hosts),
+    BT_TEST(launch_mpirun_is_told_what_the_job_needs),
+    BT_TEST(launch_mpirun_is_told_the_rank_map),
     BT_TEST(launch_users_places_for_sessions_are_no_error),
     BT_TEST(launch_srun_is_told_not_to_kill_beside_dead_nodes),
     BT_TEST(launch_words_without_a_newline_are_passed_on),
+    BT_TEST(launch_endings_are_counted_once),
 };
 
 /* usage: test_launch BATON_LAUNCH [test] */

@@ -157,6 +157,5 @@ uint32_t bt_endings_count(uint32_t *n_well_out)
 int bt_endings_code(void)
 {
     if (getenv(VARIABLE) == NULL && heard.fd == 0) return 0;
-    bt_endings_hear();
     return heard.count == 0 ? 1 : heard.code;
 }

@@ -27,8 +27,8 @@ void bt_endings_note(int code, bool by_line);
 
 /* In the launcher: how many have been told of, and how many of them ended with 0. */
 uint32_t bt_endings_count(uint32_t *n_well_out);
-/* After the ranks: 0 when one of them ended with 0 or nothing was to be told, else the exit code of
- * the first that ended; 1 when none could tell. */
+/* After the ranks, of what has been heard: 0 when one of them ended with 0 or nothing was to be
+ * told, else the exit code of the first that ended; 1 when none could tell. */
 int bt_endings_code(void);
 
 #endif

@@ -104,16 +104,22 @@ static void inspect_counts_every_model_as_its_config_does(void)
     static const struct {
         const char *dir, *part;
     } MODELS[] = {
-        {"models/demo",            "all (served)                  7,963,696"                  },
-        {"tests/models/v2-lite",   "softmax, 3 of 8 experts, weights x 1"                     },
-        {"tests/models/v2",        "softmax limited to groups, 3 of 12 experts, in the best 2"},
-        {"tests/models/v3-fp8",    "FP8 weights in 128x128 blocks"                            },
-        {"tests/models/k2-int4",   "weights of 4 bits in groups of 32"                        },
-        {"tests/models/kimi-k2",   "in 187 tensors"                                           },
-        {"tests/models/moonlight", "full-rank query"                                          },
-        {"tests/models/glm-flash", "Glm4MoeLiteForCausalLM"                                   },
-        {"tests/models/v3.2",      "3: 1 dense, 2 MoE; and 1 MTP, served with --mtp\n"        },
-        {"tests/models/glm-5",     "4: 1 dense, 3 MoE\n"                                      },
+        {"models/demo",            "all (served)                  7,963,696"                    },
+        {"models/demo",            "used by a token               6,194,224"                    },
+        {"models/demo",            "8192 tokens (YaRN: factor 4 over 2048)\n"                   },
+        {"tests/models/v2-lite",   "softmax, 3 of 8 experts, weights x 1"                       },
+        {"tests/models/v2",        "softmax limited to groups, 3 of 12 experts, in the best 2"  },
+        {"tests/models/v3-fp8",    "FP8 weights in 128x128 blocks"                              },
+        {"tests/models/k2-int4",   "weights of 4 bits in groups of 32"                          },
+        {"tests/models/kimi-k2",   "in 187 tensors"                                             },
+        {"tests/models/moonlight", "full-rank query"                                            },
+        {"tests/models/glm-flash", "Glm4MoeLiteForCausalLM"                                     },
+        {"tests/models/v3.2",      "3: 1 dense, 2 MoE; and 1 MTP, served with --mtp\n"          },
+        {"tests/models/glm-5",     "4: 1 dense, 3 MoE\n"                                        },
+        {"tests/models/glm-5",     "to 16 positions, by 12 heads of 24 in 2 layers"             },
+        {"tests/models/axk1",      "norms                               960"                    },
+        {"tests/models/youtu",     "320, embedding and head tied\n  context     131072 tokens\n"},
+        {"tests/models/youtu",     "used by a token                 320,496"                    },
     };
 
     for (size_t i = 0; i < sizeof(MODELS) / sizeof(MODELS[0]); i++) {
@@ -129,7 +135,8 @@ static void inspect_counts_every_model_as_its_config_does(void)
         EXPECT(strstr(text, "expected") == NULL && strstr(text, "unknown") == NULL);
         free(text);
     }
-    expect_run(BT_INSPECT " " BT_SOURCE_DIR "/models/demo", 0, "4,608 bytes a token");
+    expect_run(BT_INSPECT " " BT_SOURCE_DIR "/models/demo", 0,
+               "4,608 bytes a token, 288.0 KiB a page of 64 tokens, 36.0 MiB a full context");
 }
 
 /* All of it in the files, or nothing. */

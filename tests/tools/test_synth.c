@@ -446,6 +446,7 @@ static void inspect_warns_of_what_config_json_does_not_reach(void)
     EXPECT_HAS(g_command.output, "expected no layer behind the 2 that config.json names "
                                  "(num_hidden_layers 2, num_nextn_predict_layers 0), found it");
     EXPECT(strstr(g_command.output, "head_dim:") == NULL);
+    EXPECT_HAS(g_command.output, "(the first is model.layers.2.input_layernorm.weight)");
 }
 
 static void inspect_names_the_gate_that_is(void)

@@ -653,10 +653,11 @@ static void launch_users_words_reach_5(void)
 static void expect_told(const char *version, const char *const *options, const char *const *own,
                         const char *const *has, const char *const *has_not)
 {
-    char        path[]         = "/tmp/baton-test-XXXXXX", variable[64];
-    const char *environment[4] = {variable}, *argv[8] = {g_launch};
-    size_t      n  = 1;
-    int         fd = mkstemp(path);
+    char        path[]         = "/tmp/baton-test-XXXXXX";
+    const char *environment[4] = {"BATON_MPIRUN=/bin/false"}; /* which the option goes before */
+    const char *argv[10]       = {g_launch, "--mpirun", path};
+    size_t      n              = 3;
+    int         fd             = mkstemp(path);
 
     EXPECT(fd >= 0);
     close(fd);
@@ -665,7 +666,6 @@ static void expect_told(const char *version, const char *const *options, const c
                  "echo \"$*\"; env\n"
                  "for i; do [ \"$before\" != --hostfile ] || cat $i; before=$i; done\n",
                  version);
-    snprintf(variable, sizeof(variable), "BATON_MPIRUN=%s", path);
     for (size_t i = 0; i < 2 && own[i] != NULL; i++)
         environment[i + 1] = own[i];
     for (; *options != NULL; options++)
@@ -689,39 +689,49 @@ static void launch_mpirun_is_told_what_the_job_needs(void)
          {"-n2"},
          {NULL},
          {"\nOMPI_MCA_btl=vader,self\n", "\nOMPI_MCA_plm=isolated\n"},
-         {"enable_recovery", "local_tmpdir_base", "--shm"}      },
+         {"enable_recovery", "local_tmpdir_base", "plm_slurm_args"}},
         {"4.1.6",
          {"-n2", "--on-death=replace"},
          {"OMPI_MCA_btl=tcp,self", "OMPI_MCA_orte_tmpdir_base=/user"},
          {"\nOMPI_MCA_btl=tcp,self\n", "\nOMPI_MCA_orte_enable_recovery=1\n",
           "\nBT_RANK_ENDINGS=/"},
-         {"_tmpdir_base=/user", "--tell-end", "-x BATON_SECRET"}},
+         {"_tmpdir_base=/user", "--tell-end", "-x BATON_SECRET"}   },
         {"5.0.7",
          {"-n2", "--on-death=replace"},
          {NULL},
          {"\nOMPI_MCA_btl=sm,self\n", "\nPRTE_MCA_state_base_recoverable=1\n"},
-         {"enable_recovery", "OMPI_MCA_plm="}                   },
+         {"enable_recovery", "OMPI_MCA_plm="}                      },
         {"5.0.7",
          {"-n2"},
          {"OMPI_MCA_plm_rsh_agent=a", "PRTE_MCA_plm_ssh_agent=b"},
          {"\nPRTE_MCA_plm_ssh_agent=b\n"},
-         {"recoverable"}                                        },
+         {"recoverable"}                                           },
         {"4.1.6",
          {"-n2", "--on-death=replace", "--host=localhost"},
          {"BATON_SECRET=s", "BT_RANK_ENDINGS=/other"},
          {"--host localhost -x BATON_SECRET ", " --shm /", " --tell-end -- true\n",
           "\nOMPI_MCA_orte_local_tmpdir_base=/"},
-         {"OMPI_MCA_btl=", "BT_RANK_ENDINGS", "--bind"}         },
+         {"OMPI_MCA_btl=", "BT_RANK_ENDINGS", "--bind"}            },
         {"4.1.6",
          {"-n2", "--host=localhost"},
          {"OMPI_MCA_orte_tmpdir_base=/user"},
          {"\nOMPI_MCA_orte_tmpdir_base=/user\n"},
-         {"local_tmpdir_base", "--tell-end"}                    },
+         {"local_tmpdir_base", "--tell-end"}                       },
+        {"4.1.6",
+         {"-n2", "--slurm"},
+         {"SLURM_JOB_ID=1"},
+         {"\nOMPI_MCA_plm_slurm_args=--overlap\n"},
+         {"--prtemca"}                                             },
+        {"5.0.7",
+         {"-n2", "--slurm"},
+         {"SLURM_JOB_ID=1"},
+         {"-n 2 --prtemca plm_slurm_args --overlap /"},
+         {"OMPI_MCA_plm_slurm_args"}                               },
         {"5.0.7",
          {"-n2", "--host=localhost"},
          {"PRTE_MCA_prte_tmpdir_base=/user"},
          {"\nPRTE_MCA_prte_tmpdir_base=/user\n"},
-         {"local_tmpdir_base"}                                  },
+         {"local_tmpdir_base"}                                     },
     };
 
     for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++)

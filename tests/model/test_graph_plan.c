@@ -1,6 +1,7 @@
 /* What a group concludes from what its ranks offer: one graph for all of them, or none. */
 #include "model/graph_plan.h"
 
+#include "model/model.h"
 #include "tests/support/test.h"
 
 /* Of a rank that can run up to 8 rows and 4 parts, and has captured all of that, or none. */
@@ -92,9 +93,39 @@ static void graph_that_a_rank_lacks_is_captured_or_nobodys(void)
     expect_choice(&all, 2, 2, 2, false);
 }
 
+/* Of each size up to max_rows, for each doubling of parts up to the context, by layers. */
+static void graphs_room_grows_with_rows_and_context(void)
+{
+    static const bt_graph_ops  GRAPHS = {0};
+    static const bt_device_ops OPS = {.graphs = &GRAPHS}, NONE = {0};
+    static const struct {
+        uint32_t max_rows, max_context, n_graphs;
+    } CASES[] = {
+        {1,    1,                            1     },
+        {16,   2 * BT_ATTN_SPLIT_TOKENS,     5 * 2 },
+        {31,   2 * BT_ATTN_SPLIT_TOKENS + 1, 5 * 3 },
+        {1024, 80 * BT_ATTN_SPLIT_TOKENS,    9 * 8 },
+        {1024, UINT32_MAX,                   9 * 16},
+    };
+    bt_device dev = {.ops = &OPS};
+
+    for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
+        bt_model_config cfg = {.n_layers = 3, .max_context = CASES[i].max_context};
+        uint64_t        one;
+
+        dev.ops = &OPS;
+        one = bt_model_graph_bytes(&dev, &(bt_model_config){.n_layers = 3, .max_context = 1}, 1);
+        EXPECT(one > 0);
+        EXPECT_EQ(bt_model_graph_bytes(&dev, &cfg, CASES[i].max_rows), CASES[i].n_graphs * one);
+        dev.ops = &NONE;
+        EXPECT_EQ(bt_model_graph_bytes(&dev, &cfg, CASES[i].max_rows), 0);
+    }
+}
+
 int main(int argc, char **argv)
 {
     static const bt_test TESTS[] = {
+        BT_TEST(graphs_room_grows_with_rows_and_context),
         BT_TEST(one_rank_takes_the_next_power_of_two),
         BT_TEST(the_longest_context_of_any_rank_counts),
         BT_TEST(rank_whose_rows_can_be_no_graph_decides_for_all),

@@ -531,6 +531,34 @@ static void launch_rank_takes_its_part_of_the_bindings(void)
     }
 }
 
+/* The same, of a program that the signals reach. */
+static void launch_rank_tells_how_its_program_ended(void)
+{
+    static const struct {
+        const char *script, *told;
+        int         code;
+    } CASES[] = {
+        {"exit 3",                                             " W rank=1 - ",                                       3       },
+        {"exit 3",                                             " sh (pid ",                                          3       },
+        {"kill -TERM $$; echo lives",                          ") was ended by SIGTERM\n",                           128 + 15},
+        {"kill -INT $$; echo lives",                           ") was ended by SIGINT\n",                            128 + 2 },
+        {"kill -KILL $$",                                      ") was ended by signal 9 (Killed); if nobody did",    128 + 9 },
+        {"kill -SEGV $$",                                      ") was ended by signal 11 (Segmentation fault)\n",    128 + 11},
+        {"kill -BUS $$",                                       ") was ended by signal 7 (Bus error); /dev/shm has ", 128 + 7 },
+        {"echo place ${OMPI_MCA_orte_local_tmpdir_base-none}", "place none\n",                                       0       },
+    };
+    const char *environment[] = {"OMPI_COMM_WORLD_RANK=1", "OMPI_MCA_orte_local_tmpdir_base=/user",
+                                 NULL};
+
+    for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
+        const char *argv[] = {g_launch, "--as-rank", "--", "/bin/sh", "-c", CASES[i].script, NULL};
+
+        EXPECT_EQ(bt_command_run(&g_command, argv, environment, END_S), CASES[i].code);
+        EXPECT_HAS(g_command.output, CASES[i].told);
+        EXPECT((CASES[i].code == 0) == (strstr(g_command.output, "ended") == NULL));
+    }
+}
+
 /* mpirun ends without a word when it does not know a host. */
 static void launch_mpirun_that_starts_nothing_is_told(void)
 {
@@ -765,6 +793,28 @@ static void launch_mpirun_is_told_the_rank_map(void)
     unlink(path);
 }
 
+/* By the parent, or by its guard when that was killed, whose program does not outlive it. */
+static void launch_rank_of_a_host_is_told_of_once(void)
+{
+    char        shm[]         = "/tmp/baton-job-XXXXXX";
+    const char *environment[] = {"OMPI_COMM_WORLD_RANK=0", "OMPI_COMM_WORLD_LOCAL_RANK=0", NULL};
+    const char *argv[]        = {g_launch, "--as-rank", "--shm", shm,  "--tell-end",
+                                 "--",     "/bin/sh",   "-c",    NULL, NULL};
+
+    EXPECT(mkdtemp(shm) != NULL);
+    argv[8] = "true";
+    EXPECT_EQ(bt_command_run(&g_command, argv, environment, END_S), 0);
+    EXPECT_HAS(g_command.output, "a rank has ended with 0\n");
+    EXPECT(strstr(g_command.output, "with 137") == NULL);
+    argv[8] = "echo pid $$ up 0; exec sleep 600";
+    bt_command_start(&g_command, argv, environment);
+    EXPECT(bt_command_wait_for(&g_command, "up 0", START_S));
+    kill(g_command.pid, SIGKILL);
+    EXPECT_EQ(bt_command_finish(&g_command, END_S), 128 + 9);
+    EXPECT_HAS(g_command.output, "a rank has ended with 137\n");
+    EXPECT(bt_process_gone((pid_t)number_after("pid ", 0), END_S));
+}
+
 /* By the names of 4 and of 5. */
 static void launch_users_shared_memory_wins_over_hosts(void)
 {
@@ -925,11 +975,13 @@ static const bt_test TESTS[] = {
     BT_TEST(launch_children_from_before_live_on),
     BT_TEST(launch_rank_map_binds_each_rank),
     BT_TEST(launch_rank_takes_its_part_of_the_bindings),
+    BT_TEST(launch_rank_tells_how_its_program_ended),
     BT_TEST(launch_mpirun_that_starts_nothing_is_told),
     BT_TEST(launch_mpirun_that_other_hosts_cannot_start_is_told),
     BT_TEST(launch_mpirun_is_asked_what_it_is),
     BT_TEST(launch_users_words_reach_5),
     BT_TEST(launch_users_shared_memory_wins_over_hosts),
+    BT_TEST(launch_rank_of_a_host_is_told_of_once),
     BT_TEST(launch_mpirun_is_told_what_the_job_needs),
     BT_TEST(launch_mpirun_is_told_the_rank_map),
     BT_TEST(launch_users_places_for_sessions_are_no_error),

@@ -357,12 +357,15 @@ static void drafts_behind_graphs_have_the_bits_of_others(void)
 /* A warm model captures nothing more, and takes no memory. */
 static void a_warm_model_has_all_graphs(void)
 {
-    history  h;
-    uint64_t allocs;
-    long     live;
+    bt_graph_offer offer;
+    history        h;
+    uint64_t       allocs;
+    long           live;
 
     open_engine();
     bt_model_warm(g_engine.model, g_engine.pool, &WAIT);
+    bt_model_offer_graphs(g_engine.model, &(bt_step){0}, &offer);
+    EXPECT(offer.can[0] != 0 && memcmp(offer.has, offer.can, sizeof(offer.can)) == 0);
     live = g_fake_gpu.live;
     bt_model_warm(g_engine.model, g_engine.pool, &WAIT);
     EXPECT_EQ(g_fake_gpu.live, live);

@@ -146,7 +146,7 @@ static void messages_of_many_pieces_are_read_in_part(void)
     EXPECT_EQ(recvmsg(c.fds[1], &message, 0), PIECES_MAX * sizeof(bytes[0]));
     EXPECT_EQ(message.msg_iovlen, N);
     for (size_t i = 0; i < PIECES_MAX * sizeof(bytes[0]); i++)
-        EXPECT_EQ(bytes[0][i], byte_of(i));
+        EXPECT_EQ(bytes[i / sizeof(bytes[0])][i % sizeof(bytes[0])], byte_of(i));
     close_one(&c);
 }
 

@@ -119,6 +119,21 @@ function(bt_test name)
   set_tests_properties(${name} PROPERTIES TIMEOUT ${T_TIMEOUT} SKIP_RETURN_CODE 77 LABELS "${T_LABELS}" ENVIRONMENT "${T_ENV}")
 endfunction()
 
+# bt_mix_tests(): the last line of a folder. Its tests run among those of other folders, by a hash of their names, so that some
+# compute while others wait; what has a COST already keeps it, as the longest do, which come first.
+function(bt_mix_tests)
+  get_property(names DIRECTORY PROPERTY TESTS)
+  foreach(name ${names})
+    get_test_property(${name} COST cost)
+    if(NOT cost)
+      string(MD5 hash ${name})
+      string(SUBSTRING ${hash} 0 4 hash)
+      math(EXPR cost "1 + 0x${hash} % 90")
+      set_tests_properties(${name} PROPERTIES COST ${cost})
+    endif()
+  endforeach()
+endfunction()
+
 # Several ranks share a machine's cores in tests: no binding, yield when idle (the second row for Open MPI 4, the third for 5).
 set(BT_MPI_TEST_ENV
     "OMPI_ALLOW_RUN_AS_ROOT=1;OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1;OMPI_MCA_mpi_yield_when_idle=1"

@@ -1,5 +1,7 @@
 /* Who goes on where decode ranks are full, and where to while they are empty, in a simulated cell.
  */
+#include "coordinator/relay_state.h"
+#include "proto/prefix_key.h"
 #include "tests/coordinator/relay_sim.h"
 
 /* So many requests alike, which use no cached prefix: in a cell of both roles with 16 pages a rank
@@ -258,6 +260,37 @@ static void relay_prefix_of_a_burst_is_to_be_computed_once(void)
     sim_fini(&s);
 }
 
+/* Where generated pages are kept the next turn of a conversation is placed by them, with the salt
+ * of the turn before. */
+static void relay_generated_pages_are_those_of_the_salt(void)
+{
+    enum { PROMPT = 3 * SIM_PAGE + 1, OUT = 2 * SIM_PAGE, N_KEYS = 5 };
+    const char *const SALTS[]                = {"a", "b", NULL};
+    uint32_t          all[N_KEYS * SIM_PAGE] = {0}; /* the last token's row is not computed */
+    sim               s;
+    sim_client        c;
+
+    for (uint32_t i = PROMPT; i < N_KEYS * SIM_PAGE; i++)
+        all[i] = sim_token(PROMPT, i - PROMPT);
+    sim_init(&s, 0, 0, 1, 64);
+    s.relay->cfg.share_generated = true;
+    s.cache_salt                 = SALTS[0];
+    EXPECT_EQ(sim_submit(&s, &c, "turn", PROMPT, OUT, 100), BT_OK);
+    sim_settle(&s);
+    sim_expect_done(&c);
+    for (uint32_t i = 0; i < sizeof(SALTS) / sizeof(SALTS[0]); i++) {
+        bt_page_key *keys = NULL;
+        uint32_t     n    = 0;
+
+        EXPECT_EQ(bt_page_keys(bt_cache_salt_seed(s.relay->prefix_seed, SALTS[i]), SIM_PAGE,
+                               N_KEYS * SIM_PAGE, all, &keys, &n),
+                  BT_OK);
+        EXPECT_EQ(bt_prefix_index_match(&s.relay->ranks[0].index, n, keys), i == 0 ? n : 0);
+        bt_free(keys);
+    }
+    sim_fini(&s);
+}
+
 static const bt_test TESTS[] = {
     BT_TEST(relay_one_decode_rank_is_kept_for_a_large_request),
     BT_TEST(relay_no_more_than_four_decode_ranks_are_kept),
@@ -267,6 +300,7 @@ static const bt_test TESTS[] = {
     BT_TEST(relay_pages_that_were_found_count_while_they_are_held),
     BT_TEST(relay_request_that_fits_by_sharing_is_placed),
     BT_TEST(relay_prefix_of_a_burst_is_to_be_computed_once),
+    BT_TEST(relay_generated_pages_are_those_of_the_salt),
 };
 
 int main(int argc, char **argv)

@@ -117,7 +117,8 @@ static bt_status read_top_k(const char *model, uint32_t *top_k_out)
     bt_status    st = BT_OK;
     char         path[PATH_MAX];
     json_error_t error;
-    json_t      *config = NULL, *text, *moe, *top_k, *experts;
+    json_t      *config = NULL, *from, *top_k, *experts;
+    const char  *n_experts;
     struct stat  info;
 
     bt_model_config_file(model, path);
@@ -126,20 +127,19 @@ static bt_status read_top_k(const char *model, uint32_t *top_k_out)
                bt_file_kind(info.st_mode));
     config = json_load_file(path, 0, &error);
     BT_REQUIRE(config != NULL, BT_ERR_FORMAT, "%s:%d: %s", path, error.line, error.text);
-    text = json_object_get(config, "text_config");
-    if (!json_is_object(text)) text = config;
-    moe     = json_object_get(config, "moe");
-    experts = json_object_get(json_is_object(moe) ? moe : text,
-                              json_is_object(moe) ? "num_experts" : "n_routed_experts");
-    top_k = json_object_get(json_is_object(moe) ? moe : text, "num_experts_per_tok");
+    from      = json_object_get(config, "moe");
+    n_experts = json_is_object(from) ? "num_experts" : "n_routed_experts";
+    if (!json_is_object(from)) from = json_object_get(config, "text_config");
+    if (!json_is_object(from)) from = config;
+    experts = json_object_get(from, n_experts);
+    top_k   = json_object_get(from, "num_experts_per_tok");
     if (!json_is_integer(experts) || json_integer_value(experts) == 0) {
         *top_k_out = 0;
         goto out;
     }
     BT_REQUIRE(json_is_integer(top_k) && json_integer_value(top_k) >= 1 &&
                    json_integer_value(top_k) <= json_integer_value(experts),
-               BT_ERR_FORMAT, "%s: field num_experts_per_tok: expected 1 to n_routed_experts",
-               path);
+               BT_ERR_FORMAT, "%s: field num_experts_per_tok: expected 1 to %s", path, n_experts);
     *top_k_out = (uint32_t)json_integer_value(top_k);
 out:
     json_decref(config);

@@ -268,6 +268,16 @@ class Logits(unittest.TestCase):
                 self.assertIn(f"--ids {os.path.join(folder, name)}: ", out)
                 self.assertIn(words, out)
 
+    def test_more_experts_than_there_are(self):
+        for name, text, words in (("config.json", {"n_routed_experts": 8, "num_experts_per_tok": 9}, "1 to n_routed_experts"),
+                                  ("params.json", {"moe": {"num_experts": 8, "num_experts_per_tok": 9}}, "1 to num_experts")):
+            with tempfile.TemporaryDirectory() as folder:
+                with open(os.path.join(folder, name), "w") as f:
+                    json.dump(text, f)
+                code, out = self.ask("--model", folder, "--ids", __file__)
+                self.assertEqual(code, 1, out)
+                self.assertIn(f"{folder}/{name}: field num_experts_per_tok: expected {words}\n", out)
+
     def test_settings_from_a_file_and_the_environment(self):
         with tempfile.NamedTemporaryFile("w", suffix=".conf") as f:
             f.write("ids = /from/the/file\nparallel = 2\n")

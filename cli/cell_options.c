@@ -44,7 +44,7 @@ enum {
 static const struct argp_option OPTIONS[] = {
     BT_OPTION_GROUP("The cell:", 1),
     BT_OPTION("model", 'm', "DIR",
-              "Model directory, with config.json, tokenizer.json or tiktoken.model, and "
+              "Model directory: config.json or params.json, tokenizer.json or tiktoken.model, and "
               "*.safetensors"),
     BT_OPTION_DEFAULT("prefill", OPT_PREFILL, "P", "1 without --both",
                       "Ranks that compute prompts"),

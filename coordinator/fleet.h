@@ -41,7 +41,7 @@ typedef struct {
     bt_relay_config relay; /* limits and times; a cell's own (ranks, shape, epoch) is not set */
     uint64_t        attach_ns, load_ns;
     uint64_t        rejoin_ns;   /* relay.replace: how long a group without a rank is waited for */
-    uint64_t        config_hash; /* of the model's config.json, which ranks must have too; 0: any */
+    uint64_t        config_hash; /* bt_config_hash(), which ranks must have too; 0: any */
     uint64_t wait_ns; /* how long requests wait for a cell, where none is left; 0: the fleet has
                        * failed then */
     int announce_fd;

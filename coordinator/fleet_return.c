@@ -32,8 +32,8 @@ bt_status bt_fleet_check_origin(bt_fleet *fleet, const bt_up_hello *hello, bool 
     BT_REQUIRE(fleet->cfg.config_hash == 0 || hello->config_hash == 0 ||
                    hello->config_hash == fleet->cfg.config_hash,
                BT_ERR_INVALID_ARG,
-               "rank %u on %s has another config.json (hash %016llx) than this coordinator's model "
-               "(%016llx)",
+               "rank %u on %s has another config.json or params.json (hash %016llx) than this "
+               "coordinator's model (%016llx)",
                hello->rank, hello->host, (unsigned long long)hello->config_hash,
                (unsigned long long)fleet->cfg.config_hash);
     BT_REQUIRE(count_of(hello->incarnation) < UINT32_MAX, BT_ERR_INVALID_ARG,

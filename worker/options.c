@@ -162,7 +162,8 @@ static error_t parse_option(int key, char *arg, struct argp_state *state)
 
 static const struct argp_option OPTIONS[] = {
     BT_OPTION_GROUP("What to run:", 1),
-    BT_OPTION("model", KEY_MODEL, "DIR", "Model directory (config.json, safetensors)"),
+    BT_OPTION("model", KEY_MODEL, "DIR",
+              "Model directory (config.json or params.json, safetensors)"),
     BT_OPTION("prefill", KEY_PREFILL, "P", "World ranks 0 to P-1 compute prompts"),
     BT_OPTION("decode", KEY_DECODE, "D", "World ranks P to P+D-1 generate"),
     BT_OPTION("both", KEY_BOTH, "N", "All N ranks do both, in place of --prefill and --decode"),

@@ -56,7 +56,7 @@ typedef struct {
     bt_plan           *plans;
     uint64_t           progress_ns;              /* when the last Progress was sent */
     uint64_t           progress_bytes;           /* what it said */
-    uint64_t           fingerprint, config_hash; /* of the model, and of its config.json */
+    uint64_t           fingerprint, config_hash; /* of the model; bt_config_hash() */
     uint32_t           n_in_vain; /* exchanges in a row that have failed with nobody missing */
 
     uint64_t           orphan_ns;    /* since when no coordinator drives it; 0: one does */

@@ -192,7 +192,7 @@ class Fence(Return):
                            (dict(seats=seats(gone=[2])), "rank 2 says that rank 2 of 4 is gone"),
                            (dict(seats=seats(first=(1, 1))), "rank 1 has two seats"),
                            (dict(seats=None), "does not say who sits where"),
-                           (dict(config_hash=1), "has another config.json (hash 0000000000000001)")):
+                           (dict(config_hash=1), "has another config.json or params.json (hash 0000000000000001)")):
             rank = self.back(2, **hello)
             self.assertIn(why, self.refused(rank)[1])
         self.serve()

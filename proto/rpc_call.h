@@ -15,7 +15,7 @@ struct bt_rpc_call {
     /* Once, last: code and details are known.  May fini the call and free it. */
     void (*on_end)(bt_rpc_call *call);
     void                *ctx;
-    const grpc_metadata *metadata; /* borrowed [n_metadata]: sent with the request */
+    const grpc_metadata *metadata; /* [n_metadata], borrowed to the end: sent with the request */
     size_t               n_metadata;
 
     grpc_status_code code;

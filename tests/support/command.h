@@ -35,7 +35,8 @@ static inline double bt_command_now(void)
     return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
 }
 
-/* argv[0] is a path; `environment` holds NAME=VALUE strings to add, NULL-terminated, or NULL. */
+/* argv[0] is a path; `environment` holds NAME=VALUE strings to add, or a NAME to be without it, in
+ * this order, NULL-terminated, or NULL. */
 static inline void bt_command_start(bt_command *c, const char *const *argv,
                                     const char *const *environment)
 {

@@ -32,7 +32,7 @@ typedef struct {
     bool     lost, orphaned;         /* the stream, when it was last looked at; see below */
 } bt_links;
 
-/* The table for bt_worker_config; ctx is `links`. */
+/* The table for bt_worker_config; ctx is `links`, whose hand-off, if any, is there by now. */
 bt_worker_links   bt_links_table(bt_links *links);
 bt_handoff_events bt_links_events(bt_links *links);
 void              bt_links_fini(bt_links *links);

@@ -1,8 +1,5 @@
 /* worker/seats.c - who sits where in the cell, and what follows from it for this rank: its group,
  * where experts live, whom it takes pages from. */
-#include <stdio.h>
-#include <string.h>
-
 #include "core/alloc.h"
 #include "core/clock.h"
 #include "parallel/carrier.h"

@@ -450,6 +450,39 @@ static void orders_unwind_at_every_allocation(void)
     }
 }
 
+/* Seats at whose k-th allocation memory ends leave those before; said twice they are kept once. */
+static void regroup_unwinds_at_every_allocation(void)
+{
+    uint32_t        ranks[] = {0, 1, 2};
+    bt_down_regroup g       = {.epoch = 2, .n_gone = 1, .gone = &ranks[2]};
+    bt_down         m       = {.kind = BT_DOWN_REGROUP};
+    const bt_seats *before;
+    long            k = -1, live;
+    bt_status       st;
+    bench           b;
+
+    for (int i = 0; i < 2; i++)
+        g.groups[i] = (bt_seats){.epoch = 1, .n = 1, .ranks = &ranks[i]};
+    m.u.regroup = g;
+    bench_set_up(&b, 0, 1, 1);
+    live   = bt_alloc_live();
+    before = b.worker->cfg.facts.seats;
+    do {
+        EXPECT(b.worker->cfg.facts.seats == before);
+        bt_alloc_fail_at(++k);
+        st = bt_worker_control(b.worker, &m);
+        bt_alloc_fail_at(-1);
+        EXPECT(st == BT_OK || st == BT_ERR_NO_MEMORY);
+        EXPECT_EQ(bt_alloc_live(), st == BT_OK ? live + 3 : live);
+    } while (st != BT_OK && k < 100);
+    EXPECT_EQ(k, 3);
+    EXPECT_EQ(bt_worker_control(b.worker, &m), BT_OK);
+    EXPECT_EQ(bt_alloc_live(), live + 3);
+    EXPECT_EQ(bt_seats_group_of(b.worker->cfg.facts.seats, 1), 1);
+    EXPECT_EQ(bt_seats_group_of(b.worker->cfg.facts.seats, 2), 2);
+    bench_tear_down(&b);
+}
+
 int main(int argc, char **argv)
 {
     static const bt_test TESTS[] = {
@@ -469,6 +502,7 @@ int main(int argc, char **argv)
         BT_TEST(abort_of_a_choice_is_for_its_placement),
         BT_TEST(worker_create_unwinds_at_every_allocation),
         BT_TEST(orders_unwind_at_every_allocation),
+        BT_TEST(regroup_unwinds_at_every_allocation),
     };
 
     bt_log_init("orders", BT_LOG_ERROR);

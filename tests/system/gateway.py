@@ -255,8 +255,11 @@ def structured(g, engine):
     assert n_whole >= 12, f"{n_whole} replies of 16 ended by themselves"
     tool = dict(type="function", function=dict(name="meet", parameters=PERSON))
     for choice in ("required", dict(type="function", function=dict(name="meet"))):
-        replies = [plain(g, chat, chat_body(f"Who? {i}", tools=[tool], tool_choice=choice, temperature=1, max_tokens=500))["choices"][0] for i in range(8)]
-        calls = [c["function"] for r in replies for c in r["message"].get("tool_calls") or []]  # none where tokens ran out before the last one's end
+        replies, calls = [], []
+        while len(replies) < 8 or not calls and len(replies) < 40:    # no calls where tokens ran out before the last one's end
+            body = chat_body(f"Who? {len(replies)}", tools=[tool], tool_choice=choice, temperature=1, seed=len(replies), max_tokens=500)
+            replies.append(plain(g, chat, body)["choices"][0])
+            calls += [c["function"] for c in replies[-1]["message"].get("tool_calls") or []]
         assert calls and all(c["name"] == "meet" for c in calls), replies
         for c in calls:
             check_person(json.loads(c["arguments"]))

@@ -245,6 +245,8 @@ static void config_of_params_is_read(void)
 
 static void config_of_other_params_is_refused(void)
 {
+    static const char NO_CONTEXT[] = "{\"moe\": {}, \"yarn\": {\"apply_scale\": false}, "
+                                     "\"llama_4_scaling\": {}}"; /* which then is the same */
     static const struct {
         const char *in, *name, *value;
         bt_status   st;
@@ -290,6 +292,10 @@ static void config_of_other_params_is_refused(void)
         EXPECT_HAS(bt_error_text(), BAD[i].parts[0]);
         EXPECT_HAS(bt_error_text(), BAD[i].parts[1]);
     }
+    scratch_clear();
+    scratch_write("params.json", NO_CONTEXT, strlen(NO_CONTEXT));
+    EXPECT_EQ(bt_model_config_read(g_scratch, &c), BT_ERR_FORMAT);
+    EXPECT_HAS(bt_error_text(), "field vocab_size: expected an integer");
     scratch_clear();
     scratch_write("params.json", "[]", 2);
     EXPECT_EQ(bt_model_config_read(g_scratch, &c), BT_ERR_FORMAT);

@@ -60,6 +60,14 @@ static void read_required(bt_schema *s, members *m, const json_t *schema, const 
     }
 }
 
+/* Others may come, whom nothing keeps out, where minProperties asks for more than have a name. */
+static void open_for_more(bt_schema *s, members *m, const json_t *schema, const bt_schema_at *at)
+{
+    if (json_object_get(schema, "additionalProperties") == NULL &&
+        bt_schema_count(s, schema, "minProperties", 0, at) > json_object_size(m->members))
+        m->additional = json_true();
+}
+
 static void check_counts(bt_schema *s, members *m, const json_t *schema, const bt_schema_at *at)
 {
     const char *name;
@@ -196,6 +204,7 @@ static members read_members(bt_schema *s, const json_t *schema, const bt_schema_
         json_is_object(named) ? bt_schema_copy(s, named) : bt_schema_owned(s, json_object());
     if (bt_schema_step(s, at, json_object_size(named))) {
         read_required(s, &m, schema, at);
+        open_for_more(s, &m, schema, at);
         read_patterns(s, &m, schema, at);
         read_names(s, &m, schema, at);
         check_counts(s, &m, schema, at);

@@ -101,6 +101,12 @@ static void schema_lets_through_what_its_keywords_say(void)
         {"{\"properties\":{\"a\":{},\"b\":{}},\"minProperties\":3,\"additionalProperties\":true}",
          {"{\"a\":1,\"b\":1,\"x\":1,\"y\":1}"},
          {"{\"a\":1,\"b\":1}", "{\"a\":1,\"x\":1,\"x\":1}"}                                                                                                                                                      },
+        {"{\"properties\":{\"a\":{}},\"minProperties\":2}",
+         {"{\"a\":1,\"x\":1}"},
+         {"{\"a\":1}", "{\"x\":1}"}                                                                                                                                                                              },
+        {"{\"properties\":{\"a\":{}},\"required\":[\"b\"],\"minProperties\":2}",
+         {"{\"a\":1,\"b\":1}"},
+         {"{\"b\":1}", "{\"b\":1,\"x\":1}"}                                                                                                                                                                      },
         {"{\"properties\":{\"a\":{},\"b\":{},\"c\":{}},\"not\":{\"maxProperties\":1},"
          "\"maxProperties\":2}",                                                           {"{\"a\":1,\"c\":1}"},
          {"{}", "{\"a\":1}", "{\"a\":1,\"b\":1,\"c\":1}"}                                                                                                                                                        },

@@ -92,9 +92,11 @@ static const char *meant(const char *name, const char *const *fields, size_t n_f
     uint32_t    least = UINT32_MAX;
 
     for (size_t i = 0; i < n_fields; i++) {
-        uint32_t most  = n < SURE_LENGTH || strlen(fields[i]) < SURE_LENGTH ? 1 : 2;
-        uint32_t apart = bt_letters_apart(name, fields[i]);
+        size_t   m    = strlen(fields[i]);
+        uint32_t most = n < SURE_LENGTH || m < SURE_LENGTH ? 1 : 2, apart;
 
+        if (n > m + most || m > n + most) continue; /* a large file has many names */
+        apart = bt_letters_apart(name, fields[i]);
         if (apart == 0) return NULL;
         if (apart > most || apart >= least) continue;
         least = apart;

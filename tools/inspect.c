@@ -16,9 +16,10 @@
 #define PERCENT BT_TEXT(BT_MEMORY_PERCENT)
 static const char DOC[] =
     "Says what a model is, what it weighs, and what of it fits on this machine.\v"
-    "Reads config.json and the headers of the safetensors files; no weight is loaded. The files "
-    "are checked completely, each tensor's name, type and shape against config.json, so that what "
-    "passes can be loaded, unless a scale of FP8 or 4-bit weights is no number.\n\n"
+    "Reads config.json or params.json, and the headers of the safetensors files; no weight is "
+    "loaded. The files are checked completely, each tensor's name, type and shape against the "
+    "former, so that what passes can be loaded, unless a scale of FP8 or 4-bit weights is no "
+    "number.\n\n"
     "The last table is an estimate for cells of CPU ranks on this machine, without --mtp: weights "
     "in bf16, or FP8 where the files have it, in memory once for all ranks; " PERCENT " % of the "
     "free memory in use; on each rank the buffers of a step with the default --chunk, and those of "

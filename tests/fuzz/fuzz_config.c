@@ -1,4 +1,5 @@
-/* Any bytes as a config.json: refused, or sizes that the engine may rely on. */
+/* Any bytes as a config.json, and as a params.json: refused, or sizes that the engine may rely on.
+ */
 #include <errno.h>
 #include <math.h>
 #include <string.h>
@@ -10,24 +11,31 @@
 int LLVMFuzzerInitialize(int *argc, char ***argv);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 
-static char g_dir[128];
+enum { N_FILES = 2 };
+static const char *const FILES[N_FILES] = {"config.json", "params.json"};
+static char              g_dirs[N_FILES][128];
 
-static void remove_dir(void)
+static void remove_dirs(void)
 {
-    char path[256];
+    for (int i = 0; i < N_FILES; i++) {
+        char path[256];
 
-    snprintf(path, sizeof(path), "%s/config.json", g_dir);
-    unlink(path);
-    rmdir(g_dir);
+        snprintf(path, sizeof(path), "%s/%s", g_dirs[i], FILES[i]);
+        unlink(path);
+        rmdir(g_dirs[i]);
+    }
 }
 
-/* A directory whose config.json is the memory file. */
+/* Directories of one file each, which is the memory file. */
 int LLVMFuzzerInitialize(int *argc, char ***argv)
 {
     (void)argc;
     (void)argv;
-    snprintf(g_dir, sizeof(g_dir), "/tmp/baton-fuzz-XXXXXX");
-    if (mkdtemp(g_dir) == NULL || atexit(remove_dir) != 0) abort();
+    if (atexit(remove_dirs) != 0) abort();
+    for (int i = 0; i < N_FILES; i++) {
+        snprintf(g_dirs[i], sizeof(g_dirs[i]), "/tmp/baton-fuzz-XXXXXX");
+        if (mkdtemp(g_dirs[i]) == NULL) abort();
+    }
     return 0;
 }
 
@@ -58,10 +66,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
 
     if (fd < 0) {
         snprintf(target, sizeof(target), "/proc/self/fd/%d", memory_file(&fd, data, n));
-        snprintf(path, sizeof(path), "%s/config.json", g_dir);
-        if (symlink(target, path) != 0) abort();
+        for (int i = 0; i < N_FILES; i++) {
+            snprintf(path, sizeof(path), "%s/%s", g_dirs[i], FILES[i]);
+            if (symlink(target, path) != 0) abort();
+        }
     }
     memory_file(&fd, data, n);
-    if (bt_model_config_read(g_dir, &cfg) == BT_OK) check(&cfg);
+    for (int i = 0; i < N_FILES; i++)
+        if (bt_model_config_read(g_dirs[i], &cfg) == BT_OK) check(&cfg);
     return 0;
 }

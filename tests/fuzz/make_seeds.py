@@ -93,7 +93,8 @@ def chat():
 
 def config():
     for path in MODELS:
-        with open(path + "config.json", "rb") as f:
+        name = "config.json" if os.path.exists(path + "config.json") else "params.json"
+        with open(path + name, "rb") as f:
             write("config", path.split("/")[-2], f.read())
 
 

@@ -74,17 +74,25 @@ int bt_open_never_blocking(int fd)
     return open(path, O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
 }
 
+bool bt_file_exists(const char *path)
+{
+    struct stat entry;
+
+    return lstat(path, &entry) == 0 || errno != ENOENT;
+}
+
+void bt_file_of(const char *dir, const char *name, const char *other, char path_out[PATH_MAX])
+{
+    char path[PATH_MAX];
+
+    snprintf(path_out, PATH_MAX, "%s/%s", dir, name);
+    snprintf(path, sizeof(path), "%s/%s", dir, other);
+    if (!bt_file_exists(path_out) && bt_file_exists(path)) snprintf(path_out, PATH_MAX, "%s", path);
+}
+
 void bt_model_config_file(const char *dir, char path_out[PATH_MAX])
 {
-    char        other[PATH_MAX];
-    struct stat info;
-
-    snprintf(path_out, PATH_MAX, "%s/config.json", dir);
-    if (lstat(path_out, &info) == 0 ||
-        snprintf(other, sizeof(other), "%s/params.json", dir) >= (int)sizeof(other) ||
-        lstat(other, &info) != 0)
-        return;
-    snprintf(path_out, PATH_MAX, "%s", other);
+    bt_file_of(dir, "config.json", "params.json", path_out);
 }
 
 bt_status bt_check_out(const char *option, const char *path)

@@ -33,6 +33,12 @@ bt_status bt_map_regular(const char *path, uint8_t **map_out, size_t *bytes_out)
  * what others have open as well.  Owned by the caller; -1: it is neither, or cannot be opened. */
 int bt_open_never_blocking(int fd);
 
+/* Whether something of that name is there, readable or not, a link to nothing too (then an error
+ * follows on reading). */
+bool bt_file_exists(const char *path);
+
+/* dir/name, or where there is only that dir/other. */
+void bt_file_of(const char *dir, const char *name, const char *other, char path_out[PATH_MAX]);
 /* The file that describes the model in dir: its config.json, or where there is only that the
  * params.json of Mistral's own format. */
 void bt_model_config_file(const char *dir, char path_out[PATH_MAX]);

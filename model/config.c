@@ -325,7 +325,7 @@ static bt_status read_generation(const char *dir, bt_model_config *cfg)
     char       path[PATH_MAX];
 
     snprintf(path, sizeof(path), "%s/generation_config.json", dir);
-    if (!bt_json_file_exists(path)) goto out; /* it may be absent */
+    if (!bt_file_exists(path)) goto out; /* it may be absent */
     BT_TRY(read_object(path, &json));
     at = (bt_json_at){path, "", json};
     BT_TRY(read_tokens(&at, cfg));

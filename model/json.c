@@ -94,13 +94,6 @@ bt_status bt_json_read_loose(const char *path, size_t max_bytes, json_t **json_o
     return read_file(path, max_bytes, true, json_out);
 }
 
-bool bt_json_file_exists(const char *path)
-{
-    struct stat entry;
-
-    return lstat(path, &entry) == 0 || errno != ENOENT;
-}
-
 json_t *bt_json_field(const bt_json_at *at, const char *field)
 {
     json_t *v = json_object_get(at->obj, field);

@@ -27,10 +27,6 @@ bt_status bt_json_read_file(const char *path, size_t max_bytes, json_t **json_ou
  * numbers are reals. */
 bt_status bt_json_read_loose(const char *path, size_t max_bytes, json_t **json_out);
 
-/* Whether something of that name is there, readable or not, a link to nothing too (then an error
- * follows on reading). */
-bool bt_json_file_exists(const char *path);
-
 /* Where a field stands, for errors: "config.json", "rope_scaling".  All borrowed. */
 typedef struct {
     const char   *file;

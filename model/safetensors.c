@@ -313,8 +313,8 @@ static bt_status open_named(bt_safetensors *set, const char *dir, const char *na
     snprintf(single, sizeof(single), "%s/%s.safetensors", dir, name);
     snprintf(index, sizeof(index), "%s/%s.safetensors.index.json", dir, name);
     *found_out = true;
-    if (bt_json_file_exists(single)) return open_single(set, single);
-    if (bt_json_file_exists(index)) return open_index(set, dir, index);
+    if (bt_file_exists(single)) return open_single(set, single);
+    if (bt_file_exists(index)) return open_index(set, dir, index);
     *found_out = false;
     return BT_OK;
 }

@@ -49,10 +49,9 @@ static void replace(char *name, size_t room, const pair *p)
 
 bt_status bt_st_name_of_mistral(const char *name, char **name_out)
 {
-    bt_status st    = BT_OK;
-    size_t    room  = strlen(name) + 128; /* for all that PARTS adds */
-    char     *as    = NULL;
-    bool      whole = false;
+    bt_status st   = BT_OK;
+    size_t    room = strlen(name) + 128; /* for all that PARTS adds */
+    char     *as   = NULL;
 
     if (strncmp(name, "layers.", strlen("layers.")) == 0) {
         as = bt_calloc(room, 1);
@@ -61,9 +60,8 @@ bt_status bt_st_name_of_mistral(const char *name, char **name_out)
         for (size_t i = 0; i < COUNT(PARTS); i++)
             replace(as, room, &PARTS[i]);
     }
-    for (size_t i = 0; i < COUNT(WHOLE) && !whole; i++) {
-        whole = strcmp(name, WHOLE[i].of) == 0;
-        if (!whole) continue;
+    for (size_t i = 0; i < COUNT(WHOLE); i++) {
+        if (strcmp(name, WHOLE[i].of) != 0) continue;
         as = bt_strdup(WHOLE[i].as);
         BT_REQUIRE(as != NULL, BT_ERR_NO_MEMORY, "tensor %s", name);
     }

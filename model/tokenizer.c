@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 
 #include "core/alloc.h"
+#include "core/file.h"
 #include "model/json.h"
 #include "model/tokenizer_parts.h"
 #include "model/utf8.h"
@@ -14,12 +15,7 @@
 
 void bt_tokenizer_file(const char *dir, char file_out[PATH_MAX])
 {
-    char other[PATH_MAX];
-
-    snprintf(file_out, PATH_MAX, "%s/tokenizer.json", dir);
-    snprintf(other, sizeof(other), "%s/" TIKTOKEN, dir);
-    if (!bt_json_file_exists(file_out) && bt_json_file_exists(other))
-        snprintf(file_out, PATH_MAX, "%s", other);
+    bt_file_of(dir, "tokenizer.json", TIKTOKEN, file_out);
 }
 
 /* Of Mistral's own format. */
@@ -29,7 +25,7 @@ static bt_status refuse_tekken(const char *dir, const char *file)
     char      tekken[PATH_MAX];
 
     snprintf(tekken, sizeof(tekken), "%s/tekken.json", dir);
-    BT_REQUIRE(bt_json_file_exists(file) || !bt_json_file_exists(tekken), BT_ERR_UNSUPPORTED,
+    BT_REQUIRE(bt_file_exists(file) || !bt_file_exists(tekken), BT_ERR_UNSUPPORTED,
                "%s: expected tokenizer.json, found tekken.json, which is not read: put the one "
                "beside it that transformers makes of it",
                dir);

@@ -111,9 +111,9 @@ bt_status bt_tokenizer_load_config(bt_tokenizer *tok, const char *dir)
     char       path[PATH_MAX], found[BT_JSON_SHOW_BYTES];
 
     snprintf(path, sizeof(path), "%s/chat_template.jinja", dir);
-    if (bt_json_file_exists(path)) BT_TRY(read_template_file(path, tok));
+    if (bt_file_exists(path)) BT_TRY(read_template_file(path, tok));
     snprintf(path, sizeof(path), "%s/tokenizer_config.json", dir);
-    if (tok->tiktoken || bt_json_file_exists(path)) {
+    if (tok->tiktoken || bt_file_exists(path)) {
         BT_TRY(bt_json_read_loose(path, MAX_CONFIG_BYTES, &json)); /* model_max_length: 1e30 */
         BT_REQUIRE(json_is_object(json), BT_ERR_FORMAT, "%s: expected an object, found %s", path,
                    bt_json_show(json, found, sizeof(found)));

@@ -6,7 +6,7 @@
 
 #include "core/alloc.h"
 #include "core/clock.h"
-#include "model/json.h"
+#include "core/file.h"
 
 struct bt_constraints {
     bt_token_list *list; /* owned */
@@ -35,7 +35,7 @@ bt_status bt_constraints_open(const char *model, uint32_t n_vocab, size_t most_b
 
     *all_out = NULL;
     bt_tokenizer_file(model, path);
-    if (!bt_json_file_exists(path)) goto out;
+    if (!bt_file_exists(path)) goto out;
     if (bt_tokenizer_open(model, &tok) != BT_OK) {
         BT_WARN("without a tokenizer this rank takes no requests for structured output");
         goto out;

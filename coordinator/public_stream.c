@@ -338,8 +338,7 @@ static void start(bt_stream *s, bt_relay_submission *r)
 /* The salt in the call's metadata, "" where there is none. */
 static bt_status read_salt(const bt_call *call, char salt_out[BT_CACHE_SALT_MAX + 1], char *refusal)
 {
-    const grpc_metadata_array *all     = &call->headers;
-    size_t                     n_found = 0;
+    const grpc_metadata_array *all = &call->headers;
     char                       why[BT_CACHE_SALT_TEXT];
 
     salt_out[0] = '\0';
@@ -349,13 +348,12 @@ static bt_status read_salt(const bt_call *call, char salt_out[BT_CACHE_SALT_MAX 
         const char *bytes = (const char *)GRPC_SLICE_START_PTR(value);
 
         if (grpc_slice_str_cmp(all->metadata[i].key, BT_CACHE_SALT_HEADER) != 0) continue;
-        BT_INTAKE_REFUSE_UNLESS(n_found == 0, BT_CACHE_SALT_HEADER
+        BT_INTAKE_REFUSE_UNLESS(salt_out[0] == '\0', BT_CACHE_SALT_HEADER
                                 " stands in the call's metadata several times, expected once");
         BT_INTAKE_REFUSE_UNLESS(bt_cache_salt_check(n, bytes, why), BT_CACHE_SALT_HEADER " %s",
                                 why);
         memcpy(salt_out, bytes, n);
         salt_out[n] = '\0';
-        n_found++;
     }
     return BT_OK;
 }

@@ -115,6 +115,7 @@ typedef struct {
     uint32_t  peer;       /* world rank of the other end of its hand-off; ours with both roles */
     uint32_t  n_computed; /* positions whose rows are in the pages */
     uint32_t  step_end;   /* n_computed after the steps under way */
+    bool      has_piece;  /* of its prompt, in the step that is being planned */
 
     uint32_t    n_pages;
     bt_page_id *pages; /* owned array; the pages are held from this rank's pool */

@@ -62,8 +62,9 @@ static uint32_t add_piece(const bt_scheduler *s, bt_request *r, uint32_t *budget
 {
     uint32_t piece = bt_min_u32(bt_min_u32(s->chunk, rest_of(r)), *budget);
 
-    piece     = bt_form_map_run(&r->map, r->n_computed, piece);
-    pieces[n] = (bt_piece){r, prompt_role(r), r->n_computed, piece, 0, false};
+    piece        = bt_form_map_run(&r->map, r->n_computed, piece);
+    pieces[n]    = (bt_piece){r, prompt_role(r), r->n_computed, piece, 0, false};
+    r->has_piece = true;
     *budget -= piece;
     return n + 1;
 }
@@ -86,13 +87,6 @@ static uint32_t add_short(const bt_scheduler *s, const bt_requests *t, uint32_t 
     return n;
 }
 
-static bool is_in(const bt_request *r, const bt_piece *pieces, uint32_t n)
-{
-    for (uint32_t i = 0; i < n; i++)
-        if (pieces[i].request == r) return true;
-    return false;
-}
-
 /* Of those that do not end with a piece, and have none yet, the one whose hand-off has stood still
  * longest, or where none has begun, the oldest; NULL: there is none. */
 static bt_request *next_long(const bt_scheduler *s, const bt_requests *t, const bt_piece *pieces,
@@ -103,11 +97,11 @@ static bt_request *next_long(const bt_scheduler *s, const bt_requests *t, const 
     for (uint32_t i = 0; i < t->n; i++) {
         bt_request *r = t->at[i];
 
-        if (rest_of(r) <= s->chunk) continue;
+        if (r->has_piece || rest_of(r) <= s->chunk) continue;
         if (next != NULL &&
             (!has_begun(r) || (has_begun(next) && r->out.moved_ns >= next->out.moved_ns)))
             continue;
-        if (!is_in(r, pieces, n) && !comes_from_another(r, pieces, n)) next = r;
+        if (!comes_from_another(r, pieces, n)) next = r;
     }
     return next;
 }
@@ -234,8 +228,9 @@ uint32_t bt_schedule(bt_scheduler *s, const bt_requests *t, bt_piece *pieces_out
     uint32_t prompt = 0, generated = 0, keep, n;
 
     for (uint32_t i = 0; i < t->n; i++) {
-        prompt    = bt_min_u32(s->max_rows, prompt + rest_of(t->at[i]));
-        generated = bt_min_u32(s->max_rows, generated + wanted(s, t->at[i]));
+        prompt              = bt_min_u32(s->max_rows, prompt + rest_of(t->at[i]));
+        generated           = bt_min_u32(s->max_rows, generated + wanted(s, t->at[i]));
+        t->at[i]->has_piece = false;
     }
     keep = bt_min_u32(prompt, (s->max_rows + 3) / 4);
     if (s->max_rows == 1 && generated > 0) {

@@ -276,7 +276,10 @@ static bt_attn_call call_of(const bt_mla *mla, const bt_mla_weights *w, bt_kv_po
     bt_attn_call call = {.w = w, .pool = pool, .layer = layer, .out = mla->heads};
 
     if (halves & QUERIES) call.q = mla->q;
-    if (halves & LATENTS) call.kv = mla->kv;
+    if (halves & LATENTS) {
+        call.kv      = mla->kv;
+        call.kv_norm = w->kv_a_norm;
+    }
     if (w->index_q == NULL) return call;
     if (halves & LATENTS) call.index_k = mla->index_k;
     if (halves & CHOICES) {
@@ -286,7 +289,7 @@ static bt_attn_call call_of(const bt_mla *mla, const bt_mla_weights *w, bt_kv_po
     return call;
 }
 
-/* What the halves ask for of m rows of one role from row `first`: queries, latents after their
+/* What the halves ask for of m rows of one role from row `first`: queries, latents before their
  * norm, what the indexer goes by. */
 static bt_status project(bt_mla *mla, const bt_mla_weights *w, bt_role role, uint32_t first,
                          uint32_t m, const bt_bf16 *x, int halves)
@@ -321,9 +324,6 @@ static bt_status project(bt_mla *mla, const bt_mla_weights *w, bt_role role, uin
             BT_TRY(product(mla, role, w->index_q, q_a,
                            mla->index_q + (size_t)first * mla->index_dim, m));
     }
-    if (halves & LATENTS)
-        BT_TRY(bt_device_rms_norm(mla->dev, m, cfg->kv_lora_rank, kv, mla->kv_dim, w->kv_a_norm,
-                                  cfg->latent_eps, kv, mla->kv_dim));
 out:
     return st;
 }

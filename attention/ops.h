@@ -1,8 +1,8 @@
 /* attention/ops.h - the table behind which a back end implements attention over pages.
  *
- * Internal to attention/: mla.c runs the products with weights, the norms and the order of things;
- * a back end turns rope pairs, writes pages and computes the two forms.  Pointers are device
- * memory.
+ * Internal to attention/: mla.c runs the products with weights, the queries' norm and the order of
+ * things; a back end norms latents, turns rope pairs, writes pages and computes the two forms.
+ * Pointers are device memory.
  *
  * Threads: the step thread.  Memory: taken in create. */
 #ifndef BT_ATTENTION_OPS_H
@@ -24,13 +24,14 @@ typedef struct {
     const bt_mla_weights *w;
     bt_kv_pool           *pool;
     uint32_t              layer;
-    bt_bf16              *q;  /* [rows, n_heads, qk_nope_dim + qk_rope_dim]; append: or NULL */
-    const bt_bf16        *kv; /* [rows, kv_lora_rank + qk_rope_dim]: latent after its norm, rope key
-                                 before RoPE; append: or NULL */
-    bt_bf16        *out;      /* [rows, n_heads, v_dim] */
-    bt_bf16        *index_q;  /* [rows, index_heads, index_dim], or NULL */
-    const bt_bf16  *index_k;  /* [rows, index_dim] before LayerNorm and RoPE, or NULL */
-    const float    *index_w;  /* [rows, index_heads] */
+    bt_bf16              *q;   /* [rows, n_heads, qk_nope_dim + qk_rope_dim]; append: or NULL */
+    const bt_bf16        *kv;  /* [rows, kv_lora_rank + qk_rope_dim]: latent, rope key before RoPE;
+                                  append: or NULL */
+    const bt_bf16  *kv_norm;   /* [kv_lora_rank]: the latent's RMS norm; NULL: it has had it */
+    bt_bf16        *out;       /* [rows, n_heads, v_dim] */
+    bt_bf16        *index_q;   /* [rows, index_heads, index_dim], or NULL */
+    const bt_bf16  *index_k;   /* [rows, index_dim] before LayerNorm and RoPE, or NULL */
+    const float    *index_w;   /* [rows, index_heads] */
     const uint32_t *step_rows; /* row r attends to what was chosen for row step_rows[r]; NULL:
                                   for itself */
     uint32_t             n_spans;
@@ -56,9 +57,9 @@ typedef struct {
      * not 0, [max_context] factors of the queries; borrowed. */
     bt_status (*create)(bt_device *dev, const bt_mla_config *cfg, uint32_t max_rows,
                         const float *rope, bt_attn **attn_out);
-    /* Turns the rope parts of q and index_q in place, multiplies q by its factors, writes kv with
-     * its rope key turned, and the ki that index_k becomes, to the pages; what is NULL is left out.
-     */
+    /* Turns the rope parts of q and index_q in place, multiplies q by its factors, writes kv, its
+     * latent normed and its rope key turned, and the ki that index_k becomes, to the pages; what is
+     * NULL is left out. */
     bt_status (*append)(bt_attn *attn, const bt_attn_call *call);
     /* out = attention, by form; the spans have one role and this form. */
     bt_status (*attend[2])(bt_attn *attn, const bt_attn_call *call);

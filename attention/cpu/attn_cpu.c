@@ -261,7 +261,10 @@ static void append_row(const append_job *job, const bt_span *span, uint32_t row,
         bt_bf16 *dst = bt_kv_pool_rows(call->pool, span->pages[pos / BT_PAGE_TOKENS], call->layer) +
                        pos % BT_PAGE_TOKENS * (size_t)bt_kv_pool_kv_dim(call->pool);
 
-        memcpy(dst, kv, cfg->kv_lora_rank * sizeof(*dst));
+        if (call->kv_norm != NULL)
+            rows->rms_norm_row(kv, call->kv_norm, cfg->kv_lora_rank, cfg->latent_eps, dst);
+        else
+            memcpy(dst, kv, cfg->kv_lora_rank * sizeof(*dst));
         rows->rope_row(cos_sin, kv + cfg->kv_lora_rank, cfg->qk_rope_dim, dst + cfg->kv_lora_rank);
         if (cfg->index_topk != 0) append_index_key(job, row, cos_sin, m, dst + kv_dim);
     }

@@ -129,6 +129,8 @@ static bt_status append_batch(bt_attn_cuda *a, const bt_attn_call *call, const b
                                                   .n_rows  = b->n_rows,
                                                   .q  = call->q != NULL ? call->q + q_at : NULL,
                                                   .kv = call->kv != NULL ? call->kv + kv_at : NULL,
+                                                  .norm    = call->kv_norm,
+                                                  .eps     = a->cfg.latent_eps,
                                                   .cos_sin = a->rope,
                                                   .factor  = bt_mla_query_factors(&a->cfg, a->rope),
                                                   .index   = append_index(a, call, b->first_row)}));

@@ -5,7 +5,7 @@
 
 #include "model/jinja/parts.h"
 
-enum { MOST_DEPTH = 1000 };
+enum { MOST_DEPTH = 400 }; /* a level takes up to 1 KiB of the 512 that core/limits.h asks for */
 
 bt_status bt_jinja_step(bt_jinja *j, const bt_jinja_node *node)
 {

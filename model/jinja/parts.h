@@ -35,20 +35,20 @@ void *bt_jinja_take(bt_jinja *j, size_t n, size_t size);
                    "%s: the chat template takes more memory than there is, or than it may take", \
                    (j)->name);                                                                   \
     } while (0)
-/* BT_REQUIRE with the place in the template. */
-#define BT_JINJA_REQUIRE(j, where, cond, code, ...)                                               \
-    do {                                                                                          \
-        if (!(cond)) {                                                                            \
-            char why_[BT_JINJA_WHY_BYTES], shown_[BT_JINJA_WHY_BYTES];                            \
-                                                                                                  \
-            snprintf(why_, sizeof(why_), __VA_ARGS__);                                            \
-            BT_REQUIRE(false, code, "%s: chat template, line %u: %s", (j)->name,                  \
-                       bt_jinja_line(j, where), bt_json_printable(why_, shown_, sizeof(shown_))); \
-        }                                                                                         \
+/* BT_REQUIRE with the place in the template; the text is made in another function's frame, as these
+ * lie deep in each other. */
+#define BT_JINJA_REQUIRE(j, where, cond, code, ...)              \
+    do {                                                         \
+        if (!(cond)) {                                           \
+            st = bt_jinja_refuse(j, where, (code), __VA_ARGS__); \
+            goto out;                                            \
+        }                                                        \
     } while (0)
 enum { BT_JINJA_WHY_BYTES = 320 };
 
-uint32_t bt_jinja_line(const bt_jinja *j, const char *at);
+/* Returns st, which is not BT_OK. */
+bt_status bt_jinja_refuse(const bt_jinja *j, const char *where, bt_status st, const char *format,
+                          ...) __attribute__((format(printf, 4, 5)));
 /* Counts n steps; UNSUPPORTED after more than a template may take. */
 bt_status bt_jinja_count(bt_jinja *j, const char *at, size_t n);
 

@@ -1,5 +1,6 @@
 /* A rendering from its beginning to its end: memory, the template's lines, what a template is
  * given. */
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -46,13 +47,28 @@ static void give_back(bt_jinja *j)
     }
 }
 
-uint32_t bt_jinja_line(const bt_jinja *j, const char *at)
+static uint32_t line_of(const bt_jinja *j, const char *at)
 {
     uint32_t line = 1;
 
     for (const char *c = j->text; c < at; c++)
         if (*c == '\n') line++;
     return line;
+}
+
+bt_status bt_jinja_refuse(const bt_jinja *j, const char *where, bt_status st, const char *format,
+                          ...)
+{
+    char    why[BT_JINJA_WHY_BYTES], shown[BT_JINJA_WHY_BYTES];
+    va_list args;
+
+    va_start(args, format);
+    vsnprintf(why, sizeof(why), format, args);
+    va_end(args);
+    BT_REQUIRE(false, st, "%s: chat template, line %u: %s", j->name, line_of(j, where),
+               bt_json_printable(why, shown, sizeof(shown)));
+out:
+    return st;
 }
 
 bt_status bt_jinja_count(bt_jinja *j, const char *at, size_t n)

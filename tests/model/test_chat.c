@@ -1,4 +1,5 @@
 #include <jansson.h>
+#include <pthread.h>
 
 #include "core/alloc.h"
 #include "model/jinja/jinja.h"
@@ -278,7 +279,7 @@ static void chat_templates_that_cannot_be_rendered_say_where(void)
         {"{{ $ }}",                                                                                  BT_ERR_FORMAT,      "expected an expression, found $"                       },
         {"{{ }}",                                                                                    BT_ERR_FORMAT,      "expected an expression, found }}"                      },
         {"{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",                                          BT_ERR_UNSUPPORTED,
-         "less than 1000 deep"                                                                                                                                                   },
+         "less than 400 deep"                                                                                                                                                    },
         {"{% set " TEN(TEN("((((((((((")),                                                           BT_ERR_UNSUPPORTED, "nested more than 200 deep"                             },
         {"{{" TEN(TEN("((((((((((")) "1",                                                            BT_ERR_UNSUPPORTED, "nested more than 200 deep"                             },
         {"{% set n = namespace(x=1) %}{% for a in range(99) %}{% set n.x = [n.x, n.x] %}{% endfor "
@@ -303,6 +304,42 @@ static void chat_templates_that_cannot_be_rendered_say_where(void)
         EXPECT(text == NULL);
         if (g_failures != before) fprintf(stderr, "    template: %.80s\n", CASES[i].text);
     }
+}
+
+static void *render_in_vain(void *unused)
+{
+    char *text = NULL;
+
+    EXPECT_EQ(render(g_scratch, 1, TALK, &text), BT_ERR_UNSUPPORTED);
+    EXPECT_HAS(bt_error_text(), "less than 400 deep");
+    return unused;
+}
+
+/* Of the least size that the programs ask for; instrumented code takes more of it. */
+static void chat_templates_that_call_themselves_fit_the_stack(void)
+{
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    enum { STACK_BYTES = 8 << 20 };
+#else
+    enum { STACK_BYTES = 512 << 10 };
+#endif
+    static const char *const TEMPLATES[] = {
+        "{% macro f(n) %}{{ f(n + 1) }}{% endmacro %}{{ f(0) }}",
+        "{% macro f(a=1|default(f())) %}{% endmacro %}{{ f() }}",
+        "{% macro f() %}{% for i in [1] %}{% if 1 %}{% set x = f()|trim %}{% endif %}"
+        "{% endfor %}{% endmacro %}{{ f() }}",
+    };
+    pthread_attr_t attr;
+    pthread_t      thread;
+
+    pthread_attr_init(&attr);
+    EXPECT_EQ(pthread_attr_setstacksize(&attr, STACK_BYTES), 0);
+    for (size_t i = 0; i < sizeof(TEMPLATES) / sizeof(TEMPLATES[0]); i++) {
+        write_template(TEMPLATES[i]);
+        EXPECT_EQ(pthread_create(&thread, &attr, render_in_vain, NULL), 0);
+        pthread_join(thread, NULL);
+    }
+    pthread_attr_destroy(&attr);
 }
 
 /* As long as it takes: n keys are searched through each time, which is not one step. */
@@ -425,6 +462,7 @@ static const bt_test TESTS[] = {
     BT_TEST(chat_template_may_be_a_list_or_a_file),
     BT_TEST(chat_rendered_text_begins_with_one_bos),
     BT_TEST(chat_templates_that_cannot_be_rendered_say_where),
+    BT_TEST(chat_templates_that_call_themselves_fit_the_stack),
     BT_TEST(chat_searches_in_large_maps_count),
     BT_TEST(chat_without_a_template_is_refused),
     BT_TEST(chat_template_file_has_a_largest_size),

@@ -337,6 +337,7 @@ def usage_is_checked(server, bench):
         has(bench(*args, code=64, report=False)[0], part)
     has(bench("--prompt-tokens", "64-4090", code=1)[0], "a request of 4090 prompt and 64 output tokens does not fit into the context of 4096")
     has(bench("-n", "2", "--json", "/nowhere/run.json", code=1, report=False)[0], "--json /nowhere/run.json: directory /nowhere/: No such file or directory")
+    has(bench("-n", "2", "--json", "/tmp", code=1, report=False)[0], "--json /tmp: expected a file, found a directory")
     assert not server.requests, "found out only after the load"
     done = subprocess.run([bench.program, "--address", "127.0.0.1:1"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300)
     assert done.returncode == 1

@@ -22,14 +22,6 @@ typedef struct {
 
 /* ---- the list of values */
 
-/* As JSON Schema has it, 1 is 1.0. */
-static bool is_equal(const json_t *a, const json_t *b)
-{
-    if (json_is_number(a) && json_is_number(b) && json_typeof(a) != json_typeof(b))
-        return json_number_value(a) == json_number_value(b);
-    return json_equal(a, b);
-}
-
 /* False: a value of values, whose equality is not looked into. */
 static bool add(bt_schema *s, json_t *values, json_t *value, const bt_schema_at *at)
 {
@@ -39,7 +31,7 @@ static bool add(bt_schema *s, json_t *values, json_t *value, const bt_schema_at 
     if (json_is_object(value) || json_is_array(value)) return false;
     if (json_array_size(values) > MOST_VALUES) return true; /* refused in any case */
     if (!bt_schema_step(s, at, 1 + json_array_size(values) * bt_schema_weight(value))) return false;
-    json_array_foreach(values, i, one) if (is_equal(one, value)) return true;
+    json_array_foreach(values, i, one) if (bt_schema_is_equal(one, value)) return true;
     if (json_array_append(values, value) != 0) bt_schema_owned(s, NULL);
     return true;
 }

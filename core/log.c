@@ -145,14 +145,15 @@ static place *find_place(const char *file, int line)
 /* Whether the place may write a line now, and how many of its lines have been left out before. */
 static bool may_write(const char *file, int line, uint64_t *n_omitted_out)
 {
-    uint64_t now = bt_now_ns();
+    uint64_t now;
     bool     may;
     place   *p;
 
     *n_omitted_out = 0;
     if (!g_is_bound) return true;
     pthread_mutex_lock(&g_places_lock);
-    p = find_place(file, line);
+    p   = find_place(file, line);
+    now = bt_now_ns(); /* under the lock: never before since_ns */
     if (p->since_ns != 0) p->n_left += (double)(now - p->since_ns) * 1e-9 * BT_LOG_RATE;
     if (p->n_left > BT_LOG_BURST) p->n_left = BT_LOG_BURST;
     p->since_ns = now;

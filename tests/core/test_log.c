@@ -2,6 +2,7 @@
  * full. */
 #include <fcntl.h>
 #include <poll.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -259,6 +260,44 @@ static void places_without_number_are_bound_together(void)
     EXPECT_HAS(strchr(text, '\n'), "places.c:0 line 0 of many\n");
 }
 
+static void *flood(void *unused)
+{
+    for (int i = 0; i < LINES; i++)
+        BT_INFO("line %d of many", i);
+    return unused;
+}
+
+static void log_from_threads_at_one_place(int err)
+{
+    struct timespec pause = {0, 100 * 1000000};
+    pthread_t       threads[4];
+    uint64_t        start = bt_now_ns();
+
+    dup2(err, STDERR_FILENO);
+    bt_log_init("test", BT_LOG_INFO);
+    bt_log_bound();
+    for (int i = 0; i < 4; i++)
+        if (pthread_create(&threads[i], NULL, flood, NULL) != 0) _exit(1);
+    for (int i = 0; i < 4; i++)
+        pthread_join(threads[i], NULL);
+    nanosleep(&pause, NULL);
+    flood(NULL);
+    BT_INFO("all after %llu ns", (unsigned long long)(bt_now_ns() - start));
+    _exit(0);
+}
+
+/* Who looks at the clock first need not be the first to be let in. */
+static void place_of_many_threads_is_bound_too(void)
+{
+    static char text[1 << 21];
+    uint32_t    n  = written_by(log_from_threads_at_one_place, text, sizeof(text));
+    const char *ns = strstr(text, "all after ");
+
+    EXPECT(ns != NULL);
+    if (ns != NULL)
+        EXPECT(n <= BT_LOG_BURST + 1 + strtoull(ns + 10, NULL, 10) * BT_LOG_RATE / BT_NS_PER_S);
+}
+
 static void error_text_is_printable_too(void)
 {
     bt_error_keep("", "%s\xe2", "\xc2\x9b[2J");
@@ -274,6 +313,7 @@ int main(int argc, char **argv)
         BT_TEST(file_keeps_every_line),
         BT_TEST(bound_place_leaves_out_lines_and_says_how_many),
         BT_TEST(places_without_number_are_bound_together),
+        BT_TEST(place_of_many_threads_is_bound_too),
         BT_TEST(error_text_is_printable_too),
     };
 

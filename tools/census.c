@@ -90,13 +90,13 @@ void bt_census_take(const bt_safetensors *files, const bt_model_config *cfg, bt_
     }
 }
 
-uint64_t bt_census_loaded_bytes(const bt_census *c)
+uint64_t bt_census_served(const uint64_t of[BT_N_PARTS])
 {
-    uint64_t bytes = 0;
+    uint64_t sum = 0;
 
     for (int i = 0; i < BT_PART_MTP; i++)
-        bytes += c->loaded[i];
-    return bytes;
+        sum += of[i];
+    return sum;
 }
 
 static uint64_t of_an_indexer(const bt_mla_config *m)

@@ -39,8 +39,8 @@ typedef struct {
 } bt_census;
 
 void bt_census_take(const bt_safetensors *files, const bt_model_config *cfg, bt_census *c);
-/* Bytes in memory of what is served without --mtp. */
-uint64_t bt_census_loaded_bytes(const bt_census *c);
+/* The sum over what is served without --mtp. */
+uint64_t bt_census_served(const uint64_t of[BT_N_PARTS]);
 
 /* Parameters of one layer's attention, without an indexer. */
 uint64_t bt_census_attention(const bt_mla_config *mla);

@@ -148,7 +148,7 @@ static void look_at_size(const bt_model_config *cfg, const bt_safetensors *st)
 
     if (bt_device_cuda_deal(NULL, 0, &gpu, text, sizeof(text))) return;
     bt_census_take(st, cfg, &c);
-    printf("needs %llu %llu\n", (unsigned long long)bt_census_loaded_bytes(&c),
+    printf("needs %llu %llu\n", (unsigned long long)bt_census_served(c.loaded),
            (unsigned long long)c.loaded[BT_PART_EXPERTS]);
 }
 

@@ -135,18 +135,9 @@ static void print_model(const bt_model_config *cfg, const bt_census *c)
     if (n_moe != 0) print_gate(&cfg->moe.gate, c->corrected || !cfg->moe_norm);
 }
 
-static uint64_t sum(const uint64_t *v, int from, int to)
-{
-    uint64_t s = 0;
-
-    for (int i = from; i < to; i++)
-        s += v[i];
-    return s;
-}
-
 static void print_census(const bt_model_config *cfg, const bt_census *c)
 {
-    uint64_t expected[BT_N_PARTS], total = sum(c->n_params, 0, BT_PART_MTP), used;
+    uint64_t expected[BT_N_PARTS], total = bt_census_served(c->n_params), used;
     char     a[32], b[32];
 
     bt_census_expect(cfg, expected);
@@ -161,7 +152,7 @@ static void print_census(const bt_model_config *cfg, const bt_census *c)
         printf("\n");
     }
     printf("  %-16s %22s %12s  in %" PRIu64 " tensors\n", "all (served)", grouped(total, a),
-           in_units(sum(c->bytes, 0, BT_PART_MTP), b), c->n_tensors);
+           in_units(bt_census_served(c->bytes), b), c->n_tensors);
     used = total;
     if (cfg->moe.gate.n_experts != 0)
         used -= c->n_params[BT_PART_EXPERTS] / cfg->moe.gate.n_experts *
@@ -193,7 +184,7 @@ static uint64_t rank_bytes(const bt_model_config *cfg, uint32_t n)
 static void print_fit(const bt_model_config *cfg, const bt_census *c)
 {
     bt_machine m;
-    uint64_t   usable, weights = bt_census_loaded_bytes(c);
+    uint64_t   usable, weights = bt_census_served(c->loaded);
     char       a[32], b[32];
 
     bt_machine_look(&m);

@@ -8,6 +8,7 @@
 #include "core/alloc.h"
 #include "core/defaults.h"
 #include "core/limits.h"
+#include "core/machine.h"
 #include "core/parse.h"
 #include "core/settings.h"
 #include "device/cpu/kernels.h"
@@ -189,7 +190,6 @@ static void parse_model(struct argp_state *state, const char *name, options *opt
 static error_t parse_measured(int key, const char *arg, struct argp_state *state, options *opt)
 {
     bt_measure_options *m = &opt->measure;
-    uint32_t            n;
 
     switch (key) {
     case KEY_BATCH:
@@ -201,7 +201,7 @@ static error_t parse_measured(int key, const char *arg, struct argp_state *state
         return 0;
     case KEY_VARIANTS: parse_variants(state, arg, m); return 0;
     case KEY_THREADS:
-        if (parse_list(state, "threads", arg, 1, 1024, &n) == 1) m->n_threads = n;
+        m->n_threads = (uint32_t)bt_option_number(state, "--threads", arg, 1, BT_MAX_THREADS);
         return 0;
     case KEY_KERNELS: m->kernels = bt_option_name(state, "--kernels", "a name", arg); return 0;
     case KEY_SECONDS: m->seconds = bt_option_real(state, "--seconds", arg, 1e-3, 86400); return 0;

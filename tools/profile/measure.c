@@ -315,8 +315,7 @@ static void conclude(run *r, bt_measured *p)
         at->cpu_over_fused = over_fused(r, kind, CPU, at->n_rounds);
     }
     for (int kind = 0; kind < BT_N_VARIANTS; kind++) {
-        bt_point          *at = &p->of[kind];
-        bt_variant_account a  = bt_variant_account_of((bt_variant_kind)kind, &r->model->mla);
+        bt_point *at = &p->of[kind];
 
         if (at->state != BT_POINT_DONE) continue;
         for (int s = 0; s < BT_N_STAGES; s++)
@@ -325,7 +324,6 @@ static void conclude(run *r, bt_measured *p)
         at->bare_s    = median(r->samples[kind][BARE], at->n_rounds);
         at->cpu_s     = median(r->samples[kind][CPU], at->n_rounds);
         at->fastest_s = r->samples[kind][WHOLE][0]; /* sorted */
-        at->roof_s    = bt_roof_step_s(&r->m->roof, &a, p->batch, p->n_keys);
         at->distance  = distance(r->out[kind], r->out[BT_VARIANT_FUSED], n);
     }
 }

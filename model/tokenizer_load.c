@@ -17,7 +17,7 @@ typedef struct {
     bt_tokenizer *tok;
     const char   *path;
     json_t       *model, *vocab, *merges, *added;
-    size_t        arena_at;
+    size_t        arena_at, added_bytes;
     uint32_t      max_id; /* ids that nobody has cost memory all the same */
 } loading;
 
@@ -66,9 +66,10 @@ static bt_status measure(loading *l)
     for (size_t i = 0; i < json_array_size(l->added); i++) {
         BT_TRY(added_text(l, i, &text));
         BT_TRY(id_of(l, text, json_object_get(json_array_get(l->added, i), "id"), &id));
-        bytes += strlen(text);
+        l->added_bytes += strlen(text);
         last = id > last ? id : last;
     }
+    bytes += l->added_bytes;
     BT_REQUIRE(bytes < UINT32_MAX, BT_ERR_FORMAT, "%s: expected under 4 GiB of tokens", l->path);
     l->tok->n_tokens = last + 1;
     l->tok->tokens   = bt_calloc(l->tok->n_tokens, sizeof(*l->tok->tokens));
@@ -266,16 +267,10 @@ out:
 
 static bt_status load_added(loading *l)
 {
-    bt_status   st    = BT_OK;
-    size_t      bytes = 0;
-    const char *text  = NULL;
+    bt_status st = BT_OK;
 
-    for (size_t i = 0; i < json_array_size(l->added); i++) {
-        BT_TRY(added_text(l, i, &text));
-        bytes += strlen(text);
-    }
     for (int i = 0; i < BT_N_ADDED_LISTS; i++)
-        BT_TRY(bt_added_tokens_create(bytes, &l->tok->added[i]));
+        BT_TRY(bt_added_tokens_create(l->added_bytes, &l->tok->added[i]));
     for (size_t i = 0; i < json_array_size(l->added); i++)
         BT_TRY(add_added(l, i));
 out:

@@ -10,6 +10,7 @@
 
 #include "core/alloc.h"
 #include "model/grammar/schema.h"
+#include "model/utf8.h"
 
 /* A node on the way of the name before. */
 typedef struct {
@@ -33,14 +34,10 @@ static int by_text(const void *a, const void *b)
 /* The character at text, of *n_out bytes: jansson's strings are UTF-8. */
 static uint32_t next_char(const char *text, uint32_t *n_out)
 {
-    const uint8_t *b = (const uint8_t *)text;
-    uint32_t       n = b[0] < 0x80 ? 1 : b[0] < 0xE0 ? 2 : b[0] < 0xF0 ? 3 : 4;
-    uint32_t       c = n == 1 ? b[0] : b[0] & (0x7Fu >> n);
+    uint8_t lead = (uint8_t)text[0];
 
-    for (uint32_t i = 1; i < n; i++)
-        c = c << 6 | (b[i] & 0x3F);
-    *n_out = n;
-    return c;
+    *n_out = lead < 0x80 ? 1 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
+    return bt_utf8_char(text, *n_out);
 }
 
 static bool is_plain(uint32_t c) { return c >= ' ' && c < 0x80 && c != '"' && c != '\\'; }

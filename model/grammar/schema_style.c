@@ -2,9 +2,11 @@
  * some models were trained to write: each member between tags of its own, a text as it is, all else
  * as JSON.  The styles are named as XGrammar's structural tags name them.
  *
- *   deepseek_xml  DeepSeek-V3.2: <｜DSML｜parameter name="NAME"
- * string="true">TEXT</｜DSML｜parameter>, string="false" before JSON glm_xml       GLM-4.5 and
- * later: <arg_key>NAME</arg_key><arg_value>VALUE</arg_value>
+ *   deepseek_xml  DeepSeek-V3.2:
+ *       <｜DSML｜parameter name="NAME" string="true">TEXT</｜DSML｜parameter>,
+ *       string="false" before JSON
+ *   glm_xml       GLM-4.5 and later:
+ *       <arg_key>NAME</arg_key><arg_value>VALUE</arg_value>
  *
  * A text does not hold the tag that ends it.  A text with bounds on its length holds no '<'. */
 #include <stdlib.h>

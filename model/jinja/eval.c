@@ -199,9 +199,8 @@ static bt_status evaluate_unary(bt_jinja *j, bt_jinja_map *scope, const bt_jinja
         *value_out = bt_jinja_bool(!bt_jinja_truth(&a));
         goto out;
     }
-    BT_JINJA_REQUIRE(j, node->at, a.kind == BT_JINJA_IS_INT || a.kind == BT_JINJA_IS_BOOL,
-                     BT_ERR_UNSUPPORTED, "expected a number behind the sign, found %s",
-                     bt_jinja_kind(&a));
+    BT_JINJA_REQUIRE(j, node->at, bt_jinja_is_number(&a), BT_ERR_UNSUPPORTED,
+                     "expected a number behind the sign, found %s", bt_jinja_kind(&a));
     *value_out = bt_jinja_int(node->number * a.number);
 out:
     return st;

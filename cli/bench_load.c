@@ -129,17 +129,16 @@ static void on_message(bt_rpc_call *rpc, ProtobufCMessage *message)
 /* The status is known, and every message has been seen. */
 static void finish(bench_call *c)
 {
-    driver          *d     = c->d;
-    bt_bench_record *r     = &d->run->records[c->record];
-    int              code  = (int)c->rpc.code;
-    bool             ended = d->load->stop == NULL || *d->load->stop == 0;
+    driver          *d    = c->d;
+    bt_bench_record *r    = &d->run->records[c->record];
+    int              code = (int)c->rpc.code;
 
     r->end_ns = now_ns(d);
     if (code < 0 || code >= BT_BENCH_PROTOCOL) code = GRPC_STATUS_UNKNOWN;
     if (code == GRPC_STATUS_OK && !c->complete)
         broken(c, "the stream ended without a complete message");
     if (c->broken) code = BT_BENCH_PROTOCOL;
-    if (ended || code == GRPC_STATUS_OK) r->code = code;
+    if (*d->load->stop == 0 || code == GRPC_STATUS_OK) r->code = code;
     if (r->code > 0) {
         char *text = d->run->first_error[code], details[sizeof(d->run->first_error[0])];
 
@@ -274,7 +273,6 @@ static void tell(driver *d)
 
 static void cancel_all(driver *d)
 {
-    d->run->stopped = true;
     for (bench_call *c = d->calls; c != NULL; c = c->next)
         bt_rpc_call_cancel(&c->rpc);
     while (d->calls != NULL)
@@ -288,7 +286,7 @@ static void connect_first(driver *d)
     uint64_t give_up = bt_now_ns() + CONNECT_NS;
 
     while (grpc_channel_check_connectivity_state(d->channel, 1) != GRPC_CHANNEL_READY &&
-           bt_now_ns() < give_up && (d->load->stop == NULL || *d->load->stop == 0))
+           bt_now_ns() < give_up && *d->load->stop == 0)
         bt_rpc_loop_run_once(d->loop, bt_now_ns() + BT_NS_PER_MS);
 }
 
@@ -302,7 +300,7 @@ static bt_status drive(driver *d)
     d->start_ns = bt_now_ns();
     if (l->concurrency == 0) d->due_ns = bt_bench_plan_gap_ns(l->plan, l->first_request);
     for (;;) {
-        if (l->stop != NULL && *l->stop != 0) break;
+        if (*l->stop != 0) break;
         BT_TRY(send_due(d));
         tell(d);
         if (d->calls == NULL && !may_send(d, now_ns(d))) break;
@@ -314,7 +312,7 @@ static bt_status drive(driver *d)
     }
 out:
     cancel_all(d);
-    d->run->stopped    = l->stop != NULL && *l->stop != 0;
+    d->run->stopped    = *l->stop != 0;
     d->run->start_ns   = d->start_ns;
     d->run->elapsed_ns = now_ns(d);
     d->tick_ns         = 0;

@@ -494,7 +494,6 @@ static bt_status prepare(supervisor *s, const bt_run_options *opt)
     BT_TRY(bt_progress_init(&s->progress, bt_cell_n_ranks(&opt->cell)));
     s->accounts = bt_calloc(bt_cell_n_ranks(&opt->cell), sizeof(*s->accounts));
     BT_REQUIRE(s->accounts != NULL, BT_ERR_NO_MEMORY, "%u ranks", bt_cell_n_ranks(&opt->cell));
-    signal(SIGPIPE, SIG_IGN);
     sigemptyset(&signals);
     sigaddset(&signals, SIGCHLD);
     sigaddset(&signals, SIGTERM);

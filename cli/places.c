@@ -101,6 +101,7 @@ static bt_status read_file(const char *path, host_list *list)
         n                          = strcspn(name, " \t");
         if (n > 0) BT_TRY(add_host(list, name, n, slots_of(name + n)));
     }
+    BT_REQUIRE(!ferror(f), BT_ERR_IO, "host file %s: %s", path, strerror(errno));
 out:
     free(line);
     if (f != NULL) fclose(f);

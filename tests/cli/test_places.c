@@ -114,6 +114,9 @@ static void places_of_a_host_file_are_its_lines(void)
     EXPECT(!bt_places_leave_out(&map, is_in, "n2"));
     bt_rank_map_fini(&map);
     close(fd);
+    opt.hostfile = "/proc/self/mem"; /* opens, and fails to be read at 0 */
+    EXPECT_EQ(bt_places_read(&opt, &map), BT_ERR_IO);
+    EXPECT_HAS(bt_error_text(), "host file /proc/self/mem: Input/output error");
     opt.hostfile = "/nowhere/hosts";
     EXPECT_EQ(bt_places_read(&opt, &map), BT_ERR_IO);
     EXPECT_HAS(bt_error_text(), "/nowhere/hosts");

@@ -62,10 +62,7 @@ static void show(bt_answer *a, const char *text, size_t n)
     flush_out(a);
 }
 
-static bool shows_lines(const bt_answer *a)
-{
-    return !a->json && (a->request->logprobs || a->request->prompt_logprobs);
-}
+static bool shows_lines(const bt_answer *a) { return !a->json && a->request->logprobs; }
 
 /* Text is written as it comes. */
 static bool streams(const bt_answer *a)
@@ -179,8 +176,10 @@ void bt_answer_tokens(void *ctx, const bt_client_tokens *t)
             if (a->json) json_array_append_new(c->ids, json_integer(t->ids[i]));
         }
         if (t->logprobs == NULL) continue;
-        if (shows_lines(a)) show_token(a, t, i);
-        if (!a->json) continue;
+        if (!a->json) {
+            show_token(a, t, i);
+            continue;
+        }
         json_array_append_new(t->prompt ? a->prompt_logprobs : c->logprobs, real(t->logprobs[i]));
         if (t->tops != NULL)
             json_array_append_new(t->prompt ? a->prompt_tops : c->tops, make_top(&t->tops[i]));

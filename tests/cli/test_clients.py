@@ -129,6 +129,22 @@ class Flags(Served):
         a = self.answer("--max-tokens", "3", "--logprobs")
         self.assertEqual(a["logprobs"], [-0.125, -0.25, -0.375])
 
+    def test_logprobs_of_the_prompt_come_before_the_answer(self):
+        def with_prompt(rank, reserve, m):
+            rank.send(prompt_logprobs=control.PromptLogprobs(request=m.request, epoch=m.epoch, position=1, logprobs=[-1.5] * (len(m.prompt) - 1)))
+            tokens, decode = self.cell.tokens(reserve, m.prompt), self.cell.ranks[m.decode_rank]
+            for sender, some in ((rank, tokens[:1]), (decode, tokens[1:])):    # the decode rank repeats no first token then
+                sender.send(tokens=control.Tokens(tokens=some))
+                sender.send(released=control.Released(request=m.request, epoch=m.epoch))
+        self.cell.on_prefill = with_prompt
+        text = self.answer("--max-tokens", "3", "--prompt-logprobs")["text"]
+        for more in ([], ["--no-stream"]):
+            out, _ = self.generate("--max-tokens", "3", "--prompt-logprobs", *more)
+            first, second, rest = out.split("\n", 2)
+            self.assertEqual((first.split()[:2], second.split()[:2], rest), (["prompt", "-"], ["prompt", "-1.500000"], text + "\n"))
+        out, _ = self.generate("--max-tokens", "3", "--prompt-logprobs", "--logprobs")
+        self.assertEqual([line.split()[0] for line in out.splitlines()], ["prompt", "prompt", "-0.125000", "-0.250000", "-0.375000"])
+
     def test_wrong_usage_names_the_flag(self):
         for args, words in ((["--top-p", "1.5"], "--top-p must be"), (["--logit-bias", "x"], "expected ID=X"), (["--stop", ""], "--stop has 0 bytes"), (["--cache-salt", "a\n"], "--cache-salt has byte 0x0a at 1"),
                             (["--choices", "65"], "--choices must be"), (["--logprobs=21"], "--logprobs must be"), (["--tls-cert", "a"], "--tls-key go together"),

@@ -136,6 +136,52 @@ static char *trim(char *text)
     return text;
 }
 
+static void variable(const char *name, char variable_out[NAME_BYTES])
+{
+    int n = snprintf(variable_out, NAME_BYTES, "BATON_%s", name);
+
+    for (int i = 0; i < n && i < NAME_BYTES - 1; i++)
+        variable_out[i] =
+            variable_out[i] == '-' ? '_' : (char)toupper((unsigned char)variable_out[i]);
+}
+
+/* The setting whose variable is the given one or one letter away from it, or two of a longer name;
+ * NULL when there is none. */
+static const setting *nearest(const bt_settings *s, const char *given)
+{
+    const setting *found = NULL;
+    char           name[NAME_BYTES];
+    uint32_t       apart = strlen(given) < sizeof("BATON_") - 1 + 6 ? 2 : 3; /* what is too far */
+
+    for (size_t i = 0; i < s->n; i++) {
+        uint32_t d;
+
+        variable(s->all[i].name, name);
+        d = bt_letters_apart(given, name);
+        if (d >= apart) continue;
+        apart = d;
+        found = &s->all[i];
+    }
+    return found;
+}
+
+static bt_status refuse_name(const bt_settings *s, const char *where, const char *name)
+{
+    bt_status      st = BT_OK;
+    char           given[NAME_BYTES];
+    const setting *meant;
+
+    variable(name, given);
+    meant = nearest(s, given);
+    BT_REQUIRE(meant == NULL || meant->key == BT_OPT_CONFIG, BT_ERR_INVALID_ARG,
+               "%s: there is no setting \"%.60s\": is %s meant?", where, name, meant->name);
+    BT_REQUIRE(false, BT_ERR_INVALID_ARG,
+               "%s: there is no setting \"%.60s\": expected a long option of --help but --config",
+               where, name);
+out:
+    return st;
+}
+
 /* "name = value", "name = "a # b"", "# comment", "". */
 static bt_status read_line(bt_settings *s, const char *where, char *line)
 {
@@ -161,8 +207,7 @@ static bt_status read_line(bt_settings *s, const char *where, char *line)
         value                      = trim(value);
     }
     found = find_name(s, name);
-    BT_REQUIRE(found != NULL && found->key != BT_OPT_CONFIG, BT_ERR_INVALID_ARG,
-               "%s: there is no setting \"%.60s\"", where, name);
+    if (found == NULL || found->key == BT_OPT_CONFIG) return refuse_name(s, where, name);
     BT_REQUIRE(found->values[FROM_FILE] == NULL, BT_ERR_INVALID_ARG, "%s: %s is set twice", where,
                name);
     BT_TRY(set_checked(found, FROM_FILE, where, value));
@@ -202,38 +247,21 @@ out:
     return st;
 }
 
-static void variable(const setting *t, char name_out[NAME_BYTES])
-{
-    int n = snprintf(name_out, NAME_BYTES, "BATON_%s", t->name);
-
-    for (int i = 0; i < n && i < NAME_BYTES - 1; i++)
-        name_out[i] = name_out[i] == '-' ? '_' : (char)toupper((unsigned char)name_out[i]);
-}
-
 /* Whether the entry of the environment is of a variable, given, that is none of these but must be
- * meant for one: it is one letter away, or two of a longer name.  Others may be another program's.
- */
+ * meant for one.  Others may be another program's. */
 static bool is_misspelt(const bt_settings *s, const char *entry, char given_out[NAME_BYTES],
                         char meant_out[NAME_BYTES])
 {
-    char     name[NAME_BYTES];
-    size_t   n       = strcspn(entry, "=");
-    uint32_t nearest = n < sizeof("BATON_") - 1 + 6 ? 2 : 3; /* further than what counts */
+    size_t         n = strcspn(entry, "=");
+    const setting *meant;
 
     if (n >= NAME_BYTES || entry[n] != '=' || strncmp(entry, "BATON_", 6) != 0) return false;
     memcpy(given_out, entry, n);
     given_out[n] = '\0';
-    meant_out[0] = '\0';
-    for (size_t i = 0; i < s->n && nearest > 0; i++) {
-        uint32_t d;
-
-        variable(&s->all[i], name);
-        d = bt_letters_apart(given_out, name);
-        if (d >= nearest) continue;
-        nearest = d;
-        strcpy(meant_out, name);
-    }
-    return nearest > 0 && meant_out[0] != '\0';
+    meant        = nearest(s, given_out);
+    if (meant == NULL) return false;
+    variable(meant->name, meant_out);
+    return strcmp(given_out, meant_out) != 0;
 }
 
 static void warn_of_misspelt(const bt_settings *s)
@@ -252,7 +280,7 @@ static bt_status read_environment(bt_settings *s)
     const char *value;
 
     for (size_t i = 0; i < s->n; i++) {
-        variable(&s->all[i], name);
+        variable(s->all[i].name, name);
         value = getenv(name);
         if (value == NULL || value[0] == '\0') continue;
         if (strncmp(value, "tcp://", 6) == 0) {
@@ -561,7 +589,7 @@ void bt_settings_clear_environment(const bt_settings *settings)
     char given[NAME_BYTES], name[NAME_BYTES];
 
     for (size_t i = 0; i < settings->n; i++) {
-        variable(&settings->all[i], name);
+        variable(settings->all[i].name, name);
         unsetenv(name);
     }
     for (char **e = environ; *e != NULL;) /* that is said once, not by each child too */

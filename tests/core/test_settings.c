@@ -170,13 +170,15 @@ static void settings_without_effect_are_errors_as_flags(void)
 static void settings_that_are_wrong_name_their_place(void)
 {
     static const char *const cases[][2] = {
-        {"port 1\n",             "baton.conf:1: expected \"name = value\""   },
-        {"\nprot = 1\n",         "baton.conf:2: there is no setting \"prot\""},
-        {"config = x\n",         "no setting \"config\""                     },
-        {"port = 1\nport = 2\n", "baton.conf:2: port is set twice"           },
-        {"port = \"1\n",         "the quote is not closed"                   },
-        {"port = \"1\" 2\n",     "unexpected text after the quote"           },
-        {"fast = yes\n",         "fast is \"yes\", expected true or false"   },
+        {"port 1\n",             "baton.conf:1: expected \"name = value\""                          },
+        {"\nprot = 1\n",         "baton.conf:2: there is no setting \"prot\""                       },
+        {"ports = 1\n",          "no setting \"ports\": is port meant?"                             },
+        {"\nfoo = 1\n",          "no setting \"foo\": expected a long option of --help but --config"},
+        {"config = x\n",         "no setting \"config\""                                            },
+        {"port = 1\nport = 2\n", "baton.conf:2: port is set twice"                                  },
+        {"port = \"1\n",         "the quote is not closed"                                          },
+        {"port = \"1\" 2\n",     "unexpected text after the quote"                                  },
+        {"fast = yes\n",         "fast is \"yes\", expected true or false"                          },
     };
 
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {

@@ -43,6 +43,7 @@ void bt_log_init(const char *who, bt_log_level max_level)
 {
     snprintf(g_who, sizeof(g_who), "%s", who);
     g_max_level = max_level;
+    g_is_verb   = false;
 }
 
 void bt_log_init_verb(const char *who, bt_log_level max_level)

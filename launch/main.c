@@ -307,11 +307,11 @@ int main(int argc, char **argv)
     int               status = 0;
     bt_status         st;
 
+    bt_log_init_verb("launch", BT_LOG_ERROR); /* reading a rank map may fail */
     argp_parse(&parser, argc, argv, ARGP_IN_ORDER, NULL, &opt);
     if (opt.as_rank) return bt_rank_run(opt.mpirun.argv, &opt.rank);
 
     if (opt.tell_mpi) {
-        bt_log_init_verb("launch", BT_LOG_ERROR);
         bt_mpirun_tell_version(opt.mpirun.mpirun);
         return EXIT_FAILURE;
     }

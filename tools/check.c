@@ -186,6 +186,9 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case OPT_RANK_TIMEOUT:
         opt->rank_timeout_s = bt_option_real(state, "--rank-timeout-s", arg, 1e-3, 86400);
         return 0;
+    case ARGP_KEY_ARG:
+        argp_error(state, "\"%s\" is not an option; the model goes after --model", arg);
+        return 0;
     case ARGP_KEY_END:
         if (opt->model == NULL && !opt->quick)
             argp_error(state, "--model is missing: the directory of a model");
@@ -429,8 +432,9 @@ int main(int argc, char **argv)
     bt_asked_node         *nodes;
     int                    port = -1;
 
+    bt_log_init_verb("check", BT_LOG_INFO); /* reading a rank map may fail */
     argp_parse(&parser, argc, argv, 0, NULL, &opt);
-    bt_log_init_verb("check", opt.node ? BT_LOG_ERROR : BT_LOG_INFO);
+    if (opt.node) bt_log_init_verb("check", BT_LOG_ERROR);
     if (bt_settings_check_flags(&spec, argc, argv) != BT_OK) return EX_USAGE;
     if (opt.node) {
         bt_check_node_tell(opt.quick ? NULL : opt.model,

@@ -140,6 +140,10 @@ def main():
         has(check("--rank-map", rank_map, "--agent", agent, "--tokens", "5000", "--prefill-rate", "100", code=0), "good         ok",
             "each of 1 ranks", "50.0 s to replay (--tokens 5000 at --prefill-rate 100)", "one that hangs: 10 s more")
         has(check("--group", "1", "--rank-timeout-s", "7"), "one that hangs: 7 s more")    # nobody waits for it
+        with open(rank_map, "w") as f:
+            f.write("prefil localhost\n")
+        assert check("--rank-map", rank_map, code=64) == f"baton check: {rank_map}:1: \"prefil\" is not a role: expected prefill, decode, both or spare\n"
+        has(check("localhost", code=64), "\"localhost\" is not an option")
         has(check("--timeout-s", "3601", code=64), "--timeout-s must be a whole number from 1 to 3600")    # as those of the ranks
 
         with socket.socket() as taken:

@@ -12,20 +12,20 @@
 static const struct {
     const char *verb, *text;
 } VERBS[] = {
-    {"run",         "start a cell and serve: coordinator and ranks in one command"        },
-    {"chat",        "talk with a running cell"                                            },
-    {"generate",    "send one prompt to a running cell"                                   },
-    {"bench",       "put load on a running cell and measure its answers"                  },
-    {"logits",      "compute the logits of given tokens, by the ranks that serve"         },
-    {"tokenize",    "turn text into token ids, as the model does"                         },
-    {"check",       "check every node of a cell before anything is started there"         },
-    {"inspect",     "show what a model is, how large it is, and what fits here"           },
-    {"convert",     "make a checkpoint from a GGUF file"                                  },
-    {"synth",       "make a checkpoint with the shape of a known model and random weights"},
-    {"profile",     "measure what the variants of attention cost on this machine"         },
-    {"coordinator", "start the coordinator of a cell alone"                               },
-    {"worker",      "be one rank of a cell (started by launch)"                           },
-    {"launch",      "start the ranks of a cell under mpirun"                              },
+    {"run",         "start a cell and serve: coordinator and ranks in one command"   },
+    {"chat",        "talk with a running cell"                                       },
+    {"generate",    "send one prompt to a running cell"                              },
+    {"bench",       "put load on a running cell and measure its answers"             },
+    {"logits",      "compute the logits of given tokens, by the ranks that serve"    },
+    {"tokenize",    "turn text into token ids, as the model does"                    },
+    {"check",       "check every node of a cell before anything is started there"    },
+    {"inspect",     "show what a model is, how large it is, and what fits here"      },
+    {"convert",     "make a checkpoint from a GGUF file"                             },
+    {"synth",       "make a checkpoint of a known model's shape, with random weights"},
+    {"profile",     "measure what the variants of attention cost on this machine"    },
+    {"coordinator", "start the coordinator of a cell alone"                          },
+    {"worker",      "be one rank of a cell (started by launch)"                      },
+    {"launch",      "start the ranks of a cell under mpirun"                         },
 };
 
 static bool exists(const char *verb, char path_out[PATH_MAX])
@@ -41,18 +41,19 @@ static void help(FILE *to)
 {
     char path[PATH_MAX];
 
-    fputs("Usage: baton VERB [OPTION...]\n"
-          "Serves DeepSeek-class models: prompts on one group of ranks, generation on another.\n\n",
-          to);
+    fputs(
+        "Usage: baton VERB [OPTION...]\n"
+        "Serves DeepSeek-class models: prompts on one group of ranks, generation on\nanother.\n\n",
+        to);
     for (size_t i = 0; i < sizeof(VERBS) / sizeof(VERBS[0]); i++) {
         if (exists(VERBS[i].verb, path)) fprintf(to, "  %-12s %s\n", VERBS[i].verb, VERBS[i].text);
     }
-    fputs(
-        "\n`baton VERB --help` says more, `baton --version` which version this is. To start with:\n"
-        "  baton inspect models/demo\n"
-        "  baton run --model models/demo --prefill 2 --decode 2 --port 8000\n"
-        "  baton chat --address 127.0.0.1:8000\n",
-        to);
+    fputs("\n`baton VERB --help` says more, `baton --version` which version this is.\n"
+          "To start with:\n"
+          "  baton inspect models/demo\n"
+          "  baton run --model models/demo --prefill 2 --decode 2 --port 8000\n"
+          "  baton chat --address 127.0.0.1:8000\n",
+          to);
 }
 
 int main(int argc, char **argv)

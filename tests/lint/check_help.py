@@ -1,4 +1,4 @@
-"""Every verb has a --help whose examples can be pasted: argp wraps lines of more than 79 columns, and a wrapped command is none.
+"""Every verb has a --help for terminals of 80 columns whose examples can be pasted: argp wraps lines of more than 79 columns, and a wrapped command is none.
 It has a --version too, fails with a word where the disk is full and without one where nobody reads, and refuses options that are empty by name.
 
     check_help.py BIN_DIR"""
@@ -50,6 +50,7 @@ def taken_empty(verb):
 verbs = re.findall(r"^  ([a-z]+) {2,}", help_of(), re.M)
 assert len(verbs) >= 13, verbs
 wrong = [*lost_words()]
+wrong += [f"baton --help: more than 79 columns: {line}" for line in help_of().split("\n") if len(line) > 79]
 for verb in verbs:
     wrong += [*lost_words(verb), *taken_empty(verb)]
     _, found, examples = help_of(verb).partition("\nExample")

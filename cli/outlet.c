@@ -56,6 +56,9 @@ void bt_outlet_push(bt_outlet *outlet)
                                             : write(outlet->fd, at, n);
 
         if (put < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) break;
+        if (put < 0 && errno != EPIPE)
+            BT_WARN("%s: not written: %.*s", strerror(errno), (int)(left - (at[left - 1] == '\n')),
+                    at);
         done += put > 0 ? (size_t)put : left; /* else nobody will ever read it */
     }
     if (done == 0) return;

@@ -20,7 +20,8 @@ typedef struct {
 
 /* fd is borrowed up to the close, and nobody else's way of writing to it changes. */
 void bt_outlet_open(bt_outlet *outlet, int fd);
-/* Writes it after what waits.  Short of memory, or with no reader any more, it is dropped. */
+/* Writes it after what waits.  Short of memory, or with no reader any more, it is dropped; what
+ * cannot be written for another reason is logged. */
 BT_PRINTF(2, 3) void bt_outlet_say(bt_outlet *outlet, const char *fmt, ...);
 /* Writes what is taken now of what waits.  To be called now and then. */
 void bt_outlet_push(bt_outlet *outlet);

@@ -276,6 +276,22 @@ static void outlet_waits_in_memory(void)
     signal(SIGPIPE, pipe_ends);
 }
 
+static void outlet_tells_what_is_lost_on_a_full_disk(void)
+{
+    int         full = open("/dev/full", O_WRONLY | O_CLOEXEC);
+    own_stderr  own  = begin_stderr();
+    const char *said;
+    bt_outlet   out;
+
+    bt_outlet_open(&out, full);
+    bt_outlet_say(&out, "serving at %d\n", 17);
+    EXPECT_EQ(out.n_rest, 0);
+    bt_outlet_close(&out);
+    said = end_stderr(own);
+    EXPECT_HAS(said, "No space left on device: not written: serving at 17\n");
+    close(full);
+}
+
 /* ---- rows */
 
 static uint32_t g_ids[N] = {4, 3, 2, 1, 0, 4};
@@ -710,6 +726,7 @@ static const bt_test TESTS[] = {
     BT_TEST(account_is_read_from_a_ranks_line),
     BT_TEST(account_of_an_idle_rank_claims_no_work),
     BT_TEST(outlet_waits_in_memory),
+    BT_TEST(outlet_tells_what_is_lost_on_a_full_disk),
     BT_TEST(eval_rows_are_checked),
     BT_TEST(eval_dense_model_has_no_experts),
     BT_TEST(eval_layers_without_experts_are_dense),

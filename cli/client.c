@@ -58,7 +58,8 @@ static bt_status check_end(const call *c)
     BT_REQUIRE(c->rpc.code != GRPC_STATUS_UNAVAILABLE || client->connected, BT_ERR_PEER,
                "cannot connect to %s %s TLS: %s; expected the address that `baton run` %s",
                client->address, client->tls ? "with" : "without", cause,
-               client->tls ? "printed, and a server with a certificate that --tls-ca vouches for"
+               client->tls ? "printed, a server with a certificate that --tls-ca vouches for, and "
+                             "--tls-cert for one with --tls-client-ca"
                            : "printed, and --tls-ca for a server with TLS");
     BT_REQUIRE(c->rpc.code == GRPC_STATUS_OK, BT_ERR_PEER, "%s: %s: %s%s", client->address,
                bt_rpc_code_name(c->rpc.code), reason,

@@ -344,7 +344,9 @@ class Tls(TlsCase):
         ca = ["--tls-ca", self.path("ca.pem")]
         code, out, err = self.ask(address, *ca, "--tls-cert", self.path("client.pem"), "--tls-key", self.path("client.key"))
         self.assertEqual(code, 0, err)
-        self.assertEqual(self.ask(address, *ca)[0], 1)
+        code, _, err = self.ask(address, *ca)
+        self.assertEqual(code, 1)
+        self.assertIn("--tls-cert for one with --tls-client-ca", err)
         self.assertEqual(self.ask(address, *ca, "--tls-cert", self.path("stranger.pem"), "--tls-key", self.path("stranger.key"))[0], 1)
 
     def test_run_chat(self):

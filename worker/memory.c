@@ -123,7 +123,7 @@ static bt_status fail_small(const bt_memory_account *a, uint64_t share)
     char      fits[64];
 
     if (rows > 0)
-        snprintf(fits, sizeof(fits), "--max-rows %u and --chunk to that would fit", rows);
+        snprintf(fits, sizeof(fits), "--max-rows %u and a --chunk of no more would fit", rows);
     else
         snprintf(fits, sizeof(fits), "no --max-rows would fit");
     BT_REQUIRE(false, BT_ERR_NO_MEMORY,

@@ -78,9 +78,8 @@ static const char DOC[] =
     "or the coordinator and new ranks (clients get UNAVAILABLE). The wait before a restart grows "
     "from 0.2 s to 30 s. After --restarts in a row, none of which lasted a minute, it gives up.\n\n"
     "With --coordinator the ranks join a coordinator that runs elsewhere, beside its other cells. "
-    "The line on stdout is then \"cell NAME serves DIR under HOST:PORT (...)\"; SIGUSR1 drains "
-    "this "
-    "cell alone, and BATON_SECRET must be the coordinator's.\n\n" BT_CONFIG_TEXT
+    "The line on stdout is then \"cell NAME serves DIR under HOST:PORT (...)\"; SIGUSR1 "
+    "drains this cell alone, and BATON_SECRET must be the coordinator's.\n\n" BT_CONFIG_TEXT
     " The outcome is logged at the start.\n\n"
     "Exit code: 0 after SIGTERM, SIGINT or SIGUSR1, 1 when the cell failed, 64 for wrong usage.\n\n"
     "Examples:\n"

@@ -1,5 +1,6 @@
 /* Requests that are placed again, and those of several choices, in a simulated cell. */
 #include "coordinator/relay_state.h"
+#include "proto/prefix_key.h"
 #include "tests/coordinator/relay_sim.h"
 
 static const bt_down *last_down(const sim *s, uint32_t rank)
@@ -82,6 +83,36 @@ static void relay_retracted_request_keeps_its_place(void)
     EXPECT_EQ(last_down(&s, 0)->kind, BT_DOWN_PREFILL);
     EXPECT_EQ(last_down(&s, 0)->u.prefill.arrival, old.number);
     sim_fini(&s);
+}
+
+/* A salt and its keys are the request's until it ends, not those of a placement. */
+static void relay_retracted_request_keeps_its_salt(void)
+{
+    enum { N_PROMPT = 2 * SIM_PAGE + 1 };
+    uint32_t     prompt[N_PROMPT] = {0}, n = 0;
+    long         live = bt_alloc_live();
+    bt_page_key *keys = NULL;
+    sim          s;
+    sim_client   c;
+
+    sim_init(&s, 1, 1, 2, 11);
+    s.cache_salt = "a";
+    EXPECT_EQ(sim_submit(&s, &c, "salted", N_PROMPT, 8, 100), BT_OK);
+    sim_tell(&s, 1, sim_ticket(c.number, 3));
+    sim_tell(&s, 0, sim_tokens(c.number, N_PROMPT, sim_token(N_PROMPT, 0), BT_FINISH_NONE));
+    sim_tell(&s, 0, sim_released(c.number));
+    sim_tell(&s, 1, sim_retracted(c.number, EPOCH));
+    sim_tell(&s, 1, sim_released(c.number)); /* nothing is left of the first placement */
+    EXPECT_EQ(bt_page_keys(bt_cache_salt_seed(s.relay->prefix_seed, "a"), SIM_PAGE, N_PROMPT,
+                           prompt, &keys, &n),
+              BT_OK);
+    EXPECT_EQ(last_down(&s, 1)->u.reserve.n_prefix_key_bytes, n * sizeof(*keys));
+    EXPECT(memcmp(last_down(&s, 1)->u.reserve.prefix_keys, keys, n * sizeof(*keys)) == 0);
+    EXPECT(bt_relay_has_name(s.relay, "salted"));
+    EXPECT_HAS(s.relay->placed.last->cache_salt, "a"); /* for another cell that may take it over */
+    bt_free(keys);
+    sim_fini(&s);
+    EXPECT_EQ(bt_alloc_live(), live);
 }
 
 static bt_up form_map(uint64_t number, size_t n_bytes, uint8_t of)
@@ -460,6 +491,7 @@ static void relay_retractions_lose_nothing(void)
 static const bt_test TESTS[] = {
     BT_TEST(relay_retracted_request_replays),
     BT_TEST(relay_retracted_request_keeps_its_place),
+    BT_TEST(relay_retracted_request_keeps_its_salt),
     BT_TEST(relay_form_map_binds_a_replay),
     BT_TEST(relay_retracted_request_outwaits_the_queue),
     BT_TEST(relay_retracted_request_waits_while_others_move),

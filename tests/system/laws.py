@@ -40,9 +40,9 @@ def run_alone(client, requests, cold):
 
 
 def run_together(client, requests, seed):
-    """All of them, at random times, streamed or not; returns results and how many had cached tokens."""
+    """All of them, at random times, streamed or not, some with a salt; returns results and how many had cached tokens."""
     rng = random.Random(seed)
-    todo = [(r, rng.random() < 0.7, rng.random() * 0.05) for r in rng.sample(requests, len(requests))]
+    todo = [(r, rng.random() < 0.7, rng.random() * 0.05, rng.choice([None, None, None, "salt"])) for r in rng.sample(requests, len(requests))]
     results, lock, hits = {}, threading.Lock(), []
 
     def work():
@@ -50,9 +50,9 @@ def run_together(client, requests, seed):
             with lock:
                 if not todo:
                     return
-                (name, ids, n, sampling), stream, pause = todo.pop(0)
+                (name, ids, n, sampling), stream, pause, salt = todo.pop(0)
             time.sleep(pause)
-            results[name], cached, _ = client.run(name, ids, n, sampling, stream)
+            results[name], cached, _ = client.run(name, ids, n, sampling, stream, salt=salt)
             if cached:
                 hits.append(cached)
     load.in_threads(PARALLEL, work)

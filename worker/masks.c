@@ -80,16 +80,15 @@ static void make_mask(bt_worker *w, uint32_t i, uint64_t until_ns)
     bt_draw_mask          *m     = &w->masks[i];
     const bt_model_config *model = w->cfg.facts.model;
     uint32_t              *bits  = w->mask_bits + (size_t)i * n_words(w);
-    bool                   ends  = false;
 
     memset(bits, 0, n_words(w) * sizeof(*bits));
     if (m->constraint == NULL || m->st != BT_OK) return;
-    m->st = bt_constraint_mask(m->constraint, &m->at, until_ns, bits, &ends);
+    m->st = bt_constraint_mask(m->constraint, &m->at, until_ns, bits, &m->ends);
     if (m->st != BT_OK) { /* of a draft perhaps: nothing is drawn behind it then */
         memset(bits, 0, n_words(w) * sizeof(*bits));
         return;
     }
-    if (ends) {
+    if (m->ends) {
         allow(bits, model->vocab_size, model->n_eos, model->eos_tokens);
         allow(bits, model->vocab_size, m->request->sampling.n_stop,
               m->request->sampling.stop_tokens);
@@ -188,11 +187,15 @@ void bt_worker_apply_mask(const bt_worker *w, uint32_t mask, bt_sample_how *how)
     const bt_model_config *model = w->cfg.facts.model;
     const bt_draw_mask    *m     = &w->masks[mask];
 
-    if (m->at.after != 0) /* what has not begun must not end */
+    if (m->constraint == NULL && m->at.after == 0) return;
+    if (!m->ends) { /* what is not whole, or has not begun, though the text may hold these tokens */
+        how->banned[0] =
+            (bt_id_list){m->request->sampling.stop_tokens, m->request->sampling.n_stop};
         how->banned[1] = (bt_id_list){model->eos_tokens, model->n_eos};
+    }
     if (m->constraint == NULL) return;
     how->allowed = w->mask_bits + (size_t)mask * n_words(w);
-    /* min_tokens would leave nothing: the text is complete, or goes on with a stop token only. */
+    /* Bans would leave nothing: the text is complete, or goes on with a stop token only. */
     if (how->banned[0].n + how->banned[1].n > 0 && !leaves_any(how, n_words(w)))
         how->banned[0] = how->banned[1] = (bt_id_list){0};
 }

@@ -58,6 +58,7 @@ typedef struct {
     bt_constraint    *constraint; /* NULL: all may */
     bt_constraint_at  at;
     bool              any;  /* some token may follow */
+    bool              ends; /* the end may follow */
     bt_status         st;   /* of making it; not logged */
     bool              late; /* it takes long */
 } bt_draw_mask;

@@ -78,6 +78,39 @@ static void reply_that_can_go_on_is_held_by_its_least_tokens(void)
     bench_tear_down(&b);
 }
 
+/* What the mask behind a reply's first tokens bans of its stop tokens. */
+static uint32_t n_banned(const char *regex, uint32_t after)
+{
+    bench         b;
+    bt_sampling   s   = sampling_of(regex);
+    bt_sample_how how = {0};
+
+    set_up(&b, 1, false);
+    s.constraint_after = after;
+    s.n_stop           = 1;
+    s.stop_tokens      = bt_calloc(1, sizeof(uint32_t));
+    *s.stop_tokens     = ID_A;
+    order_prompt(&b, 1, s);
+    EXPECT_EQ(bt_worker_take_masks(b.worker, 1), BT_OK);
+    bt_worker_add_mask(b.worker, b.worker->requests.at[0], NULL, 0);
+    bt_worker_fill_masks(b.worker);
+    bt_worker_apply_mask(b.worker, 0, &how);
+    EXPECT(how.banned[0].n == 0 || how.banned[0].ids[0] == ID_A);
+    EXPECT_EQ(how.allowed == NULL, after != 0);
+    bench_tear_down(&b);
+    return how.banned[0].n;
+}
+
+/* It would end a text that is not whole, or thoughts before it. */
+static void stop_token_is_drawn_where_the_text_may_end(void)
+{
+    EXPECT_EQ(n_banned("[AB]{3}", 0), 1);
+    EXPECT_EQ(n_banned("[AB]{0,3}", 0), 0);
+    EXPECT_EQ(n_banned("A{3}", 0), 0); /* nothing else may come */
+    EXPECT_EQ(n_banned("[AB]{3}", 1 + ID_QUOTE), 1);
+    EXPECT_EQ(n_banned("[AB]{0,3}", 1 + ID_QUOTE), 1);
+}
+
 /* How many requests have failed so. */
 static uint32_t n_failed(const bench *b, const char *says)
 {
@@ -307,6 +340,7 @@ int main(int argc, char **argv)
     static const bt_test TESTS[] = {
         BT_TEST(reply_that_only_a_stop_token_goes_on_is_not_held_by_its_least_tokens),
         BT_TEST(reply_that_can_go_on_is_held_by_its_least_tokens),
+        BT_TEST(stop_token_is_drawn_where_the_text_may_end),
         BT_TEST(constraint_read_in_too_many_ways_fails_its_request_with_words),
         BT_TEST(constraint_that_no_token_goes_on_fails_its_request_with_words),
         BT_TEST(text_of_a_constraint_is_kept_once),

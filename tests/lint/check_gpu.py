@@ -1,0 +1,54 @@
+"""scripts/gpu-check on a machine that only seems to have a GPU: cells that run at once share its memory, and NCCL costs the others nothing."""
+import os
+import subprocess
+import sys
+import tempfile
+
+CHECK = os.path.abspath(os.path.join(sys.argv[1], "scripts", "gpu-check"))
+PYTHON = """#!/bin/sh
+[ "$1" != -c ] || exec "{python}" "$@"
+echo "begin $$ ${{BATON_TRANSPORT:-mpi}} ${{BATON_KV_BYTES:-all}}" >>"{notes}"
+sleep 0.3
+echo "end $$" >>"{notes}"
+[ "${{BATON_TRANSPORT:-mpi}}" = nccl ] || exit 0
+echo "$NCCL_DEBUG: no way" >"${{NCCL_DEBUG_FILE%\\%p}}$$"
+echo "a last word"
+exit 3
+"""
+
+
+def expect_shared(notes):
+    """Of what began and ended: who was not alone had a bound, and NCCL came last."""
+    under_way, at_once, transports = {}, 0, []
+    for what, pid, *cell in notes:
+        if what == "end":
+            del under_way[pid]
+            continue
+        under_way[pid] = cell[1]
+        transports.append(cell[0])
+        at_once = max(at_once, len(under_way))
+        assert len(under_way) == 1 or "all" not in under_way.values(), f"cells at once may take {[*under_way.values()]} of the GPU"
+    assert at_once > 1 and transports == sorted(transports) and transports[-1] == "nccl", (at_once, transports)
+
+
+def main():
+    with tempfile.TemporaryDirectory() as folder:
+        notes, out = os.path.join(folder, "notes"), os.path.join(folder, "out")
+        for name, text in (("nvidia-smi", "#!/bin/sh\necho a GPU\n"), ("python3", PYTHON.format(python=sys.executable, notes=notes))):
+            with open(os.path.join(folder, name), "w") as f:
+                f.write(text)
+            os.chmod(os.path.join(folder, name), 0o755)
+        done = subprocess.run([CHECK, folder, "cells", out], capture_output=True, text=True, cwd=folder, env={**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"})
+        with open(os.path.join(out, "cells.log")) as f:
+            log = f.read()
+        with open(notes) as f:
+            expect_shared([line.split() for line in f])
+        lines = [line for line in done.stdout.splitlines() if line.startswith(("ok ", "FAILED "))]
+        assert done.returncode == 1 and sorted(os.listdir(out)) == ["cells.log", "cells.txt"], (done, os.listdir(out))
+        for line in lines:
+            assert line.startswith("FAILED") == ("NCCL" in line) == line.endswith("exit code 3: a last word"), line
+        assert log.count("INFO: no way") == sum("NCCL" in line for line in lines) > 0, log
+    print(f"{len(lines)} checks of cells, as on a GPU")
+
+
+main()

@@ -434,9 +434,10 @@ static bool cuda_usable(uint32_t device, char *text, size_t text_bytes)
                  cudaSuccess ||
              cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, (int)device) !=
                  cudaSuccess ||
-             cudaDeviceGetAttribute(&mode, cudaDevAttrComputeMode, (int)device) != cudaSuccess)
+             cudaDeviceGetAttribute(&mode, cudaDevAttrComputeMode, (int)device) != cudaSuccess) {
+        (void)cudaGetLastError(); /* or the first launch on another one would report it */
         snprintf(text, text_bytes, "GPU %u does not tell its compute capability and mode", device);
-    else if (!has_kernels(major, minor))
+    } else if (!has_kernels(major, minor))
         snprintf(text, text_bytes, "GPU %u has compute capability %d.%d: expected 8.0, 9.0 or 10.x",
                  device, major, minor);
     else if (mode == cudaComputeModeProhibited)

@@ -140,7 +140,7 @@ static uint64_t random_below(uint64_t n)
 
 /* ---- switching */
 
-static void (*g_take)(simt_job *job, void *stream);
+static int (*g_take)(simt_job *job, void *stream);
 
 static void enter(unsigned i)
 {
@@ -571,13 +571,14 @@ static void run_grid(const simt_job &j)
     g_arrays.clear();
 }
 
-void launch(simt_job *job, void *stream)
+int launch(simt_job *job, void *stream)
 {
     check(*job);
     g_launches++;
     if (g_take != nullptr) return g_take(job, stream);
     run_grid(*job);
     simt_job_free(job);
+    return 0;
 }
 
 } // namespace simt
@@ -585,7 +586,7 @@ void launch(simt_job *job, void *stream)
 void     simt_seed(uint64_t seed) { simt::g_random = seed * 2654435769u + 1; }
 void     simt_limit_shared(uint32_t bytes) { simt::g_max_shared = bytes; }
 uint32_t simt_max_shared(void) { return simt::g_max_shared; }
-void     simt_take_launches(void (*take)(simt_job *job, void *stream)) { simt::g_take = take; }
+void     simt_take_launches(int (*take)(simt_job *job, void *stream)) { simt::g_take = take; }
 void     simt_job_run(simt_job *job) { simt::run_grid(*job); }
 void     simt_job_free(simt_job *job)
 {

@@ -68,7 +68,7 @@ bool              in_shared(const void *p, size_t bytes);
 [[noreturn]] void die(place at, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 typedef void (*body_fn)(void *closure);
-void launch(simt_job *job, void *stream); /* takes ownership */
+int launch(simt_job *job, void *stream); /* takes ownership */
 
 template <typename T> struct one_value {
     T   in, out;
@@ -208,8 +208,8 @@ int gpu_launch(K *kernel, dim3 grid, dim3 block, size_t shared_bytes, void *stre
     auto                   run  = [](void *c) { (*(closure *)c)(); };
     auto                   drop = [](void *c) { delete (closure *)c; };
 
-    simt::launch(new simt_job{grid, block, shared_bytes, run, drop, new closure(body)}, stream);
-    return 0;
+    return simt::launch(new simt_job{grid, block, shared_bytes, run, drop, new closure(body)},
+                        stream);
 }
 
 #endif

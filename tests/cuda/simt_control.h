@@ -20,8 +20,9 @@ uint64_t simt_n_blocks(void);
 bool     simt_counts(void);
 /* A launch with its arguments as they were.  It may run any number of times, or never. */
 typedef struct simt_job simt_job;
-/* Launches from now on do not run at once: `take` gets them, and owns them. */
-void simt_take_launches(void (*take)(simt_job *job, void *stream));
+/* Launches from now on do not run at once: `take` gets them, and owns them; it returns 0, or what
+ * the launch has failed by. */
+void simt_take_launches(int (*take)(simt_job *job, void *stream));
 void simt_job_run(simt_job *job);
 void simt_job_free(simt_job *job);
 

@@ -494,6 +494,7 @@ static void expect_unusable(fake_gpu gpu, uint32_t device, const char *why)
     g_fake_gpu = gpu;
     EXPECT(!bt_cuda_module.usable(device, text, sizeof(text)));
     EXPECT_HAS(text, why);
+    EXPECT_EQ(cudaGetLastError(), cudaSuccess); /* a launch on another one would report it */
     EXPECT_EQ(bt_cuda_module.create(device, &dev), BT_ERR_UNSUPPORTED);
     EXPECT_HAS(bt_error_text(), why);
 }
@@ -501,6 +502,7 @@ static void expect_unusable(fake_gpu gpu, uint32_t device, const char *why)
 static void machines_that_cannot_are_told_why(void)
 {
     fake_gpu gpu = HOPPER;
+    char     text[256];
 
     gpu.driver = 0;
     expect_unusable(gpu, 0, "no NVIDIA driver");
@@ -522,6 +524,12 @@ static void machines_that_cannot_are_told_why(void)
     gpu.major = 8;
     gpu.minor = 6; /* of too little shared memory */
     expect_unusable(gpu, 1, "compute capability 8.6: expected 8.0, 9.0 or 10.x");
+
+    g_fake_gpu         = HOPPER;
+    g_fake_gpu.fail_at = 0;
+    EXPECT(!bt_cuda_module.usable(0, text, sizeof(text)));
+    EXPECT_HAS(text, "GPU 0 does not tell its compute capability and mode");
+    EXPECT_EQ(cudaGetLastError(), cudaSuccess);
 }
 
 /* B200 and B300 load the same kernels, and may add in different orders. */

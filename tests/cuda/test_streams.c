@@ -110,7 +110,7 @@ static int n_in_order(bool with_event)
         EXPECT_EQ(cudaStreamSynchronize(b), cudaSuccess);
         n += out[N - 1] != 0x3f3f;
         while (cudaEventQuery(event) == cudaErrorNotReady)
-            ;
+            (void)cudaGetLastError();
         cudaEventDestroy(event);
         cudaFree(memory);
         cudaStreamDestroy(a);
@@ -133,6 +133,7 @@ static void a_captured_event_is_refused_outside(void)
     EXPECT_EQ(cudaStreamWaitEvent(b, event, 0), cudaErrorCapturedEvent);
     EXPECT_EQ(cudaEventQuery(event), cudaErrorCapturedEvent);
     EXPECT_EQ(cudaEventSynchronize(event), cudaErrorCapturedEvent);
+    EXPECT_EQ(cudaGetLastError(), cudaErrorCapturedEvent);
     EXPECT_EQ(cudaEventRecord(event, a), cudaSuccess);
     EXPECT_EQ(cudaStreamWaitEvent(b, event, 0), cudaSuccess);
     EXPECT_EQ(cudaEventSynchronize(event), cudaSuccess);
@@ -140,6 +141,22 @@ static void a_captured_event_is_refused_outside(void)
     cudaEventDestroy(event);
     cudaStreamDestroy(a);
     cudaStreamDestroy(b);
+}
+
+/* As the runtime's own calls, which leave their error behind. */
+static void a_launch_fails_by_what_failed_before_it(void)
+{
+    cudaStream_t a      = stream_new();
+    bt_bf16     *memory = memory_new(3 * N * sizeof(*memory));
+    void        *all    = NULL;
+
+    EXPECT_EQ(cudaMalloc(&all, g_fake_gpu.bytes), cudaErrorMemoryAllocation);
+    EXPECT_EQ(bt_cuda_swiglu(a, 1, N, memory, memory + 2 * N), cudaErrorMemoryAllocation);
+    EXPECT_EQ(bt_cuda_swiglu(a, 1, N, memory, memory + 2 * N), cudaSuccess);
+    g_fake_gpu.fail_at = 0;
+    EXPECT_EQ(bt_cuda_swiglu(a, 1, N, memory, memory + 2 * N), cudaErrorInvalidValue);
+    cudaFree(memory);
+    cudaStreamDestroy(a);
 }
 
 static void streams_are_in_order_by_events_alone(void)
@@ -158,6 +175,7 @@ int main(int argc, char **argv)
         BT_TEST(pinned_memory_is_read_late),
         BT_TEST(other_memory_is_read_and_written_at_once_or_late),
         BT_TEST(a_captured_event_is_refused_outside),
+        BT_TEST(a_launch_fails_by_what_failed_before_it),
         BT_TEST(streams_are_in_order_by_events_alone),
     };
 

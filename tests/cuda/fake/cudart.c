@@ -75,17 +75,35 @@ static head *take_piece(size_t bytes)
     return h;
 }
 
+static _Thread_local cudaError_t g_last;
+
+cudaError_t fake_error(cudaError_t err)
+{
+    g_last = err;
+    return err;
+}
+
+cudaError_t cudaGetLastError(void)
+{
+    cudaError_t err = g_last;
+
+    g_last = cudaSuccess;
+    return err;
+}
+
 cudaError_t fake_gpu_step(void)
 {
-    if (g_fake_gpu.fail_at >= 0 && g_fake_gpu.fail_at-- == 0) return cudaErrorInvalidValue;
+    if (g_fake_gpu.fail_at >= 0 && g_fake_gpu.fail_at-- == 0)
+        return fake_error(cudaErrorInvalidValue);
     return cudaSuccess;
 }
 
 cudaError_t cudaGetDeviceCount(int *n)
 {
-    if (g_fake_gpu.stub) return cudaErrorStubLibrary;
-    if (g_fake_gpu.driver < CUDART_VERSION / 1000 * 1000) return cudaErrorInsufficientDriver;
-    if (g_fake_gpu.n_devices == 0) return cudaErrorNoDevice;
+    if (g_fake_gpu.stub) return fake_error(cudaErrorStubLibrary);
+    if (g_fake_gpu.driver < CUDART_VERSION / 1000 * 1000)
+        return fake_error(cudaErrorInsufficientDriver);
+    if (g_fake_gpu.n_devices == 0) return fake_error(cudaErrorNoDevice);
     *n = g_fake_gpu.mig ? 1 : g_fake_gpu.n_devices; /* a process sees one instance */
     return cudaSuccess;
 }
@@ -95,8 +113,6 @@ cudaError_t cudaDriverGetVersion(int *version)
     *version = g_fake_gpu.stub ? 0 : g_fake_gpu.driver;
     return cudaSuccess;
 }
-
-cudaError_t cudaGetLastError(void) { return cudaSuccess; }
 
 const char *cudaGetErrorString(cudaError_t err)
 {
@@ -147,7 +163,8 @@ cudaError_t cudaSetDevice(int device)
 {
     const char *rank = getenv("OMPI_COMM_WORLD_RANK");
 
-    if (rank != NULL && atoi(rank) + 1 == g_fake_gpu.busy_for) return cudaErrorDevicesUnavailable;
+    if (rank != NULL && atoi(rank) + 1 == g_fake_gpu.busy_for)
+        return fake_error(cudaErrorDevicesUnavailable);
     g_device = device;
     return fake_gpu_step();
 }
@@ -164,7 +181,7 @@ cudaError_t cudaMalloc(void **ptr, size_t bytes)
 
     if (fake_capture_is_on()) return fake_capture_refuse();
     if (fake_gpu_step() != cudaSuccess) return cudaErrorInvalidValue;
-    if (bytes > g_fake_gpu.bytes - g_fake_gpu.taken) return cudaErrorMemoryAllocation;
+    if (bytes > g_fake_gpu.bytes - g_fake_gpu.taken) return fake_error(cudaErrorMemoryAllocation);
     h = take_piece(bytes);
     g_fake_gpu.taken += bytes;
     g_fake_gpu.live++;

@@ -53,7 +53,7 @@ void fake_gpu_capture(cudaStream_t stream, const fake_foreign *work)
 cudaError_t fake_capture_refuse(void)
 {
     g_capture->spoiled = 1;
-    return cudaErrorStreamCaptureUnsupported;
+    return fake_error(cudaErrorStreamCaptureUnsupported);
 }
 
 cudaError_t fake_capture_add(cudaStream_t stream, const fake_op *op)
@@ -64,7 +64,7 @@ cudaError_t fake_capture_add(cudaStream_t stream, const fake_op *op)
 
     if (op->kind == AWAIT && op->event->capture != g->number) {
         g->spoiled = 1; /* a graph waits for nothing outside it */
-        return cudaErrorStreamCaptureIsolation;
+        return fake_error(cudaErrorStreamCaptureIsolation);
     }
     if (lane == g->n_lanes) { /* by this wait the stream takes part */
         if (lane == MAX_LANES) abort();
@@ -115,14 +115,15 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph)
     struct fake_graph *g   = g_capture;
     cudaError_t        err = fake_gpu_step();
 
-    if (g == NULL || g->lanes[0] != stream) return cudaErrorInvalidValue;
+    if (g == NULL || g->lanes[0] != stream) return fake_error(cudaErrorInvalidValue);
     g_capture = NULL;
     if (g->spoiled) err = cudaErrorStreamCaptureInvalidated;
     for (unsigned lane = 1; lane < g->n_lanes; lane++)
         if (!is_joined(g, lane)) err = cudaErrorStreamCaptureUnjoined;
     *graph = err == cudaSuccess ? g : NULL;
-    if (err != cudaSuccess) cudaGraphDestroy(g);
-    return err;
+    if (err == cudaSuccess) return err;
+    cudaGraphDestroy(g);
+    return fake_error(err);
 }
 
 void fake_graph_hold(cudaGraph_t g) { g->holders++; }
@@ -156,7 +157,7 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph, unsig
     (void)flags;
     if (fake_gpu_step() != cudaSuccess) return cudaErrorInvalidValue;
     if (graph->n * (size_t)NODE_BYTES > g_fake_gpu.bytes - g_fake_gpu.taken)
-        return cudaErrorMemoryAllocation;
+        return fake_error(cudaErrorMemoryAllocation);
     g_fake_gpu.taken += graph->n * (size_t)NODE_BYTES;
     fake_graph_hold(graph);
     graph->handles++;

@@ -5,6 +5,8 @@
 #include "cuda_runtime_api.h"
 #include "tests/cuda/simt_control.h"
 
+/* What a call fails by: it stays until cudaGetLastError(), which a launch asks too. */
+cudaError_t fake_error(cudaError_t err);
 /* Counts a call of the runtime; an error when it is the one that fails. */
 cudaError_t fake_gpu_step(void);
 /* Whether cudaHostAlloc() gave all of it. */

@@ -191,16 +191,20 @@ void fake_gpu_drain_beside(void)
     }
 }
 
-static void take_launch(simt_job *job, void *stream)
+/* As gpu_launch() on a GPU, which returns what cudaGetLastError() says then. */
+static int take_launch(simt_job *job, void *stream)
 {
-    if (stream != NULL) {
-        if (put(stream, (fake_op){.kind = LAUNCH, .job = job}) != cudaSuccess) abort();
-        return;
+    cudaError_t err = fake_gpu_step();
+
+    if (err == cudaSuccess && stream == NULL) {
+        fake_gpu_open();
+        simt_job_run(job);
+        fake_gpu_close();
+    } else if (err == cudaSuccess) {
+        err = put(stream, (fake_op){.kind = LAUNCH, .job = job});
     }
-    fake_gpu_open();
-    simt_job_run(job);
-    fake_gpu_close();
-    simt_job_free(job);
+    if (err != cudaSuccess || stream == NULL) simt_job_free(job);
+    return (int)cudaGetLastError();
 }
 
 /* ---- streams */
@@ -282,7 +286,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 {
     (void)flags;
     if (fake_gpu_step() != cudaSuccess) return cudaErrorInvalidValue;
-    if (event->capture != 0 && !fake_capture_is_on()) return cudaErrorCapturedEvent;
+    if (event->capture != 0 && !fake_capture_is_on()) return fake_error(cudaErrorCapturedEvent);
     return put(stream, (fake_op){.kind = AWAIT, .event = event, .number = event->n_recorded});
 }
 
@@ -296,16 +300,16 @@ static int event_is_done(const void *of)
 cudaError_t cudaEventQuery(cudaEvent_t event)
 {
     if (fake_capture_is_on()) return fake_capture_refuse();
-    if (event->capture != 0) return cudaErrorCapturedEvent;
+    if (event->capture != 0) return fake_error(cudaErrorCapturedEvent);
     fake_gpu_progress();
-    if (!event_is_done(event)) return cudaErrorNotReady;
+    if (!event_is_done(event)) return fake_error(cudaErrorNotReady);
     return fake_gpu_step();
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event)
 {
     if (fake_capture_is_on()) return fake_capture_refuse();
-    if (event->capture != 0) return cudaErrorCapturedEvent;
+    if (event->capture != 0) return fake_error(cudaErrorCapturedEvent);
     wait_until(event_is_done, event, NULL);
     return fake_gpu_step();
 }

@@ -111,11 +111,10 @@ static bt_status take_device(bt_moe *moe, size_t all_rows)
 {
     const bt_moe_config *c     = &moe->cfg;
     size_t               terms = moe->tile_terms, rows = moe->max_rows; /* no terms where routed */
-    uint32_t             k = c->gate.top_k;
-    bt_moe_sizes sizes = {.max_rows = moe->max_rows, .all_rows = (uint32_t)all_rows, .top_k = k};
-    size_t       sent  = items_of(moe->placement, k, moe->self);
-    size_t       came  = items_that_come(moe->ops, moe->placement, k, moe->self);
-    bt_status    st    = BT_OK;
+    uint32_t             k    = c->gate.top_k;
+    size_t               sent = items_of(moe->placement, k, moe->self);
+    size_t               came = items_that_come(moe->ops, moe->placement, k, moe->self);
+    bt_status            st   = BT_OK;
 
     BT_TRY(take(moe, rows * c->gate.n_experts, sizeof(float), &moe->logits));
     BT_TRY(take(moe, all_rows * moe->wire_elems, sizeof(bt_bf16), &moe->wire));
@@ -128,7 +127,7 @@ static bt_status take_device(bt_moe *moe, size_t all_rows)
     BT_TRY(take(moe, rows * 2 * c->shared_dim, sizeof(bt_bf16), &moe->shared_h));
     BT_TRY(take(moe, rows * c->shared_dim, sizeof(bt_bf16), &moe->shared_a));
     if (c->shared_dim != 0) BT_TRY(take(moe, rows * c->hidden, sizeof(float), &moe->shared_y));
-    BT_TRY(take(moe, moe->ops->scratch_bytes(moe->dev, &sizes), 1, &moe->scratch));
+    BT_TRY(take(moe, moe->ops->scratch_bytes(moe->max_rows, k), 1, &moe->scratch));
 out:
     return st;
 }

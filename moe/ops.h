@@ -72,12 +72,6 @@ typedef struct {
     void          *scratch;
 } bt_moe_read;
 
-/* The largest call of each kind, for the scratch. */
-typedef struct {
-    uint32_t max_rows, all_rows; /* of this rank; of the group */
-    uint32_t top_k;
-} bt_moe_sizes;
-
 /* Lists that the host makes of the routes; they are free again when a call returns. */
 typedef struct {
     bt_status (*sum)(bt_device *dev, const bt_moe_sums *s);
@@ -125,7 +119,7 @@ typedef struct {
  * Of listed and routed one is there, the other NULL. */
 typedef struct {
     const char *device; /* the name of the device back end that it belongs to */
-    size_t (*scratch_bytes)(bt_device *dev, const bt_moe_sizes *sizes);
+    size_t (*scratch_bytes)(uint32_t max_rows, uint32_t top_k); /* of this rank's rows */
     bt_status (*route)(bt_device *dev, const bt_moe_route *r);
     bt_status (*read)(bt_device *dev, const bt_moe_read *r); /* complete when it returns */
     const bt_moe_listed_ops *listed;

@@ -32,9 +32,9 @@ static uint32_t chunk_end(const row_task *t, uint32_t chunk)
     return end < t->n_rows ? end : t->n_rows;
 }
 
-static size_t scratch_bytes(bt_device *dev, const bt_moe_sizes *sizes)
+static size_t scratch_bytes(uint32_t max_rows, uint32_t top_k)
 {
-    (void)dev, (void)sizes;
+    (void)max_rows, (void)top_k;
     return 0;
 }
 

@@ -11,29 +11,28 @@ struct bt_device_sampler {
     uint32_t   n_vocab, chunk, max_draws;
 
     /* Owned, device; [chunk, ..]. */
-    float        *logits, *e, *ranked, *maxima, *sums;
-    uint64_t     *order;
-    uint32_t     *rows, *n_top, *n_found, *top_ids;
-    int32_t      *ids;
-    float        *logprob, *top_logprobs;
-    bt_cuda_draw *draws;
-    bt_cuda_edit *edits;  /* [BT_MAX_EDITS] */
-    uint32_t     *fed;    /* [2][max_draws]: ids of the last run, then what is known */
-    uint32_t     *fed_at; /* [max_draws] */
-    bt_cuda_seen *seen;   /* [MOST_SEEN]: of a history on its way */
-    uint32_t     *words;  /* [BT_MAX_HISTORIES, n_vocab] */
-    uint32_t     *masks;  /* [chunk, bt_mask_words(n_vocab)]: those that the chunk's draws use */
+    float         *logits, *e, *ranked, *maxima, *sums;
+    uint64_t      *order;
+    uint32_t      *rows, *n_top, *n_found, *top_ids;
+    int32_t       *ids;
+    float         *logprob, *top_logprobs;
+    bt_draw       *draws;
+    bt_logit_edit *edits;  /* [BT_MAX_EDITS] */
+    uint32_t      *fed;    /* [2][max_draws]: ids of the last run, then what is known */
+    uint32_t      *fed_at; /* [max_draws] */
+    bt_seen_token *seen;   /* [MOST_SEEN]: of a history on its way */
+    uint32_t      *words;  /* [BT_MAX_HISTORIES, n_vocab] */
+    uint32_t      *masks;  /* [chunk, bt_mask_words(n_vocab)]: those that the chunk's draws use */
 
     /* Owned, host: as they go up. */
-    uint32_t     *host_rows, *host_n_top, *host_masks; /* [chunk]; masks: which of the step's */
-    bt_cuda_draw *host_draws;
-    bt_cuda_edit *host_edits;
-    uint32_t     *host_fed_at; /* [max_draws] */
+    uint32_t      *host_rows, *host_n_top, *host_masks; /* [chunk]; masks: which of the step's */
+    bt_draw       *host_draws;
+    bt_logit_edit *host_edits;
+    uint32_t      *host_fed_at; /* [max_draws] */
 };
 
 enum { CHUNK = 64, MOST_SEEN = 1024 };
-_Static_assert(sizeof(bt_cuda_seen) == sizeof(bt_seen_token), "they go up as they are");
-_Static_assert(BT_MAX_EDITS * sizeof(bt_cuda_edit) <= BT_CUDA_RING_PART,
+_Static_assert(BT_MAX_EDITS * sizeof(bt_logit_edit) <= BT_CUDA_RING_PART,
                "a longer list, not being pinned, would wait for the stream, without a deadline");
 
 static uint32_t blocks_of(uint32_t n_vocab)
@@ -48,11 +47,11 @@ static size_t bytes(uint32_t n_vocab, uint32_t max_draws)
     size_t row =
         (size_t)n_vocab * 3 * sizeof(float) + bt_cuda_order_elems(n_vocab) * sizeof(uint64_t) +
         (size_t)blocks_of(n_vocab) * 2 * sizeof(float) + bt_mask_words(n_vocab) * sizeof(uint32_t) +
-        BT_MAX_ALTERNATIVES * (sizeof(uint32_t) + sizeof(float)) + sizeof(bt_cuda_draw) +
+        BT_MAX_ALTERNATIVES * (sizeof(uint32_t) + sizeof(float)) + sizeof(bt_draw) +
         5 * sizeof(uint32_t);
 
-    return chunk_of(max_draws) * row + BT_MAX_EDITS * sizeof(bt_cuda_edit) +
-           3 * (size_t)max_draws * sizeof(uint32_t) + MOST_SEEN * sizeof(bt_cuda_seen) +
+    return chunk_of(max_draws) * row + BT_MAX_EDITS * sizeof(bt_logit_edit) +
+           3 * (size_t)max_draws * sizeof(uint32_t) + MOST_SEEN * sizeof(bt_seen_token) +
            (size_t)BT_MAX_HISTORIES * n_vocab * sizeof(uint32_t);
 }
 
@@ -136,8 +135,6 @@ out:
     return st;
 }
 
-_Static_assert(BT_NO_TOKEN == (int)BT_CUDA_NO_TOKEN, "what the kernel says");
-
 /* ---- a step's draws, `chunk` at a time */
 
 /* Copies of the rows that draws [first, first + n) are from. */
@@ -167,18 +164,10 @@ static bt_status send_lists(bt_device_sampler *s, const bt_draws *d, uint32_t fi
     for (uint32_t i = 0; i < n; i++) {
         const bt_draw *from = &d->draws[first + i];
 
-        s->host_rows[i]  = d->row_of != NULL ? d->row_of[from->row] : from->row;
-        s->host_n_top[i] = from->n_top;
-        s->host_draws[i] = (bt_cuda_draw){.temperature = from->temperature,
-                                          .top_p       = from->top_p,
-                                          .min_p       = from->min_p,
-                                          .top_k       = from->top_k,
-                                          .uniform     = from->uniform,
-                                          .history     = from->history,
-                                          .repetition  = from->repetition,
-                                          .frequency   = from->frequency,
-                                          .presence    = from->presence,
-                                          .mask        = place_of(s, from->mask, &n_masks)};
+        s->host_rows[i]       = d->row_of != NULL ? d->row_of[from->row] : from->row;
+        s->host_n_top[i]      = from->n_top;
+        s->host_draws[i]      = *from;
+        s->host_draws[i].mask = place_of(s, from->mask, &n_masks);
     }
     *n_masks_out = n_masks;
     BT_TRY(bt_device_upload(s->dev, s->rows, s->host_rows, n * sizeof(*s->rows)));
@@ -196,16 +185,8 @@ static bt_status edit_rows(bt_device_sampler *s, const bt_draws *d, uint32_t fir
     uint32_t  count = 0;
 
     for (; *at < d->n_edits && d->edits[*at].draw < first + n; ++*at) {
-        const bt_logit_edit *e = &d->edits[*at];
-
-        s->host_edits[count++] = (bt_cuda_edit){.row        = e->draw - first,
-                                                .id         = e->id,
-                                                .bias       = e->bias,
-                                                .repetition = e->repetition,
-                                                .frequency  = e->frequency,
-                                                .presence   = e->presence,
-                                                .count      = e->count,
-                                                .banned     = e->banned};
+        s->host_edits[count] = d->edits[*at];
+        s->host_edits[count++].draw -= first;
     }
     if (count == 0) goto out;
     BT_TRY(bt_device_upload(s->dev, s->edits, s->host_edits, count * sizeof(*s->edits)));

@@ -30,21 +30,21 @@ static __device__ __forceinline__ float penalised(float x, float repetition, flo
 }
 
 static __global__ void __launch_bounds__(THREADS)
-    edit_kernel(uint32_t n, const bt_cuda_edit *edits, size_t ld, float *logits)
+    edit_kernel(uint32_t n, const bt_logit_edit *edits, size_t ld, float *logits)
 {
-    uint32_t     i = blockIdx.x * THREADS + threadIdx.x;
-    bt_cuda_edit e;
-    float        x;
+    uint32_t      i = blockIdx.x * THREADS + threadIdx.x;
+    bt_logit_edit e;
+    float         x;
 
     if (i >= n) return;
     e = edits[i];
-    x = logits[e.row * ld + e.id] + e.bias;
+    x = logits[e.draw * ld + e.id] + e.bias;
     x = penalised(x, e.repetition, e.frequency, e.presence, e.count);
 
-    logits[e.row * ld + e.id] = e.banned ? -INFINITY : x;
+    logits[e.draw * ld + e.id] = e.banned ? -INFINITY : x;
 }
 
-int bt_cuda_edit_logits(void *stream, uint32_t n_edits, const bt_cuda_edit *edits, size_t ld,
+int bt_cuda_edit_logits(void *stream, uint32_t n_edits, const bt_logit_edit *edits, size_t ld,
                         float *logits)
 {
     if (n_edits == 0) return 0;
@@ -53,14 +53,14 @@ int bt_cuda_edit_logits(void *stream, uint32_t n_edits, const bt_cuda_edit *edit
 }
 
 static __global__ void __launch_bounds__(THREADS)
-    seen_kernel(uint32_t n, const bt_cuda_seen *seen, uint32_t *words)
+    seen_kernel(uint32_t n, const bt_seen_token *seen, uint32_t *words)
 {
     uint32_t i = blockIdx.x * THREADS + threadIdx.x;
 
     if (i < n) words[seen[i].id] = 1 + 2 * seen[i].count;
 }
 
-int bt_cuda_set_history(void *stream, uint32_t n, const bt_cuda_seen *seen, uint32_t *words)
+int bt_cuda_set_history(void *stream, uint32_t n, const bt_seen_token *seen, uint32_t *words)
 {
     if (n == 0) return 0;
     return gpu_launch(seen_kernel, dim3(gpu_blocks(n, THREADS)), dim3(THREADS), 0, stream, n, seen,
@@ -69,11 +69,10 @@ int bt_cuda_set_history(void *stream, uint32_t n, const bt_cuda_seen *seen, uint
 
 /* Blocks: [rows][blocks of ids]. */
 static __global__ void __launch_bounds__(THREADS)
-    penalise_kernel(uint32_t n_vocab, const bt_cuda_draw *draws, const uint32_t *words,
-                    float *logits)
+    penalise_kernel(uint32_t n_vocab, const bt_draw *draws, const uint32_t *words, float *logits)
 {
-    bt_cuda_draw d  = draws[blockIdx.y];
-    size_t       at = (size_t)blockIdx.x * BLOCK;
+    bt_draw d  = draws[blockIdx.y];
+    size_t  at = (size_t)blockIdx.x * BLOCK;
 
     if (d.history == 0) return;
     words += (size_t)(d.history - 1) * n_vocab + at;
@@ -83,7 +82,7 @@ static __global__ void __launch_bounds__(THREADS)
             logits[i] = penalised(logits[i], d.repetition, d.frequency, d.presence, words[i] / 2);
 }
 
-int bt_cuda_penalise(void *stream, uint32_t n_rows, uint32_t n_vocab, const bt_cuda_draw *draws,
+int bt_cuda_penalise(void *stream, uint32_t n_rows, uint32_t n_vocab, const bt_draw *draws,
                      const uint32_t *words, float *logits)
 {
     if (n_rows == 0 || n_vocab == 0) return 0;
@@ -93,7 +92,7 @@ int bt_cuda_penalise(void *stream, uint32_t n_rows, uint32_t n_vocab, const bt_c
 
 /* Blocks: [rows][blocks of ids].  A warp reads one word. */
 static __global__ void __launch_bounds__(THREADS)
-    mask_kernel(uint32_t n_vocab, const bt_cuda_draw *draws, const uint32_t *masks, float *logits)
+    mask_kernel(uint32_t n_vocab, const bt_draw *draws, const uint32_t *masks, float *logits)
 {
     uint32_t which = draws[blockIdx.y].mask, first = blockIdx.x * BLOCK;
 
@@ -104,7 +103,7 @@ static __global__ void __launch_bounds__(THREADS)
         if ((masks[i / 32] >> i % 32 & 1) == 0) logits[i] = -INFINITY;
 }
 
-int bt_cuda_mask(void *stream, uint32_t n_rows, uint32_t n_vocab, const bt_cuda_draw *draws,
+int bt_cuda_mask(void *stream, uint32_t n_rows, uint32_t n_vocab, const bt_draw *draws,
                  const uint32_t *masks, float *logits)
 {
     if (n_rows == 0 || n_vocab == 0) return 0;
@@ -160,17 +159,18 @@ static __device__ float sum_in_lanes(const float *e, uint32_t n, float *lanes)
 /* e = exp(x / temperature - highest), 0 below min_p, and its sum, for each block of ids; without
  * draws the temperature is 1 and e is not kept. */
 static __global__ void __launch_bounds__(THREADS)
-    sums_kernel(uint32_t n_vocab, const float *logits, const bt_cuda_draw *draws,
-                const float *maxima, float *e_out, float *sums)
+    sums_kernel(uint32_t n_vocab, const float *logits, const bt_draw *draws, const float *maxima,
+                float *e_out, float *sums)
 {
     GPU_SHARED(float, part, GPU_WARP);
     GPU_SHARED(float, lanes, LANES);
     GPU_SHARED(float, e, BLOCK);
-    size_t       at   = (size_t)blockIdx.y * n_vocab + (size_t)blockIdx.x * BLOCK;
-    uint32_t     n    = block_len(n_vocab, blockIdx.x);
-    bt_cuda_draw draw = {1.0f, 0, 0, 0, 0, 0, 1.0f, 0, 0, 0};
-    float        scale, top;
+    size_t   at   = (size_t)blockIdx.y * n_vocab + (size_t)blockIdx.x * BLOCK;
+    uint32_t n    = block_len(n_vocab, blockIdx.x);
+    bt_draw  draw = {};
+    float    scale, top;
 
+    draw.temperature = 1.0f;
     if (draws != NULL) draw = draws[blockIdx.y];
     if (draws != NULL && draw.temperature < 1e-5f) return; /* greedy: no draw */
     scale = 1.0f / draw.temperature;
@@ -212,7 +212,7 @@ static __device__ uint32_t first_equal(const choice_row &r, float value, uint32_
 }
 
 /* The id in which the running sum over the vocabulary passes u times the whole.  One thread. */
-static __device__ uint32_t draw_by_id(const choice_row &r, const bt_cuda_draw &d)
+static __device__ uint32_t draw_by_id(const choice_row &r, const bt_draw &d)
 {
     double   whole = 0, before = 0, target;
     uint32_t block = 0, last = 0;
@@ -299,7 +299,7 @@ static __device__ uint32_t power_above(uint32_t n)
 
 /* Of n candidates in order, how many top_k and top_p leave; 0 when top_p needs more of them, which
  * there are none of when `all` says so.  One thread. */
-static __device__ uint32_t cut(const choice_row &r, const bt_cuda_draw &d, uint32_t n, bool all)
+static __device__ uint32_t cut(const choice_row &r, const bt_draw &d, uint32_t n, bool all)
 {
     float total = 0, sum = 0;
 
@@ -320,7 +320,7 @@ static __device__ uint32_t cut(const choice_row &r, const bt_cuda_draw &d, uint3
 }
 
 /* Sorts the candidates from t on and cuts them; `left` (shared) is how many stay, 0: too few. */
-static __device__ const uint64_t *rank(const choice_row &r, const bt_cuda_draw &d, float t,
+static __device__ const uint64_t *rank(const choice_row &r, const bt_draw &d, float t,
                                        uint64_t *near_by, uint32_t *left)
 {
     uint64_t *order = near_by;
@@ -348,8 +348,8 @@ static __device__ const uint64_t *rank(const choice_row &r, const bt_cuda_draw &
 
 /* Fewer nats below the highest first: few candidates decide nearly always, and a wide step to the
  * next bound would sort many more than are needed. */
-static __device__ uint32_t draw_by_rank(const choice_row &r, const bt_cuda_draw &d,
-                                        uint64_t *near_by, uint32_t *left)
+static __device__ uint32_t draw_by_rank(const choice_row &r, const bt_draw &d, uint64_t *near_by,
+                                        uint32_t *left)
 {
     const uint64_t *order = near_by;
     double          whole = 0, target, before = 0;
@@ -381,22 +381,22 @@ static __global__ void __launch_bounds__(THREADS, 1)
     GPU_SHARED(float, part, GPU_WARP);
     GPU_SHARED(uint32_t, word, 1);
     GPU_SHARED(uint64_t, near_by, SORT_IN_SHARED);
-    size_t       row = blockIdx.x, at = row * s.n_vocab;
-    uint32_t     n_blocks = n_blocks_of(s.n_vocab), id;
-    bt_cuda_draw d        = s.draws[row];
-    choice_row   r        = {s.n_vocab,
-                             n_blocks,
-                             s.logits + at,
-                             s.e + at,
-                             s.maxima + row * n_blocks,
-                             s.sums + row * n_blocks,
-                             s.ranked + at,
-                             s.order + row * power_above(s.n_vocab),
-                             0};
+    size_t     row = blockIdx.x, at = row * s.n_vocab;
+    uint32_t   n_blocks = n_blocks_of(s.n_vocab), id;
+    bt_draw    d        = s.draws[row];
+    choice_row r        = {s.n_vocab,
+                           n_blocks,
+                           s.logits + at,
+                           s.e + at,
+                           s.maxima + row * n_blocks,
+                           s.sums + row * n_blocks,
+                           s.ranked + at,
+                           s.order + row * power_above(s.n_vocab),
+                           0};
 
     r.max = row_max(r.maxima, n_blocks, part);
     if (!is_finite(r.max)) {
-        if (threadIdx.x == 0) s.ids[row] = BT_CUDA_NO_TOKEN;
+        if (threadIdx.x == 0) s.ids[row] = BT_NO_TOKEN;
         if (threadIdx.x == 0 && s.next != NULL) s.next[row] = 0;
         return;
     }
@@ -496,8 +496,7 @@ int bt_cuda_logprobs_run(void *stream, const bt_cuda_logprobs *l)
                      l->maxima);
     if (err == 0)
         err = gpu_launch(sums_kernel, blocks, dim3(THREADS), 0, stream, l->n_vocab, l->logits,
-                         (const bt_cuda_draw *)NULL, (const float *)l->maxima, (float *)NULL,
-                         l->sums);
+                         (const bt_draw *)NULL, (const float *)l->maxima, (float *)NULL, l->sums);
     if (err == 0) err = gpu_launch(logprobs_kernel, dim3(l->n_rows), dim3(THREADS), 0, stream, *l);
     return err;
 }

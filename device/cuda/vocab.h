@@ -12,60 +12,43 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "device/sampling.h"
+
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-enum { BT_CUDA_VOCAB_BLOCK = 1024, BT_CUDA_NO_TOKEN = -1 };
+enum { BT_CUDA_VOCAB_BLOCK = 1024 };
 
-/* One id's bias, penalty and ban, in this order; a row's ids are distinct. */
-typedef struct {
-    uint32_t row, id;
-    float    bias;
-    float    repetition, frequency, presence; /* repetition 1 and the others 0: no penalty */
-    uint32_t count;  /* how often the id was generated; presence counts from 1 */
-    uint32_t banned; /* 0 or 1 */
-} bt_cuda_edit;
-/* logits[edit.row, edit.id] changes in place; rows of ld floats. */
-int bt_cuda_edit_logits(void *stream, uint32_t n_edits, const bt_cuda_edit *edits, size_t ld,
+/* logits[edit.draw, edit.id] changes in place: an edit's draw is a row here, of ld floats. */
+int bt_cuda_edit_logits(void *stream, uint32_t n_edits, const bt_logit_edit *edits, size_t ld,
                         float *logits);
 
-typedef struct {
-    float    temperature;                     /* below 1e-5: greedy */
-    float    top_p;                           /* 0 and from 1 on: off */
-    float    min_p;                           /* 0: off */
-    uint32_t top_k;                           /* 0: off */
-    double   uniform;                         /* in [0, 1): from (seed, choice, position) */
-    uint32_t history;                         /* from 1 on, distinct in a launch; 0: none */
-    float    repetition, frequency, presence; /* as an edit's, of the history's tokens */
-    uint32_t mask;                            /* from 1 on: of the ids that may come; 0: none */
-} bt_cuda_draw;
+/* Below, draw r is from row r, and its mask one of `masks`; those of temperatures below 1e-5 are
+ * greedy; histories are distinct in a launch.
+ *
+ * A history has a word for each id, 0: not seen; else 1 + 2 times how often it was generated. */
 
-/* Histories of sequences: a word for each id, 0: not seen; else 1 + 2 times how often it was
- * generated. */
-typedef struct {
-    uint32_t id, count;
-} bt_cuda_seen;
 /* words[id] of n distinct ids; words: [n_vocab] of one history, cleared. */
-int bt_cuda_set_history(void *stream, uint32_t n, const bt_cuda_seen *seen, uint32_t *words);
+int bt_cuda_set_history(void *stream, uint32_t n, const bt_seen_token *seen, uint32_t *words);
 /* logits[row, id] of the draws' histories change in place; words: [histories, n_vocab]. */
-int bt_cuda_penalise(void *stream, uint32_t n_rows, uint32_t n_vocab, const bt_cuda_draw *draws,
+int bt_cuda_penalise(void *stream, uint32_t n_rows, uint32_t n_vocab, const bt_draw *draws,
                      const uint32_t *words, float *logits);
 /* logits[row, id] is -inf for the ids whose bit the draw's mask lacks.  masks: [masks][(n_vocab +
  * 31) / 32], bit id % 32 of word id / 32. */
-int bt_cuda_mask(void *stream, uint32_t n_rows, uint32_t n_vocab, const bt_cuda_draw *draws,
+int bt_cuda_mask(void *stream, uint32_t n_rows, uint32_t n_vocab, const bt_draw *draws,
                  const uint32_t *masks, float *logits);
 
 typedef struct {
-    uint32_t            n_rows, n_vocab;
-    const float        *logits; /* [n_rows, n_vocab], edited, masked; a NaN counts as the lowest */
-    const bt_cuda_draw *draws;  /* [n_rows] */
-    float              *e;      /* scratch [n_rows, n_vocab] */
-    float              *ranked; /* scratch [n_rows, n_vocab] */
-    uint64_t           *order;  /* scratch [n_rows, bt_cuda_order_elems(n_vocab)] */
-    float              *maxima, *sums; /* scratch [n_rows, blocks of n_vocab] */
-    int32_t            *ids;  /* out [n_rows]; BT_CUDA_NO_TOKEN: the highest is no finite number */
-    uint32_t           *next; /* out [n_rows], the same, 0 where there is none; or NULL */
+    uint32_t       n_rows, n_vocab;
+    const float   *logits; /* [n_rows, n_vocab], edited, masked; a NaN counts as the lowest */
+    const bt_draw *draws;  /* [n_rows] */
+    float         *e;      /* scratch [n_rows, n_vocab] */
+    float         *ranked; /* scratch [n_rows, n_vocab] */
+    uint64_t      *order;  /* scratch [n_rows, bt_cuda_order_elems(n_vocab)] */
+    float         *maxima, *sums; /* scratch [n_rows, blocks of n_vocab] */
+    int32_t       *ids;           /* out [n_rows]; BT_NO_TOKEN: the highest is no finite number */
+    uint32_t      *next;          /* out [n_rows], the same, 0 where there is none; or NULL */
     uint32_t *words; /* [histories, n_vocab]: where the id is added; NULL: no draw has a history */
 } bt_cuda_sample;
 static inline size_t bt_cuda_order_elems(uint32_t n_vocab)

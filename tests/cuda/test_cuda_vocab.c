@@ -9,7 +9,7 @@ typedef struct {
     uint32_t      n_vocab, n_rows;
     float        *logits, *e, *ranked, *maxima, *sums;
     uint64_t     *order;
-    bt_cuda_draw  draws[MAX_ROWS];
+    bt_draw       draws[MAX_ROWS];
     bt_sample_how how[MAX_ROWS];
     int32_t       ids[MAX_ROWS];
     uint32_t      next[MAX_ROWS];
@@ -65,16 +65,16 @@ static uint32_t mask_of(const vocab *v, uint32_t r)
 static void set_draws(vocab *v)
 {
     for (uint32_t r = 0; r < v->n_rows; r++)
-        v->draws[r] = (bt_cuda_draw){.temperature = v->how[r].temperature,
-                                     .top_p       = v->how[r].top_p,
-                                     .min_p       = v->how[r].min_p,
-                                     .top_k       = v->how[r].top_k,
-                                     .uniform     = uniform(&v->how[r]),
-                                     .history     = v->history[r],
-                                     .repetition  = v->how[r].repetition,
-                                     .frequency   = v->how[r].frequency,
-                                     .presence    = v->how[r].presence,
-                                     .mask        = mask_of(v, r)};
+        v->draws[r] = (bt_draw){.temperature = v->how[r].temperature,
+                                .top_p       = v->how[r].top_p,
+                                .min_p       = v->how[r].min_p,
+                                .top_k       = v->how[r].top_k,
+                                .uniform     = uniform(&v->how[r]),
+                                .history     = v->history[r],
+                                .repetition  = v->how[r].repetition,
+                                .frequency   = v->how[r].frequency,
+                                .presence    = v->how[r].presence,
+                                .mask        = mask_of(v, r)};
 }
 
 static void run(vocab *v)
@@ -166,8 +166,8 @@ static void a_row_without_a_finite_highest_has_no_token(void)
     v.logits[v.n_vocab + 1200] = INFINITY;
     v.how[1].temperature       = 1;
     run(&v);
-    EXPECT_EQ(v.ids[0], BT_CUDA_NO_TOKEN);
-    EXPECT_EQ(v.ids[1], BT_CUDA_NO_TOKEN);
+    EXPECT_EQ(v.ids[0], BT_NO_TOKEN);
+    EXPECT_EQ(v.ids[1], BT_NO_TOKEN);
     EXPECT(v.ids[2] >= 0);
     drop(&v);
 }
@@ -178,14 +178,14 @@ static void edits_come_before_the_draw(void)
     vocab          v = make(1100, 1, 3, 6);
     uint32_t       ids[N], banned[2] = {1, 77};
     float          biases[N], row[1100];
-    bt_cuda_edit   edits[N + 2];
+    bt_logit_edit  edits[N + 2];
     bt_sample_how *how = &v.how[0];
 
     memcpy(row, v.logits, sizeof(row));
     for (uint32_t i = 0; i < N; i++) {
         ids[i]    = i * 27;
         biases[i] = (float)i * 0.25f - 4;
-        edits[i]  = (bt_cuda_edit){0, ids[i], biases[i], 1, 0, 0, 0, 0};
+        edits[i]  = (bt_logit_edit){0, ids[i], biases[i], 1, 0, 0, 0, 0};
     }
     *how = (bt_sample_how){
         .temperature = 1,
@@ -194,8 +194,8 @@ static void edits_come_before_the_draw(void)
         .biases      = biases,
         .banned      = {{banned, 2}, {NULL, 0}}
     };
-    edits[N]     = (bt_cuda_edit){0, 1, 0, 1, 0, 0, 0, 1};
-    edits[N + 1] = (bt_cuda_edit){0, 77, 0, 1, 0, 0, 0, 1};
+    edits[N]     = (bt_logit_edit){0, 1, 0, 1, 0, 0, 0, 1};
+    edits[N + 1] = (bt_logit_edit){0, 77, 0, 1, 0, 0, 0, 1};
     EXPECT_EQ(bt_cuda_edit_logits(NULL, N + 2, edits, v.n_vocab, v.logits), 0);
     for (uint32_t k = 0; k < 5; k++) {
         uint32_t want = 0;
@@ -210,8 +210,8 @@ static void edits_come_before_the_draw(void)
 
 static void penalties_are_those_of_the_sampler(void)
 {
-    float        x[4] = {2, -2, 3, 0.5f};
-    bt_cuda_edit e[3] = {
+    float         x[4] = {2, -2, 3, 0.5f};
+    bt_logit_edit e[3] = {
         {0, 0, 0.5f, 1.3f, 0.1f,  0.7f, 2, 0},
         {0, 1, 0,    1.3f, 0.1f,  0.7f, 0, 0},
         {0, 3, 0,    1.0f, 0.25f, 0,    3, 0}
@@ -284,10 +284,10 @@ static void masks_leave_the_ids_that_may_come(void)
 static void draws_follow_from_those_before_them(void)
 {
     enum { VOCAB = 1100, ROWS = 3, HISTORIES = 2, PROMPT = 300, STEPS = 12 };
-    vocab         v          = make(VOCAB, ROWS, 2, 7);
-    float        *raw        = v.logits;
-    bt_history    seen[ROWS] = {{0}};
-    bt_cuda_seen *up         = ARRAY(bt_cuda_seen, PROMPT);
+    vocab          v          = make(VOCAB, ROWS, 2, 7);
+    float         *raw        = v.logits;
+    bt_history     seen[ROWS] = {{0}};
+    bt_seen_token *up         = ARRAY(bt_seen_token, PROMPT);
 
     v.logits = ARRAY(float, ROWS *VOCAB);
     v.words  = ARRAY(uint32_t, HISTORIES * VOCAB);
@@ -295,7 +295,7 @@ static void draws_follow_from_those_before_them(void)
     for (uint32_t r = 0; r < ROWS; r += 2) { /* the row between has none */
         v.history[r] = HISTORIES - r / 2;
         for (uint32_t i = 0; i < PROMPT; i++) {
-            up[i] = (bt_cuda_seen){(i * 3 + r) % VOCAB, i % 4 == 0};
+            up[i] = (bt_seen_token){(i * 3 + r) % VOCAB, i % 4 == 0};
             EXPECT_EQ(bt_history_add(&seen[r], up[i].id, up[i].count == 0), BT_OK);
         }
         EXPECT_EQ(

@@ -13,7 +13,7 @@ struct bt_device_sampler {
     /* Owned, device; [chunk, ..]. */
     float         *logits, *e, *ranked, *maxima, *sums;
     uint64_t      *order;
-    uint32_t      *rows, *n_top, *n_found, *top_ids;
+    uint32_t      *rows, *n_found, *top_ids;
     int32_t       *ids;
     float         *logprob, *top_logprobs;
     bt_draw       *draws;
@@ -25,7 +25,7 @@ struct bt_device_sampler {
     uint32_t      *masks;  /* [chunk, bt_mask_words(n_vocab)]: those that the chunk's draws use */
 
     /* Owned, host: as they go up. */
-    uint32_t      *host_rows, *host_n_top, *host_masks; /* [chunk]; masks: which of the step's */
+    uint32_t      *host_rows, *host_masks; /* [chunk]; masks: which of the step's */
     bt_draw       *host_draws;
     bt_logit_edit *host_edits;
     uint32_t      *host_fed_at; /* [max_draws] */
@@ -48,7 +48,7 @@ static size_t bytes(uint32_t n_vocab, uint32_t max_draws)
         (size_t)n_vocab * 3 * sizeof(float) + bt_cuda_order_elems(n_vocab) * sizeof(uint64_t) +
         (size_t)blocks_of(n_vocab) * 2 * sizeof(float) + bt_mask_words(n_vocab) * sizeof(uint32_t) +
         BT_MAX_ALTERNATIVES * (sizeof(uint32_t) + sizeof(float)) + sizeof(bt_draw) +
-        5 * sizeof(uint32_t);
+        4 * sizeof(uint32_t);
 
     return chunk_of(max_draws) * row + BT_MAX_EDITS * sizeof(bt_logit_edit) +
            3 * (size_t)max_draws * sizeof(uint32_t) + MOST_SEEN * sizeof(bt_seen_token) +
@@ -58,12 +58,11 @@ static size_t bytes(uint32_t n_vocab, uint32_t max_draws)
 static void destroy(bt_device_sampler *s)
 {
     if (s == NULL) return;
-    void *device[] = {s->logits, s->e,       s->ranked,       s->maxima,  s->sums,
-                      s->order,  s->rows,    s->n_top,        s->n_found, s->top_ids,
-                      s->ids,    s->logprob, s->top_logprobs, s->draws,   s->edits,
-                      s->fed,    s->fed_at,  s->seen,         s->words,   s->masks};
-    void *host[]   = {s->host_rows,  s->host_n_top, s->host_masks,
-                      s->host_draws, s->host_edits, s->host_fed_at};
+    void *device[] = {s->logits, s->e,       s->ranked,  s->maxima, s->sums,    s->order,
+                      s->rows,   s->n_found, s->top_ids, s->ids,    s->logprob, s->top_logprobs,
+                      s->draws,  s->edits,   s->fed,     s->fed_at, s->seen,    s->words,
+                      s->masks};
+    void *host[]   = {s->host_rows, s->host_masks, s->host_draws, s->host_edits, s->host_fed_at};
 
     for (size_t i = 0; i < sizeof(device) / sizeof(device[0]); i++)
         bt_device_free(s->dev, device[i]);
@@ -90,7 +89,6 @@ static bt_status take_all(bt_device_sampler *s)
     BT_TRY(take(s, blocks, sizeof(*s->sums), &s->sums));
     BT_TRY(take(s, n * bt_cuda_order_elems(s->n_vocab), sizeof(*s->order), &s->order));
     BT_TRY(take(s, n, sizeof(*s->rows), &s->rows));
-    BT_TRY(take(s, n, sizeof(*s->n_top), &s->n_top));
     BT_TRY(take(s, n, sizeof(*s->n_found), &s->n_found));
     BT_TRY(take(s, tops, sizeof(*s->top_ids), &s->top_ids));
     BT_TRY(take(s, n, sizeof(*s->ids), &s->ids));
@@ -104,13 +102,12 @@ static bt_status take_all(bt_device_sampler *s)
     BT_TRY(take(s, (size_t)BT_MAX_HISTORIES * s->n_vocab, sizeof(*s->words), &s->words));
     BT_TRY(take(s, n * bt_mask_words(s->n_vocab), sizeof(*s->masks), &s->masks));
     s->host_rows   = bt_calloc(n, sizeof(*s->host_rows));
-    s->host_n_top  = bt_calloc(n, sizeof(*s->host_n_top));
     s->host_masks  = bt_calloc(n, sizeof(*s->host_masks));
     s->host_draws  = bt_calloc(n, sizeof(*s->host_draws));
     s->host_edits  = bt_calloc(BT_MAX_EDITS, sizeof(*s->host_edits));
     s->host_fed_at = bt_calloc(s->max_draws, sizeof(*s->host_fed_at));
-    BT_REQUIRE(s->host_rows != NULL && s->host_n_top != NULL && s->host_masks != NULL &&
-                   s->host_draws != NULL && s->host_edits != NULL && s->host_fed_at != NULL,
+    BT_REQUIRE(s->host_rows != NULL && s->host_masks != NULL && s->host_draws != NULL &&
+                   s->host_edits != NULL && s->host_fed_at != NULL,
                BT_ERR_NO_MEMORY, "lists of %zu draws", n);
 out:
     return st;
@@ -165,13 +162,11 @@ static bt_status send_lists(bt_device_sampler *s, const bt_draws *d, uint32_t fi
         const bt_draw *from = &d->draws[first + i];
 
         s->host_rows[i]       = d->row_of != NULL ? d->row_of[from->row] : from->row;
-        s->host_n_top[i]      = from->n_top;
         s->host_draws[i]      = *from;
         s->host_draws[i].mask = place_of(s, from->mask, &n_masks);
     }
     *n_masks_out = n_masks;
     BT_TRY(bt_device_upload(s->dev, s->rows, s->host_rows, n * sizeof(*s->rows)));
-    BT_TRY(bt_device_upload(s->dev, s->n_top, s->host_n_top, n * sizeof(*s->n_top)));
     BT_TRY(bt_device_upload(s->dev, s->draws, s->host_draws, n * sizeof(*s->draws)));
 out:
     return st;
@@ -263,7 +258,7 @@ static bt_status find_logprobs(bt_device_sampler *s, const bt_draws *d, uint32_t
                                                          .max_top      = BT_MAX_ALTERNATIVES,
                                                          .logits       = s->logits,
                                                          .ids          = s->ids,
-                                                         .n_top        = s->n_top,
+                                                         .draws        = s->draws,
                                                          .maxima       = s->maxima,
                                                          .sums         = s->sums,
                                                          .logprob      = s->logprob,

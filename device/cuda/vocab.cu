@@ -476,7 +476,7 @@ static __global__ void __launch_bounds__(THREADS)
 
         l.logprob[row] = id < 0 ? NAN : x == x ? x - max - log : -INFINITY;
     }
-    for (; n < l.n_top[row]; n++) {
+    for (; n < l.draws[row].n_top; n++) {
         last = next_best(l, logits, maxima, last, best);
         if (last == UINT64_MAX) break;
         if (threadIdx.x != 0) continue;

@@ -63,15 +63,15 @@ int bt_cuda_sample_run(void *stream, const bt_cuda_sample *s);
 
 /* Log softmax of raw logits. */
 typedef struct {
-    uint32_t        n_rows, n_vocab, max_top;
-    const float    *logits;        /* [n_rows, n_vocab] */
-    const int32_t  *ids;           /* [n_rows]; below 0: such a row gets a NaN */
-    const uint32_t *n_top;         /* [n_rows], each at most max_top */
-    float          *maxima, *sums; /* scratch [n_rows, blocks of n_vocab] */
-    float          *logprob;       /* out [n_rows]: of the id */
-    uint32_t       *top_ids;       /* out [n_rows, max_top]: the highest finite ones, in order */
-    float          *top_logprobs;  /* out [n_rows, max_top] */
-    uint32_t       *n_found;       /* out [n_rows]: n_top, or fewer when fewer are finite */
+    uint32_t       n_rows, n_vocab, max_top;
+    const float   *logits;        /* [n_rows, n_vocab] */
+    const int32_t *ids;           /* [n_rows]; below 0: such a row gets a NaN */
+    const bt_draw *draws;         /* [n_rows], of which n_top counts, at most max_top */
+    float         *maxima, *sums; /* scratch [n_rows, blocks of n_vocab] */
+    float         *logprob;       /* out [n_rows]: of the id */
+    uint32_t      *top_ids;       /* out [n_rows, max_top]: the highest finite ones, in order */
+    float         *top_logprobs;  /* out [n_rows, max_top] */
+    uint32_t      *n_found;       /* out [n_rows]: n_top, or fewer when fewer are finite */
 } bt_cuda_logprobs;
 int bt_cuda_logprobs_run(void *stream, const bt_cuda_logprobs *l);
 

@@ -329,9 +329,10 @@ static void logprobs_are_those_of_the_sampler(void)
     static const uint32_t VOCABS[] = {3, 1024, 2500};
 
     for (int i = 0; i < 3; i++) {
-        vocab    v        = make(VOCABS[i], 4, 6, (uint64_t)i);
-        int32_t  ids[4]   = {0, (int32_t)v.n_vocab - 1, 2, -1};
-        uint32_t n_top[4] = {0, 1, TOP, TOP}, found[4], top_ids[4 * TOP];
+        vocab    v      = make(VOCABS[i], 4, 6, (uint64_t)i);
+        int32_t  ids[4] = {0, (int32_t)v.n_vocab - 1, 2, -1};
+        uint32_t found[4], top_ids[4 * TOP];
+        bt_draw  draws[4] = {{.n_top = 0}, {.n_top = 1}, {.n_top = TOP}, {.n_top = TOP}};
         float    logprob[4], top[4 * TOP];
 
         for (uint32_t k = 0; k < v.n_vocab; k += 5) /* ties */
@@ -340,7 +341,7 @@ static void logprobs_are_those_of_the_sampler(void)
         for (uint32_t k = 2; k < v.n_vocab; k++) /* fewer than TOP are finite */
             v.logits[3 * v.n_vocab + k] = -INFINITY;
         EXPECT_EQ(bt_cuda_logprobs_run(NULL, &(bt_cuda_logprobs){4, v.n_vocab, TOP, v.logits, ids,
-                                                                 n_top, v.maxima, v.sums, logprob,
+                                                                 draws, v.maxima, v.sums, logprob,
                                                                  top_ids, top, found}),
                   0);
         for (uint32_t r = 0; r < 4; r++) {
@@ -348,7 +349,7 @@ static void logprobs_are_those_of_the_sampler(void)
             float    want, want_top[TOP];
 
             n = bt_logprobs(&v.sampler, v.logits + r * v.n_vocab, ids[r] < 0 ? 0 : (uint32_t)ids[r],
-                            n_top[r], &want, want_ids, want_top);
+                            draws[r].n_top, &want, want_ids, want_top);
             EXPECT_EQ(found[r], n);
             EXPECT(ids[r] < 0 ? isnan(logprob[r]) : logprob[r] == want);
             EXPECT_EQ(n_different(top_ids + r * TOP, want_ids, n * sizeof(*want_ids)), 0);

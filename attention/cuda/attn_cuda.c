@@ -121,19 +121,20 @@ static bt_status append_batch(bt_attn_cuda *a, const bt_attn_call *call, const b
     size_t kv_dim   = a->cfg.kv_lora_rank + a->cfg.qk_rope_dim;
     size_t q_at = b->first_row * a->cfg.n_heads * head_dim, kv_at = b->first_row * kv_dim;
 
-    return CUDA(bt_cuda_append_run(
-        bt_cuda_stream(a->dev), &(bt_cuda_append){.dims    = bt_attn_cuda_dims(a),
-                                                  .pages   = bt_attn_cuda_pages(a, call),
-                                                  .spans   = a->spans_dev,
-                                                  .n_spans = b->n_spans,
-                                                  .n_rows  = b->n_rows,
-                                                  .q  = call->q != NULL ? call->q + q_at : NULL,
-                                                  .kv = call->kv != NULL ? call->kv + kv_at : NULL,
-                                                  .norm    = call->kv_norm,
-                                                  .eps     = a->cfg.latent_eps,
-                                                  .cos_sin = a->rope,
-                                                  .factor  = bt_mla_query_factors(&a->cfg, a->rope),
-                                                  .index   = append_index(a, call, b->first_row)}));
+    return CUDA(
+        bt_cuda_append_run(bt_device_stream(a->dev),
+                           &(bt_cuda_append){.dims    = bt_attn_cuda_dims(a),
+                                             .pages   = bt_attn_cuda_pages(a, call),
+                                             .spans   = a->spans_dev,
+                                             .n_spans = b->n_spans,
+                                             .n_rows  = b->n_rows,
+                                             .q       = call->q != NULL ? call->q + q_at : NULL,
+                                             .kv      = call->kv != NULL ? call->kv + kv_at : NULL,
+                                             .norm    = call->kv_norm,
+                                             .eps     = a->cfg.latent_eps,
+                                             .cos_sin = a->rope,
+                                             .factor  = bt_mla_query_factors(&a->cfg, a->rope),
+                                             .index   = append_index(a, call, b->first_row)}));
 }
 
 static bt_status append(bt_attn *attn, const bt_attn_call *call)

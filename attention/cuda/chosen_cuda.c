@@ -103,7 +103,7 @@ bt_status bt_attn_cuda_choose(bt_attn *attn, const bt_attn_call *call)
     for (;;) {
         BT_TRY(next_rows(a, call, TO_CHOOSE, &at, &b));
         if (b.n_rows == 0) break;
-        BT_TRY(CUDA(bt_cuda_choose_run(bt_cuda_stream(a->dev),
+        BT_TRY(CUDA(bt_cuda_choose_run(bt_device_stream(a->dev),
                                        &(bt_cuda_choose){.dims     = bt_attn_cuda_dims(a),
                                                          .pages    = bt_attn_cuda_pages(a, call),
                                                          .spans    = a->spans_dev,

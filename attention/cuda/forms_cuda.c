@@ -32,7 +32,7 @@ bt_status bt_attn_cuda_absorbed_batch(bt_attn_cuda *a, const bt_attn_call *call,
 
     BT_TRY(heads(a, call->w->ukt, role, q, head_dim, ld_q, a->ql, b->n_rows));
     BT_TRY(CUDA(bt_cuda_decode_run(
-        bt_cuda_stream(a->dev),
+        bt_device_stream(a->dev),
         &(bt_cuda_decode){.dims        = bt_attn_cuda_dims(a),
                           .pages       = bt_attn_cuda_pages(a, call),
                           .spans       = a->spans_dev,
@@ -79,7 +79,7 @@ static bt_status collect(bt_attn_cuda *a, const bt_attn_call *call, const bt_cud
     bt_cuda_pages pages = bt_attn_cuda_pages(a, call);
 
     pages.ids += s->page_at;
-    return CUDA(bt_cuda_latents_run(bt_cuda_stream(a->dev), &dims, &pages, first, n,
+    return CUDA(bt_cuda_latents_run(bt_device_stream(a->dev), &dims, &pages, first, n,
                                     a->latents + (size_t)kv_at * a->cfg.kv_lora_rank));
 }
 
@@ -121,7 +121,7 @@ static bt_status normal_wave(bt_attn_cuda *a, const bt_attn_call *call, const bt
     BT_TRY(expand(a, call, used));
     BT_TRY(bt_device_upload(a->dev, a->items_dev, a->items, n_items * sizeof(*a->items)));
     BT_TRY(CUDA(bt_cuda_prefill_run(
-        bt_cuda_stream(a->dev),
+        bt_device_stream(a->dev),
         &(bt_cuda_prefill){.dims        = bt_attn_cuda_dims(a),
                            .pages       = bt_attn_cuda_pages(a, call),
                            .items       = a->items_dev,

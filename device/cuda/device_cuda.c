@@ -30,7 +30,7 @@ bt_status bt_cuda_status(int err, const char *what, const char *file, int line)
 
 static bt_device_cuda *self_of(bt_device *dev) { return (bt_device_cuda *)dev; }
 
-void *bt_cuda_stream(bt_device *dev) { return self_of(dev)->stream; }
+static void *cuda_stream(bt_device *dev) { return self_of(dev)->stream; }
 
 const void *bt_cuda_weights(const bt_linear *linear) { return linear->packed; }
 const void *bt_cuda_weight_scales(const bt_linear *linear) { return linear->scale; }
@@ -363,7 +363,7 @@ static const bt_device_ops CUDA_OPS = {
     .sync               = cuda_sync,
     .mark               = cuda_mark,
     .await              = cuda_await,
-    .stream             = bt_cuda_stream,
+    .stream             = cuda_stream,
     .checksum           = cuda_checksum,
     .linear_create      = cuda_linear_create,
     .linear_create_fp8  = cuda_linear_create_fp8,
@@ -498,11 +498,12 @@ out:
     return st;
 }
 
-static bt_status name_memory(bt_device_cuda *cuda)
+static bt_status name_gpu(bt_device_cuda *cuda)
 {
     bt_status             st = BT_OK;
     struct cudaDeviceProp p;
 
+    BT_TRY(CUDA(cudaDeviceGetPCIBusId(cuda->bus_id, sizeof(cuda->bus_id), cuda->gpu)));
     BT_TRY(CUDA(cudaGetDeviceProperties(&p, cuda->gpu)));
     for (size_t i = 0; i < sizeof(p.uuid.bytes); i++)
         snprintf(cuda->uuid + 2 * i, 3, "%02x", (unsigned char)p.uuid.bytes[i]);
@@ -528,8 +529,7 @@ static bt_status cuda_create(uint32_t device, bt_device **dev_out)
     cuda->gpu              = (int)device;
     BT_TRY(enter(cuda));
     BT_TRY(name_arithmetic(cuda));
-    BT_TRY(CUDA(cudaDeviceGetPCIBusId(cuda->bus_id, sizeof(cuda->bus_id), cuda->gpu)));
-    BT_TRY(name_memory(cuda));
+    BT_TRY(name_gpu(cuda));
     BT_TRY(make_streams(cuda));
     BT_TRY(CUDA(cudaEventCreateWithFlags(&cuda->forked, cudaEventDisableTiming)));
     BT_TRY(CUDA(cudaEventCreateWithFlags(&cuda->done, cudaEventDisableTiming)));

@@ -1,12 +1,10 @@
-/* device/cuda/launch.h - for the other folders' kernels: the stream to launch on, and what came of
- * it. No CUDA header is needed. */
+/* device/cuda/launch.h - for the other folders' kernels: weights as they read them, and what came
+ * of a launch.  No CUDA header is needed. */
 #ifndef BT_DEVICE_CUDA_LAUNCH_H
 #define BT_DEVICE_CUDA_LAUNCH_H
 
 #include "device/device.h"
 
-/* The stream (a cudaStream_t) of a device named "cuda"; borrowed for the device's life. */
-void *bt_cuda_stream(bt_device *dev);
 /* The matrix as the kernels read it, [n, k] on the device, and its scales (device/cuda/gemm.h). */
 const void *bt_cuda_weights(const bt_linear *linear);
 const void *bt_cuda_weight_scales(const bt_linear *linear);

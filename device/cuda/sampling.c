@@ -138,7 +138,7 @@ out:
 static bt_status copy_rows(bt_device_sampler *s, const bt_draws *d, uint32_t n)
 {
     return CUDA(bt_cuda_gather_rows(
-        bt_cuda_stream(s->dev), n, s->n_vocab * (uint32_t)(sizeof(float) / sizeof(bt_bf16)),
+        bt_device_stream(s->dev), n, s->n_vocab * (uint32_t)(sizeof(float) / sizeof(bt_bf16)),
         (const bt_bf16 *)(const void *)d->logits, s->rows, (bt_bf16 *)(void *)s->logits));
 }
 
@@ -185,8 +185,8 @@ static bt_status edit_rows(bt_device_sampler *s, const bt_draws *d, uint32_t fir
     }
     if (count == 0) goto out;
     BT_TRY(bt_device_upload(s->dev, s->edits, s->host_edits, count * sizeof(*s->edits)));
-    BT_TRY(
-        CUDA(bt_cuda_edit_logits(bt_cuda_stream(s->dev), count, s->edits, s->n_vocab, s->logits)));
+    BT_TRY(CUDA(
+        bt_cuda_edit_logits(bt_device_stream(s->dev), count, s->edits, s->n_vocab, s->logits)));
 out:
     return st;
 }
@@ -199,7 +199,7 @@ static bt_status penalise(bt_device_sampler *s, const bt_draws *d, uint32_t firs
     for (uint32_t i = first; i < first + n; i++)
         any = any || d->draws[i].history != 0;
     return !any ? BT_OK
-                : CUDA(bt_cuda_penalise(bt_cuda_stream(s->dev), n, s->n_vocab, s->draws, s->words,
+                : CUDA(bt_cuda_penalise(bt_device_stream(s->dev), n, s->n_vocab, s->draws, s->words,
                                         s->logits));
 }
 
@@ -209,7 +209,7 @@ static bt_status mask_rows(bt_device_sampler *s, const bt_draws *d, uint32_t n, 
 {
     bt_status st     = BT_OK;
     size_t    words  = bt_mask_words(s->n_vocab);
-    void     *stream = bt_cuda_stream(s->dev);
+    void     *stream = bt_device_stream(s->dev);
 
     if (n_masks == 0) goto out;
     for (uint32_t at = 0, m; at < n_masks; at += m) {
@@ -229,18 +229,19 @@ static bt_status draw(bt_device_sampler *s, const bt_draws *d, uint32_t first, u
 {
     bt_status st = BT_OK;
 
-    BT_TRY(CUDA(bt_cuda_sample_run(bt_cuda_stream(s->dev), &(bt_cuda_sample){.n_rows  = n,
-                                                                             .n_vocab = s->n_vocab,
-                                                                             .logits  = s->logits,
-                                                                             .draws   = s->draws,
-                                                                             .e       = s->e,
-                                                                             .ranked  = s->ranked,
-                                                                             .order   = s->order,
-                                                                             .maxima  = s->maxima,
-                                                                             .sums    = s->sums,
-                                                                             .ids     = s->ids,
-                                                                             .next = s->fed + first,
-                                                                             .words = s->words})));
+    BT_TRY(
+        CUDA(bt_cuda_sample_run(bt_device_stream(s->dev), &(bt_cuda_sample){.n_rows  = n,
+                                                                            .n_vocab = s->n_vocab,
+                                                                            .logits  = s->logits,
+                                                                            .draws   = s->draws,
+                                                                            .e       = s->e,
+                                                                            .ranked  = s->ranked,
+                                                                            .order   = s->order,
+                                                                            .maxima  = s->maxima,
+                                                                            .sums    = s->sums,
+                                                                            .ids     = s->ids,
+                                                                            .next  = s->fed + first,
+                                                                            .words = s->words})));
     BT_TRY(bt_device_download(s->dev, d->out->ids + first, s->ids, n * sizeof(*s->ids)));
 out:
     return st;
@@ -252,7 +253,7 @@ static bt_status find_logprobs(bt_device_sampler *s, const bt_draws *d, uint32_t
     bt_draw_results *out = d->out;
     size_t           top = (size_t)first * BT_MAX_ALTERNATIVES, tops = n * BT_MAX_ALTERNATIVES;
 
-    BT_TRY(CUDA(bt_cuda_logprobs_run(bt_cuda_stream(s->dev),
+    BT_TRY(CUDA(bt_cuda_logprobs_run(bt_device_stream(s->dev),
                                      &(bt_cuda_logprobs){.n_rows       = n,
                                                          .n_vocab      = s->n_vocab,
                                                          .max_top      = BT_MAX_ALTERNATIVES,
@@ -316,7 +317,7 @@ static bt_status set_history(bt_device_sampler *s, uint32_t history, uint32_t n,
                              const bt_seen_token *seen)
 {
     bt_status st     = BT_OK;
-    void     *stream = bt_cuda_stream(s->dev);
+    void     *stream = bt_device_stream(s->dev);
     uint32_t *words  = NULL;
 
     BT_REQUIRE(history >= 1 && history <= BT_MAX_HISTORIES, BT_ERR_INVALID_ARG, "history %u, of %d",
@@ -350,7 +351,7 @@ static bt_status feed(bt_device_sampler *s, uint32_t n, const uint32_t *token, c
     BT_TRY(bt_device_upload(s->dev, s->fed + s->max_draws, token, n * sizeof(*token)));
     BT_TRY(bt_device_upload(s->dev, s->fed_at, s->host_fed_at, n * sizeof(*s->fed_at)));
     BT_TRY(CUDA(bt_cuda_gather_rows(
-        bt_cuda_stream(s->dev), n, (uint32_t)(sizeof(*tokens) / sizeof(bt_bf16)),
+        bt_device_stream(s->dev), n, (uint32_t)(sizeof(*tokens) / sizeof(bt_bf16)),
         (const bt_bf16 *)(const void *)s->fed, s->fed_at, (bt_bf16 *)(void *)tokens)));
 out:
     return st;

@@ -20,15 +20,15 @@ static bt_status route(bt_device *dev, const bt_moe_route *r)
     if (forced != NULL)
         BT_TRY(bt_device_upload(dev, forced, r->forced,
                                 (size_t)r->n_forced * r->gate->top_k * sizeof(*forced)));
-    BT_TRY(CUDA(bt_cuda_route_run(bt_cuda_stream(dev), &(bt_cuda_route){.gate   = *r->gate,
-                                                                        .n_rows = r->n_rows,
-                                                                        .hidden = r->hidden,
-                                                                        .x      = r->x,
-                                                                        .logits = r->logits,
-                                                                        .bias   = r->bias,
-                                                                        .forced = forced,
-                                                                        .live   = r->live,
-                                                                        .wire   = r->wire})));
+    BT_TRY(CUDA(bt_cuda_route_run(bt_device_stream(dev), &(bt_cuda_route){.gate   = *r->gate,
+                                                                          .n_rows = r->n_rows,
+                                                                          .hidden = r->hidden,
+                                                                          .x      = r->x,
+                                                                          .logits = r->logits,
+                                                                          .bias   = r->bias,
+                                                                          .forced = forced,
+                                                                          .live   = r->live,
+                                                                          .wire   = r->wire})));
 out:
     return st;
 }
@@ -40,7 +40,7 @@ static bt_status read(bt_device *dev, const bt_moe_read *r)
 
     if (r->n_rows == 0) return BT_OK;
     BT_TRY(CUDA(
-        bt_cuda_entries_run(bt_cuda_stream(dev), r->n_rows, r->hidden, r->top_k, r->wire, list)));
+        bt_cuda_entries_run(bt_device_stream(dev), r->n_rows, r->hidden, r->top_k, r->wire, list)));
     BT_TRY(bt_device_download(dev, r->entries, list,
                               (size_t)r->n_rows * 3 * r->top_k * sizeof(*list)));
     BT_TRY(bt_device_sync(dev));

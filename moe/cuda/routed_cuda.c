@@ -112,7 +112,7 @@ static size_t bytes(const bt_moe_routed *r) { return r->bytes; }
 
 static bt_status permute(bt_moe_routed *r, uint32_t first_row, uint32_t n_rows, const bt_bf16 *wire)
 {
-    return CUDA(bt_cuda_permute_run(bt_cuda_stream(r->dev),
+    return CUDA(bt_cuda_permute_run(bt_device_stream(r->dev),
                                     &(bt_cuda_permute){.n_rows      = n_rows,
                                                        .n_wire      = r->n_wire,
                                                        .hidden      = r->l.hidden,
@@ -143,7 +143,7 @@ static bt_status product(bt_moe_routed *r, bt_cuda_gemm *g, bt_linear *const *w)
             g->w[i]       = bt_cuda_weights(w[e + i]);
             g->w_scale[i] = bt_cuda_weight_scales(w[e + i]);
         }
-        BT_TRY(CUDA(bt_cuda_gemm_run(bt_cuda_stream(r->dev), g)));
+        BT_TRY(CUDA(bt_cuda_gemm_run(bt_device_stream(r->dev), g)));
     }
 out:
     return st;
@@ -190,7 +190,7 @@ static bt_status experts(bt_moe_routed *r, bt_linear *const *gate_up, bt_linear 
     BT_TRY(permute(r, first_row, n_rows, wire));
     BT_TRY(product(r, &up, gate_up));
     BT_TRY(product(r, &back, down));
-    BT_TRY(CUDA(bt_cuda_items_run(bt_cuda_stream(r->dev), &made)));
+    BT_TRY(CUDA(bt_cuda_items_run(bt_device_stream(r->dev), &made)));
 out:
     return st;
 }
@@ -199,21 +199,21 @@ static bt_status join(bt_moe_routed *r, uint32_t n_rows, const bt_bf16 *wire, co
                       const bt_bf16 *came, const float *shared, bt_bf16 *y)
 {
     return CUDA(
-        bt_cuda_join_run(bt_cuda_stream(r->dev), &(bt_cuda_join){.n_rows       = n_rows,
-                                                                 .n_wire       = r->n_wire,
-                                                                 .hidden       = r->l.hidden,
-                                                                 .top_k        = r->l.top_k,
-                                                                 .block_size   = r->l.block_size,
-                                                                 .self         = r->l.self,
-                                                                 .wire         = wire,
-                                                                 .owner        = r->owner,
-                                                                 .whole        = r->whole,
-                                                                 .items_of     = r->items_of,
-                                                                 .items_before = r->items_before,
-                                                                 .own          = own,
-                                                                 .came         = came,
-                                                                 .shared       = shared,
-                                                                 .y            = y}));
+        bt_cuda_join_run(bt_device_stream(r->dev), &(bt_cuda_join){.n_rows       = n_rows,
+                                                                   .n_wire       = r->n_wire,
+                                                                   .hidden       = r->l.hidden,
+                                                                   .top_k        = r->l.top_k,
+                                                                   .block_size   = r->l.block_size,
+                                                                   .self         = r->l.self,
+                                                                   .wire         = wire,
+                                                                   .owner        = r->owner,
+                                                                   .whole        = r->whole,
+                                                                   .items_of     = r->items_of,
+                                                                   .items_before = r->items_before,
+                                                                   .own          = own,
+                                                                   .came         = came,
+                                                                   .shared       = shared,
+                                                                   .y            = y}));
 }
 
 static bt_status bad_row(bt_moe_routed *r, uint32_t *row_out)

@@ -30,8 +30,8 @@ extern "C" {
 typedef struct bt_device bt_device;
 typedef struct bt_linear bt_linear; /* a weight matrix in the layout that the kernels stream */
 
-typedef enum { BT_BF16, BT_F32, BT_FP8_E4M3, BT_I32 } bt_dtype;
-size_t bt_dtype_bytes(bt_dtype dtype);
+typedef enum { BT_BF16, BT_F32 } bt_dtype; /* of results */
+static inline size_t bt_dtype_bytes(bt_dtype dtype) { return dtype == BT_F32 ? 4 : 2; }
 
 /* What a token is to its request, for ever: it came with the prompt, or the model made it. */
 typedef enum { BT_ROLE_PROMPT, BT_ROLE_GENERATED } bt_role;
@@ -74,10 +74,10 @@ typedef struct {
     size_t           ld_x;
     void            *y; /* [m, n] of y_dtype, row stride ld_y elements */
     size_t           ld_y;
-    uint32_t         m;       /* 0 is allowed and costs nothing */
-    bt_dtype         y_dtype; /* BT_BF16 or BT_F32 */
-    const float     *weight;  /* host [m], or NULL: row i becomes bf16(weight[i] * y + 0), y in
-                                 fp32; of the CPU back end, with BT_BF16 */
+    uint32_t         m; /* 0 is allowed and costs nothing */
+    bt_dtype         y_dtype;
+    const float     *weight; /* host [m], or NULL: row i becomes bf16(weight[i] * y + 0), y in
+                                fp32; of the CPU back end, with BT_BF16 */
 } bt_gemm;
 
 /* y[m, n] = down(act), act = bf16(silu(g) * u), [g, u] = bf16(gate_up(x)): a feed-forward block. */

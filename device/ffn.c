@@ -104,18 +104,16 @@ bt_status bt_device_ffn(bt_device *dev, bt_role role, uint32_t n_ffns, const bt_
                    "feed-forward block %u of %u: width %u, gate and up of %u: expected %u, %u", i,
                    n_ffns, dim, bt_linear_n(f->gate_up), bt_linear_k(ffns[0].down),
                    2 * bt_linear_k(ffns[0].down));
-        BT_REQUIRE((f->y_dtype == BT_F32 || f->y_dtype == BT_BF16) &&
-                       (f->m <= 1 || (f->ld_x >= hidden && f->ld_y >= bt_linear_n(f->down))),
+        BT_REQUIRE(f->m <= 1 || (f->ld_x >= hidden && f->ld_y >= bt_linear_n(f->down)),
                    BT_ERR_INVALID_ARG,
-                   "feed-forward block %u of %u, [%u, %u, %u]: row strides %zu and %zu, dtype %d",
-                   i, n_ffns, hidden, dim, bt_linear_n(f->down), f->ld_x, f->ld_y, (int)f->y_dtype);
-        BT_REQUIRE(
-            (f->weight == NULL || f->y_dtype == BT_BF16) &&
-                (f->x_row == NULL) == (f->gathered == NULL),
-            BT_ERR_INVALID_ARG,
-            "feed-forward block %u of %u: weights need results of bf16, found dtype %d; rows "
-            "to gather need a place, and only they",
-            i, n_ffns, (int)f->y_dtype);
+                   "feed-forward block %u of %u, [%u, %u, %u]: row strides %zu and %zu", i, n_ffns,
+                   hidden, dim, bt_linear_n(f->down), f->ld_x, f->ld_y);
+        BT_REQUIRE((f->weight == NULL || f->y_dtype == BT_BF16) &&
+                       (f->x_row == NULL) == (f->gathered == NULL),
+                   BT_ERR_INVALID_ARG,
+                   "feed-forward block %u of %u: weights need results of bf16; rows to gather need "
+                   "a place, and only they",
+                   i, n_ffns);
     }
     BT_TRY(dev->ops->ffn(dev, role, n_ffns, ffns, h, act));
 out:

@@ -284,9 +284,6 @@ static bt_status check(uint32_t n_gemms, const bt_gemm *gemms)
     for (uint32_t i = 0; i < n_gemms; i++) {
         const bt_gemm *g = &gemms[i];
 
-        BT_REQUIRE(g->y_dtype == BT_F32 || g->y_dtype == BT_BF16, BT_ERR_INVALID_ARG,
-                   "product %u of %u has a result of dtype %d, neither bf16 nor fp32", i, n_gemms,
-                   (int)g->y_dtype);
         BT_REQUIRE(g->weight == NULL || g->y_dtype == BT_BF16, BT_ERR_INVALID_ARG,
                    "product %u of %u weighs rows of fp32, expected bf16", i, n_gemms);
         BT_REQUIRE(g->m <= 1 || (g->ld_x >= g->w->k && g->ld_y >= g->w->n), BT_ERR_INVALID_ARG,

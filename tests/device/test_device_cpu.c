@@ -545,10 +545,7 @@ static void gemm_with_a_wrong_description_is_refused(void)
     bt_gemm    g;
 
     EXPECT_EQ(bt_device_linear_create(dev, 32, 64, copy_row, &w, &linear), BT_OK);
-    g = (bt_gemm){linear, w.values, 64, w.values, 32, 2, BT_I32, NULL};
-    EXPECT_EQ(bt_device_gemm(dev, BT_ROLE_PROMPT, 1, &g), BT_ERR_INVALID_ARG);
-    g.y_dtype = BT_BF16;
-    g.ld_x    = 63;
+    g = (bt_gemm){linear, w.values, 63, w.values, 32, 2, BT_BF16, NULL};
     EXPECT_EQ(bt_device_gemm(dev, BT_ROLE_PROMPT, 1, &g), BT_ERR_INVALID_ARG);
     EXPECT_HAS(bt_error_text(), "63");
     g.ld_x = 64;
@@ -626,9 +623,6 @@ static void memory_goes_there_and_back(void)
     EXPECT_EQ(bt_device_alloc(dev, SIZE_MAX, &ptr), BT_ERR_NO_MEMORY);
     bt_device_destroy(dev);
     bt_device_destroy(NULL);
-    EXPECT_EQ(bt_dtype_bytes(BT_BF16), 2);
-    EXPECT_EQ(bt_dtype_bytes(BT_F32), 4);
-    EXPECT_EQ(bt_dtype_bytes(BT_FP8_E4M3), 1);
 }
 
 static void create_chooses_what_the_machine_has(void)

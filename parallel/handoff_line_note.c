@@ -1,7 +1,6 @@
 /* parallel/handoff_line_note.c - how the ranks of a line learn its number and id, and how the
  * origin learns that it has failed.  Notes are rare: each leaves in a block of its own, which the
  * world frees when it has gone. */
-#include <inttypes.h>
 #include <string.h>
 #include <xxhash.h>
 

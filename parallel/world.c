@@ -2,7 +2,6 @@
 #include "parallel/world.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <sys/prctl.h>
 #include <unistd.h>
 

@@ -5,8 +5,7 @@
 #include "device/cpu/cpuid.h"
 #include "device/cpu/families.h"
 
-/* Of that name, or the first. */
-static bt_cpu_widen_fn find(const char *name)
+bt_cpu_widen_fn bt_cpu_widen_find(const char *name)
 {
     unsigned features = bt_cpu_features();
 
@@ -17,5 +16,4 @@ static bt_cpu_widen_fn find(const char *name)
     return NULL;
 }
 
-bt_cpu_widen_fn bt_cpu_widen_best(void) { return find(NULL); }
-bt_cpu_widen_fn bt_cpu_widen_find(const char *name) { return find(name); }
+bt_cpu_widen_fn bt_cpu_widen_best(void) { return bt_cpu_widen_find(NULL); }

@@ -39,8 +39,8 @@ typedef void (*bt_cpu_widen_fn)(const bt_cpu_narrow *from, uint32_t k0, uint32_t
 
 /* The fastest that this CPU has. */
 bt_cpu_widen_fn bt_cpu_widen_best(void);
-/* For that instruction set; NULL where this CPU lacks it, or there is none of that name: "scalar",
- * "avx2", "avx512", "avx512vbmi", "avx512bf16", "neon". */
+/* For that instruction set, NULL: the same; NULL where this CPU lacks it, or there is none of that
+ * name: "scalar", "avx2", "avx512", "avx512vbmi", "avx512bf16", "neon". */
 bt_cpu_widen_fn bt_cpu_widen_find(const char *name);
 
 #endif

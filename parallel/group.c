@@ -8,13 +8,7 @@
 enum {
     N_TAG_SPACES    = 8,
     SHARED_FRAGMENT = 256 * 1024, /* staged copies stay in the cache */
-    STAGING_ALIGN   = 64,
 };
-
-static size_t padded(size_t bytes)
-{
-    return (bytes + STAGING_ALIGN - 1) / STAGING_ALIGN * STAGING_ALIGN;
-}
 
 static void set_lane(bt_group *group, uint32_t i, uint32_t peer)
 {
@@ -29,13 +23,13 @@ static void set_lane(bt_group *group, uint32_t i, uint32_t peer)
 static bt_status take_arena(bt_group *group)
 {
     bt_status st        = BT_OK;
-    size_t    header    = padded(sizeof(bt_wreck));
-    size_t    req_bytes = padded(2 * (size_t)group->n * sizeof(MPI_Request));
+    size_t    header    = bt_wreck_pad(sizeof(bt_wreck));
+    size_t    req_bytes = bt_wreck_pad(2 * (size_t)group->n * sizeof(MPI_Request));
     size_t    bytes     = header + req_bytes;
     uint8_t  *at;
 
     for (uint32_t i = 0; i < group->n; i++)
-        if (i != group->self) bytes += 2 * padded(group->lanes[i].fragment_bytes);
+        if (i != group->self) bytes += 2 * bt_wreck_pad(group->lanes[i].fragment_bytes);
     at = bt_calloc_aligned(bytes, 1);
     BT_REQUIRE(at != NULL, BT_ERR_NO_MEMORY, "%zu bytes of staging for a group of %u ranks", bytes,
                group->n);
@@ -52,8 +46,8 @@ static bt_status take_arena(bt_group *group)
 
         if (i == group->self) continue;
         l->out = at;
-        l->in  = at + padded(l->fragment_bytes);
-        at += 2 * padded(l->fragment_bytes);
+        l->in  = at + bt_wreck_pad(l->fragment_bytes);
+        at += 2 * bt_wreck_pad(l->fragment_bytes);
     }
 out:
     return st;

@@ -11,13 +11,11 @@
 #include "parallel/group_parts.h"
 #include "parallel/handoff_parts.h"
 
-enum { ALIGN = 64, POLL_PASSES = 8 };
-
-static size_t padded(size_t bytes) { return (bytes + ALIGN - 1) / ALIGN * ALIGN; }
+enum { POLL_PASSES = 8 };
 
 size_t bt_handoff_stage_bytes(const bt_handoff *h)
 {
-    return padded(BT_HANDOFF_HEAD + (h->line != NULL ? BT_LINE_TAIL_MAX : h->payload_max));
+    return bt_wreck_pad(BT_HANDOFF_HEAD + (h->line != NULL ? BT_LINE_TAIL_MAX : h->payload_max));
 }
 
 /* One block: wreck, requests, signals, send slots, inboxes. */
@@ -27,10 +25,10 @@ static bt_status take_arena(bt_handoff *h)
     size_t    n_signals  = (size_t)h->world->size * BT_SIGNAL_OUTBOX;
     size_t    n_requests = h->n_slots + BT_HANDOFF_INBOXES + n_signals + 1;
     size_t    stage      = bt_handoff_stage_bytes(h);
-    size_t    head       = padded(sizeof(bt_wreck)) + padded(n_requests * sizeof(MPI_Request));
-    size_t    signals    = padded((n_signals + 1) * BT_SIGNAL_BYTES); /* the last: incoming */
-    size_t    bytes;
-    uint8_t  *at;
+    size_t   head = bt_wreck_pad(sizeof(bt_wreck)) + bt_wreck_pad(n_requests * sizeof(MPI_Request));
+    size_t   signals = bt_wreck_pad((n_signals + 1) * BT_SIGNAL_BYTES); /* the last: incoming */
+    size_t   bytes;
+    uint8_t *at;
 
     bytes = head + signals + (h->n_slots + BT_HANDOFF_INBOXES) * stage;
     at    = bt_calloc_aligned(bytes, 1);
@@ -38,7 +36,7 @@ static bt_status take_arena(bt_handoff *h)
                h->n_slots);
     h->arena             = (bt_wreck *)(void *)at;
     h->arena->memory     = at;
-    h->arena->requests   = (MPI_Request *)(void *)(at + padded(sizeof(bt_wreck)));
+    h->arena->requests   = (MPI_Request *)(void *)(at + bt_wreck_pad(sizeof(bt_wreck)));
     h->arena->n_requests = (int)n_requests;
     for (size_t i = 0; i < n_requests; i++)
         h->arena->requests[i] = MPI_REQUEST_NULL;

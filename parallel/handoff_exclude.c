@@ -5,13 +5,11 @@
 #include "core/alloc.h"
 #include "parallel/handoff_parts.h"
 
-enum { ALIGN = 64 };
-
 /* Memory and a request of their own for a slot or an inbox. */
 static bt_status renew(bt_handoff *h, uint8_t **memory, MPI_Request **request)
 {
     bt_status st    = BT_OK;
-    size_t    head  = (sizeof(bt_wreck) + sizeof(MPI_Request) + ALIGN - 1) / ALIGN * ALIGN;
+    size_t    head  = bt_wreck_pad(sizeof(bt_wreck) + sizeof(MPI_Request));
     uint8_t  *block = bt_calloc_aligned(head + bt_handoff_stage_bytes(h), 1);
     bt_wreck *wreck = (bt_wreck *)(void *)block;
 

@@ -24,6 +24,8 @@ typedef struct bt_wreck {
     MPI_Request     *requests;
     int              n_requests;
 } bt_wreck;
+/* What lies in that block begins on cache lines. */
+static inline size_t bt_wreck_pad(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
 struct bt_world {
     MPI_Comm      group_comm, handoff_comm;

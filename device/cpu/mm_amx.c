@@ -49,104 +49,51 @@ INLINE void fetch(const tile_args *a, uint32_t s)
     }
 }
 
-/* 2 x 2 tiles. */
-static void tiles_22(const tile_args *a)
+/* Sums of a tile, which gcc wants by a number as it stands. */
+#define TAKE(t, at)                   \
+    do {                              \
+        if (a->from_zero)             \
+            _tile_zero(t);            \
+        else                          \
+            _tile_loadd(t, at, ld_y); \
+    } while (0)
+
+/* One or two tiles of rows by one or two of columns. */
+INLINE void multiply(const tile_args *a, const bool lower, const bool right)
 {
     const bt_bf16 *x = a->x, *b = a->b;
     size_t         ld = a->ld_x * sizeof(*x), ld_y = a->ld_y * sizeof(*a->y);
     float         *low = a->y + TILE * a->ld_y;
 
-    if (a->from_zero) {
-        _tile_zero(0);
-        _tile_zero(1);
-        _tile_zero(2);
-        _tile_zero(3);
-    } else {
-        _tile_loadd(0, a->y, ld_y);
-        _tile_loadd(1, a->y + TILE, ld_y);
-        _tile_loadd(2, low, ld_y);
-        _tile_loadd(3, low + TILE, ld_y);
-    }
+    TAKE(0, a->y);
+    if (right) TAKE(1, a->y + TILE);
+    if (lower) TAKE(2, low);
+    if (lower && right) TAKE(3, low + TILE);
     for (uint32_t s = 0; s < a->n_steps; s++) {
         fetch(a, s);
         _tile_loadd(4, x, ld);
         _tile_loadd(6, b, 64);
-        _tile_loadd(5, x + a->low_x, ld);
-        _tile_loadd(7, b + a->block, 64);
+        if (lower) _tile_loadd(5, x + a->low_x, ld);
+        if (right) _tile_loadd(7, b + a->block, 64);
         _tile_dpbf16ps(0, 4, 6);
-        _tile_dpbf16ps(1, 4, 7);
-        _tile_dpbf16ps(2, 5, 6);
-        _tile_dpbf16ps(3, 5, 7);
+        if (right) _tile_dpbf16ps(1, 4, 7);
+        if (lower) _tile_dpbf16ps(2, 5, 6);
+        if (lower && right) _tile_dpbf16ps(3, 5, 7);
         x += a->step_x;
         b += TILE_ELEMS;
     }
     _tile_stored(0, a->y, ld_y);
-    _tile_stored(1, a->y + TILE, ld_y);
-    _tile_stored(2, low, ld_y);
-    _tile_stored(3, low + TILE, ld_y);
-}
-
-/* 1 x 2 tiles. */
-static void tiles_12(const tile_args *a)
-{
-    const bt_bf16 *x = a->x, *b = a->b;
-    size_t         ld = a->ld_x * sizeof(*x), ld_y = a->ld_y * sizeof(*a->y);
-
-    if (a->from_zero) {
-        _tile_zero(0);
-        _tile_zero(1);
-    } else {
-        _tile_loadd(0, a->y, ld_y);
-        _tile_loadd(1, a->y + TILE, ld_y);
-    }
-    for (uint32_t s = 0; s < a->n_steps; s++) {
-        fetch(a, s);
-        _tile_loadd(4, x, ld);
-        _tile_loadd(6, b, 64);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(7, b + a->block, 64);
-        _tile_dpbf16ps(1, 4, 7);
-        x += a->step_x;
-        b += TILE_ELEMS;
-    }
-    _tile_stored(0, a->y, ld_y);
-    _tile_stored(1, a->y + TILE, ld_y);
-}
-
-/* 2 x 1 tiles. */
-static void tiles_21(const tile_args *a)
-{
-    const bt_bf16 *x = a->x, *b = a->b;
-    size_t         ld = a->ld_x * sizeof(*x), ld_y = a->ld_y * sizeof(*a->y);
-    float         *low = a->y + TILE * a->ld_y;
-
-    if (a->from_zero) {
-        _tile_zero(0);
-        _tile_zero(2);
-    } else {
-        _tile_loadd(0, a->y, ld_y);
-        _tile_loadd(2, low, ld_y);
-    }
-    for (uint32_t s = 0; s < a->n_steps; s++) {
-        fetch(a, s);
-        _tile_loadd(4, x, ld);
-        _tile_loadd(6, b, 64);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(5, x + a->low_x, ld);
-        _tile_dpbf16ps(2, 5, 6);
-        x += a->step_x;
-        b += TILE_ELEMS;
-    }
-    _tile_stored(0, a->y, ld_y);
-    _tile_stored(2, low, ld_y);
+    if (right) _tile_stored(1, a->y + TILE, ld_y);
+    if (lower) _tile_stored(2, low, ld_y);
+    if (lower && right) _tile_stored(3, low + TILE, ld_y);
 }
 
 static void run_whole(bool lower, const tile_args *a)
 {
     if (lower)
-        tiles_22(a);
+        multiply(a, true, true);
     else
-        tiles_12(a);
+        multiply(a, false, true);
 }
 
 static void copy_rows(float *dst, size_t ld_dst, const float *src, size_t ld_src, uint32_t rows,
@@ -238,7 +185,7 @@ static void run_group(const bt_cpu_mm *mm, uint32_t m0, uint32_t rows, uint32_t 
             if (mm->n - n0 >= 2 * TILE)
                 run_whole(rows - r > TILE, a);
             else if (mm->n - n0 == TILE && rows - r > TILE)
-                tiles_21(a);
+                multiply(a, true, false);
             else
                 run_edge(bt_min_u32(rows - r, 2 * TILE), mm->n - n0, a);
             a->next += (size_t)a->n_steps * a->n_next * LINE;

@@ -77,8 +77,8 @@ double bt_study_crossover(const bt_mla_config *cfg, double n_kv)
 uint32_t bt_study_crossover_causal(const bt_mla_config *cfg, uint32_t n_prefix)
 {
     double both = (double)cfg->qk_nope_dim + cfg->v_dim;
-    double save = n_prefix * cfg->kv_lora_rank * both; /* what absorbing saves, */
-    double pay  = 2.0 * cfg->kv_lora_rank - both;      /* and pays for each pair */
+    double save = (double)n_prefix * cfg->kv_lora_rank * both; /* what absorbing saves, */
+    double pay  = 2.0 * cfg->kv_lora_rank - both;              /* and pays for each pair */
     double q;
 
     if (n_prefix == 0) return 0;

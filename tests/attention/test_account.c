@@ -133,16 +133,17 @@ static void crossover_is_that_of_study_002(void)
 static void crossover_with_the_causal_mask_is_that_of_the_reference(void)
 {
     static const uint32_t WANT[][2] = {
-        {0,      0  },
-        {256,    135},
-        {512,    149},
-        {1024,   159},
-        {2048,   165},
-        {4096,   168},
-        {8192,   169},
-        {16384,  170},
-        {32768,  171},
-        {131072, 171}
+        {0,       0  },
+        {256,     135},
+        {512,     149},
+        {1024,    159},
+        {2048,    165},
+        {4096,    168},
+        {8192,    169},
+        {16384,   170},
+        {32768,   171},
+        {131072,  171},
+        {1 << 24, 171}
     };
 
     for (size_t i = 0; i < sizeof(WANT) / sizeof(WANT[0]); i++)

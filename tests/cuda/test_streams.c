@@ -6,6 +6,10 @@
 #include "device/cuda/rows.h"
 #include "tests/cuda/numbers.h"
 
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
+#endif
+
 enum { N = 64, SEEDS = 32 };
 
 static cudaStream_t stream_new(void)
@@ -168,6 +172,21 @@ static void streams_are_in_order_by_events_alone(void)
     EXPECT_EQ(g_fake_gpu.live, 0);
 }
 
+#ifdef __SANITIZE_ADDRESS__
+static void only_arrays_may_be_touched(void)
+{
+    char *first = memory_new(N + 1), *second = memory_new(N);
+
+    EXPECT(__asan_region_is_poisoned(first, N + 1) == NULL);
+    EXPECT(__asan_region_is_poisoned(second, N) == NULL);
+    EXPECT(__asan_address_is_poisoned(first - 1) && __asan_address_is_poisoned(first + N + 1));
+    EXPECT(__asan_address_is_poisoned(second - 1) && __asan_address_is_poisoned(second + N));
+    cudaFree(first);
+    EXPECT(__asan_address_is_poisoned(first) && !__asan_address_is_poisoned(second));
+    cudaFree(second);
+}
+#endif
+
 int main(int argc, char **argv)
 {
     static const bt_test TESTS[] = {
@@ -177,6 +196,9 @@ int main(int argc, char **argv)
         BT_TEST(a_captured_event_is_refused_outside),
         BT_TEST(a_launch_fails_by_what_failed_before_it),
         BT_TEST(streams_are_in_order_by_events_alone),
+#ifdef __SANITIZE_ADDRESS__
+        BT_TEST(only_arrays_may_be_touched),
+#endif
     };
 
     return BT_RUN_TESTS(TESTS, argc > 1 ? argv[1] : NULL);

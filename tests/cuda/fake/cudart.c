@@ -7,6 +7,13 @@
 
 #include "tests/cuda/fake/inside.h"
 
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
+#else
+#define ASAN_POISON_MEMORY_REGION(ptr, bytes)   ((void)(ptr), (void)(bytes))
+#define ASAN_UNPOISON_MEMORY_REGION(ptr, bytes) ((void)(ptr), (void)(bytes))
+#endif
+
 fake_gpu g_fake_gpu = {
     .n_devices = 1, .driver = CUDART_VERSION, .major = 9, .bytes = (size_t)1 << 30, .fail_at = -1};
 
@@ -36,7 +43,8 @@ __attribute__((constructor)) static void read_environment(void)
 }
 
 /* The GPU's memory: nobody may touch it but kernels and copies.  Pieces are taken from its free
- * end; it starts anew when all have come back. */
+ * end; it starts anew when all have come back.  Under AddressSanitizer nobody may touch what lies
+ * between pieces, nor one that has come back. */
 enum { ALIGN = 256, HUGE = 2 << 20 };
 static const size_t ARENA_BYTES = (size_t)4 << 30;
 static char        *g_arena;
@@ -69,8 +77,11 @@ static head *take_piece(size_t bytes)
     h = (head *)(void *)(g_arena + g_used);
     g_used += need;
     fake_gpu_open();
+    ASAN_UNPOISON_MEMORY_REGION(h, need);
     h->bytes = bytes;
     memset(h + 1, 0xff, bytes);
+    ASAN_POISON_MEMORY_REGION(h, sizeof(*h));
+    ASAN_POISON_MEMORY_REGION((char *)(h + 1) + bytes, need - sizeof(*h) - bytes);
     fake_gpu_close();
     return h;
 }
@@ -193,9 +204,14 @@ cudaError_t cudaFree(void *ptr)
 {
     if (ptr == NULL) return cudaSuccess;
     if (fake_capture_is_on()) return fake_capture_refuse();
+
+    head *h = (head *)ptr - 1;
+
     fake_gpu_drain();
     fake_gpu_open();
-    g_fake_gpu.taken -= ((head *)ptr - 1)->bytes;
+    ASAN_UNPOISON_MEMORY_REGION(h, sizeof(*h));
+    g_fake_gpu.taken -= h->bytes;
+    ASAN_POISON_MEMORY_REGION(h, sizeof(*h) + h->bytes);
     fake_gpu_close();
     g_fake_gpu.live--;
     return cudaSuccess;

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -557,16 +558,20 @@ static void run_grid(const simt_job &j)
     g_block_dim     = j.block;
     g_dynamic       = poisoned(j.shared_bytes);
     g_dynamic_bytes = j.shared_bytes;
-    for (unsigned z = 0; z < j.grid.z; z++)
-        for (unsigned y = 0; y < j.grid.y; y++)
-            for (unsigned x = 0; x < j.grid.x; x++) {
-                g_block = dim3(x, y, z);
-                memset(g_dynamic.get(), 0xff, j.shared_bytes);
-                g_arrays.clear();
-                g_static_bytes = 0;
-                g_blocks++;
-                run_block();
-            }
+    uint64_t n = (uint64_t)j.grid.x * j.grid.y * j.grid.z, at = random_below(n);
+    uint64_t step = 1 + random_below(n);
+
+    while (std::gcd(step, n) != 1)
+        step++;
+    for (uint64_t i = 0; i < n; i++, at = (at + step) % n) { /* each block once */
+        g_block = dim3((unsigned)(at % j.grid.x), (unsigned)(at / j.grid.x % j.grid.y),
+                       (unsigned)(at / j.grid.x / j.grid.y));
+        memset(g_dynamic.get(), 0xff, j.shared_bytes);
+        g_arrays.clear();
+        g_static_bytes = 0;
+        g_blocks++;
+        run_block();
+    }
     g_dynamic.reset();
     g_arrays.clear();
 }

@@ -3,10 +3,10 @@
  *
  * A .cu file of this project touches the GPU through device/cuda/gpu.cuh only, which leaves
  * everything to this header when there is no nvcc (the build force-includes it).  A launch runs its
- * blocks one after the other; each thread of a block is a fiber, which runs until it meets a
- * barrier or a warp collective, or ends.  One warp runs at a time, for a random number of such
- * steps and its threads in a random order, so that warps drift apart as far as barriers let them
- * and what relies on an order by luck shows; a run is a function of its seed.
+ * blocks one after the other, in a random order; each thread of a block is a fiber, which runs
+ * until it meets a barrier or a warp collective, or ends.  One warp runs at a time, for a random
+ * number of such steps and its threads in a random order, so that warps drift apart as far as
+ * barriers let them and what relies on an order by luck shows; a run is a function of its seed.
  *
  * What is strict on purpose: shared memory is poisoned (all ones: NaN, and an index that is out of
  * bounds) before each block and each array ends where it ends, for AddressSanitizer; an

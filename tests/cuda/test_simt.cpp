@@ -84,6 +84,35 @@ static void the_order_follows_the_seed(void)
     EXPECT(memcmp(log[0], log[2], sizeof(log[0])) != 0);
 }
 
+/* A block that needs what an earlier one has left. */
+static void chain_kernel(const uint32_t *before, uint32_t *sum, uint32_t *runs)
+{
+    uint32_t at = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
+
+    sum[at] = before[at] + 1;
+    runs[at]++;
+}
+
+static void blocks_run_once_and_in_no_order(void)
+{
+    enum { N = 3 * 5 * 4 };
+    uint32_t sum[N + 1], wrong = 0;
+
+    for (uint64_t seed = 0; seed < 10; seed++) {
+        uint32_t runs[N] = {};
+
+        memset(sum, 0, sizeof(sum));
+        simt_seed(seed);
+        gpu_launch(chain_kernel, dim3(3, 5, 4), 1, 0, nullptr, (const uint32_t *)sum, sum + 1,
+                   (uint32_t *)runs);
+        for (uint32_t i = 0; i < N; i++) {
+            EXPECT_EQ(runs[i], 1);
+            wrong += sum[i + 1] != i + 1;
+        }
+    }
+    EXPECT(wrong > N);
+}
+
 /* ---- meetings */
 
 static void missed_kernel(void)
@@ -353,6 +382,7 @@ int main(int argc, char **argv)
     static const bt_test TESTS[] = {
         BT_TEST(a_missing_barrier_shows),
         BT_TEST(the_order_follows_the_seed),
+        BT_TEST(blocks_run_once_and_in_no_order),
         BT_TEST(meetings_that_some_miss_end_the_process),
         BT_TEST(shared_memory_begins_as_nan_in_every_block),
         BT_TEST(a_copy_lands_at_its_wait_and_not_before),

@@ -8,8 +8,8 @@
  * number of such steps and its threads in a random order, so that warps drift apart as far as
  * barriers let them and what relies on an order by luck shows; a run is a function of its seed.
  *
- * What is strict on purpose: shared memory is poisoned (all ones: NaN, and an index that is out of
- * bounds) before each block and each array ends where it ends, for AddressSanitizer; an
+ * What is strict on purpose: shared memory is poisoned (NaN, an index that is out of bounds, never
+ * all ones) before each block and each array ends where it ends, for AddressSanitizer; an
  * asynchronous copy poisons its target at once and lands at the wait, not before; a barrier or
  * collective that some threads miss, or reach at another place of the code, ends the process with
  * both places.

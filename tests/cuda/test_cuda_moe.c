@@ -30,8 +30,8 @@ static void check_gate(const bt_gate_config *g, uint32_t rows, uint32_t hidden, 
             bias[i] = i % (n / g->n_groups) == 0 ? INFINITY : -INFINITY;
     logits[rows * n - 1] = NAN;
     if (rows > 1) logits[n] = INFINITY;
-    for (uint32_t i = 0; i < g->top_k; i++)
-        wish[i] = (uint16_t)(i * (n / g->top_k)); /* the other rows choose: all ones */
+    for (uint32_t i = 0; i < rows * g->top_k; i++) /* the other rows choose */
+        wish[i] = i < g->top_k ? (uint16_t)(i * (n / g->top_k)) : UINT16_MAX;
     EXPECT_EQ(bt_cuda_route_run(NULL, &r), 0);
     for (uint32_t i = 0; i < rows; i++) {
         uint16_t        experts[BT_MAX_TOP_K];

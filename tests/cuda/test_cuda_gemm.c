@@ -389,41 +389,47 @@ static void likely_rows_change_no_bits(void)
     }
 }
 
-/* The heads of a layer: one x and one y with a stride between the groups. */
+/* The heads of a layer: one x and one y with a stride between the groups.  Of a stride of 20 each
+ * second head begins where no wide copy may. */
 static void strided_groups_are_heads(void)
 {
-    enum { HEADS = 3, ROWS = 5, N = 24, K = 16 };
+    enum { HEADS = 4, ROWS = 5, N = 24, K = 16 };
     uint64_t rng = 9;
-    bt_bf16 *x = random_bf16(ROWS * HEADS * K, 1, &rng), *w = random_bf16(HEADS * N * K, 1, &rng);
-    float   *y     = ARRAY(float, ROWS *HEADS *N);
-    bt_cuda_gemm g = {.n        = N,
-                      .k        = K,
-                      .n_groups = HEADS,
-                      .out      = BT_CUDA_OUT_F32,
-                      .max_rows = ROWS,
-                      .x_group  = K,
-                      .y_group  = N,
-                      .x        = x,
-                      .ld_x     = HEADS * K,
-                      .y        = y,
-                      .ld_y     = HEADS * N};
-    difference   e = {0, 0};
+    bt_bf16 *w   = random_bf16(HEADS * N * K, 1, &rng);
+    float   *y   = ARRAY(float, ROWS *HEADS *N);
 
-    for (int h = 0; h < HEADS; h++)
-        g.w[h] = w + h * N * K;
-    EXPECT_EQ(bt_cuda_gemm_run(NULL, &g), 0);
-    for (int r = 0; r < ROWS; r++)
+    for (uint32_t stride = K; stride <= K + 4; stride += 4) {
+        bt_bf16     *x = random_bf16(ROWS * HEADS * stride, 1, &rng);
+        bt_cuda_gemm g = {.n        = N,
+                          .k        = K,
+                          .n_groups = HEADS,
+                          .out      = BT_CUDA_OUT_F32,
+                          .max_rows = ROWS,
+                          .x_group  = stride,
+                          .y_group  = N,
+                          .x        = x,
+                          .ld_x     = HEADS * stride,
+                          .y        = y,
+                          .ld_y     = HEADS * N};
+        difference   e = {0, 0};
+
         for (int h = 0; h < HEADS; h++)
-            for (int c = 0; c < N; c++) {
-                double want = 0;
+            g.w[h] = w + h * N * K;
+        EXPECT_EQ(bt_cuda_gemm_run(NULL, &g), 0);
+        for (uint32_t r = 0; r < ROWS; r++)
+            for (uint32_t h = 0; h < HEADS; h++)
+                for (uint32_t c = 0; c < N; c++) {
+                    double want = 0;
 
-                for (int k = 0; k < K; k++)
-                    want += (double)bt_bf16_to_f32(x[(r * HEADS + h) * K + k]) *
-                            (double)bt_bf16_to_f32(w[(h * N + c) * K + k]);
-                differ(&e, y[(r * HEADS + h) * N + c], want, 4, r);
-            }
-    EXPECT_CLOSE(e, SUM_LIMIT);
-    free(x), free(w), free(y);
+                    for (uint32_t k = 0; k < K; k++)
+                        want += (double)bt_bf16_to_f32(x[(r * HEADS + h) * stride + k]) *
+                                (double)bt_bf16_to_f32(w[(h * N + c) * K + k]);
+                    differ(&e, y[(r * HEADS + h) * N + c], want, 4, r);
+                }
+        EXPECT_CLOSE(e, SUM_LIMIT);
+        free(x);
+    }
+    free(w), free(y);
 }
 
 static void no_rows_launch_nothing(void)

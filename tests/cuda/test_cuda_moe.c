@@ -71,6 +71,30 @@ static void every_gate_chooses_as_the_cpu_does(void)
     check_gate(&GATES[0], 5, 1000, false, false, false, 2);
 }
 
+/* Rows from the live ones on. */
+static void padding_rows_have_no_experts(void)
+{
+    enum { HIDDEN = 8, LIVE = 2, ALL = 4 };
+    const bt_gate_config gate = {BT_GATE_SOFTMAX, 8, 2, 1, 1, false, 1.0f};
+    uint64_t             rng  = 7;
+    uint32_t             live = LIVE, n_wire = bt_wire_elems(HIDDEN, 2);
+    bt_bf16 *x = random_bf16(ALL * HIDDEN, 1, &rng), *wire = ARRAY(bt_bf16, ALL * n_wire);
+    float   *logits = random_f32(ALL * 8, 4, &rng);
+
+    EXPECT_EQ(bt_cuda_route_run(NULL, &(bt_cuda_route){.gate   = gate,
+                                                       .n_rows = ALL,
+                                                       .hidden = HIDDEN,
+                                                       .x      = x,
+                                                       .logits = logits,
+                                                       .live   = &live,
+                                                       .wire   = wire}),
+              0);
+    for (uint32_t r = 0; r < ALL; r++)
+        EXPECT(r < LIVE ? wire[r * n_wire + HIDDEN] < 8
+                        : wire[r * n_wire + HIDDEN] == BT_NO_EXPERTS);
+    free(x), free(wire), free(logits);
+}
+
 /* ---- permutation */
 
 static void check_permutation(uint32_t rows, uint32_t top_k, uint32_t n_experts, uint64_t seed,
@@ -330,6 +354,7 @@ int main(int argc, char **argv)
 {
     static const bt_test TESTS[] = {
         BT_TEST(every_gate_chooses_as_the_cpu_does),
+        BT_TEST(padding_rows_have_no_experts),
         BT_TEST(terms_stand_by_expert_then_row),
         BT_TEST(a_row_that_says_nonsense_is_told_and_ignored),
         BT_TEST(sums_do_not_depend_on_who_makes_them),

@@ -109,7 +109,7 @@ def run(a, model):
             expect_equal(f"{shape} alone, warm", run_alone(client, requests[:10], cold=False), alone if len(requests) <= 10 else
                          {r[0]: alone[r[0]] for r in requests[:10]})
             client.wait_drained()
-            n = load.retracted(client, cell, CROWDED_PAGES)
+            n = load.retracted(client, cell)
             right = load.metrics(cell)["baton_rank_draft_right_tokens_total"]
             assert cell.stop() == 0, cell.log()
         assert hits > 0, f"{shape}: no request had cached tokens"

@@ -121,7 +121,7 @@ def main():
             load.expect_free(m, shape)
             assert client.run(*probe)[0] == want, "the answer has changed"
             client.wait_drained()
-            retracted = load.retracted(client, cell, PAGES)
+            retracted = load.retracted(client, cell)
             client.wait_drained()
             ranks = len(cell.ranks())
             code = cell.stop()

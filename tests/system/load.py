@@ -62,9 +62,9 @@ def expect_free(m, what=""):
     return pages
 
 
-def retracted(client, cell, pages, seconds=LIMIT_S):
+def retracted(client, cell, seconds=LIMIT_S):
     """How many retractions there have been.  None so far, by chance: requests that are small at first and together outgrow every pool, until one is."""
-    end = time.monotonic() + seconds
+    end, pages = time.monotonic() + seconds, int(metrics(cell)["baton_rank_pool_pages"]) // len(cell.ranks())
     while not (n := int(metrics(cell)["vllm:num_preemptions_total"])):
         assert time.monotonic() < end, f"nothing was retracted: pools of {pages} pages are too large for this test"
         request = ("grows", random_ids(random.Random(1), 5), (pages - 1) * PAGE_TOKENS - 5, dict(temperature=0.0, ignore_eos=True))

@@ -44,8 +44,8 @@ enum {
 static const struct argp_option OPTIONS[] = {
     BT_OPTION_GROUP("The cell:", 1),
     BT_OPTION("model", 'm', "DIR",
-              "Model directory: config.json or params.json, tokenizer.json or tiktoken.model, and "
-              "*.safetensors"),
+              "Model directory: config.json or params.json, tokenizer.json, tiktoken.model or "
+              "tekken.json, and *.safetensors"),
     BT_OPTION_DEFAULT("prefill", OPT_PREFILL, "P", "1 without --both",
                       "Ranks that compute prompts"),
     BT_OPTION_DEFAULT("decode", OPT_DECODE, "D", "1 without --both", "Ranks that generate"),

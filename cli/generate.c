@@ -18,7 +18,7 @@ static const char DOC[] =
     "The prompt is --prompt or all of stdin, taken as it is: no chat template (that is `baton "
     "chat`). A beginning-of-text token is put in front when the model's files say so "
     "(add_bos_token in tokenizer_config.json, or without that the post_processor in "
-    "tokenizer.json); --bos and --no-bos decide otherwise.\n\n"
+    "tokenizer.json, or tekken.json); --bos and --no-bos decide otherwise.\n\n"
     "The text goes to stdout as it comes, a short summary to stderr.\n\n"
     "Exit code: 0 when the answer is complete, 1 on an error, 130 after ^C, 64 for wrong usage.\n\n"
     "Examples:\n"

@@ -25,7 +25,7 @@ static const char DOC[] =
 
 static const struct argp_option OPTIONS[] = {
     BT_OPTION("model", 'm', "PATH",
-              "The model's directory, or its tokenizer.json or tiktoken.model"),
+              "The model's directory, or its tokenizer.json, tiktoken.model or tekken.json"),
     BT_OPTION("decode", 'd', NULL, "Turn lists of ids into strings"),
     {0},
 };

@@ -81,18 +81,18 @@ bool bt_file_exists(const char *path)
     return lstat(path, &entry) == 0 || errno != ENOENT;
 }
 
-void bt_file_of(const char *dir, const char *name, const char *other, char path_out[PATH_MAX])
+void bt_file_of(const char *dir, const char *const *names, char path_out[PATH_MAX])
 {
-    char path[PATH_MAX];
-
-    snprintf(path_out, PATH_MAX, "%s/%s", dir, name);
-    snprintf(path, sizeof(path), "%s/%s", dir, other);
-    if (!bt_file_exists(path_out) && bt_file_exists(path)) snprintf(path_out, PATH_MAX, "%s", path);
+    for (int i = 0; names[i] != NULL; i++) {
+        snprintf(path_out, PATH_MAX, "%s/%s", dir, names[i]);
+        if (bt_file_exists(path_out)) return;
+    }
+    snprintf(path_out, PATH_MAX, "%s/%s", dir, names[0]);
 }
 
 void bt_model_config_file(const char *dir, char path_out[PATH_MAX])
 {
-    bt_file_of(dir, "config.json", "params.json", path_out);
+    bt_file_of(dir, (const char *const[]){"config.json", "params.json", NULL}, path_out);
 }
 
 bt_status bt_check_out(const char *option, const char *path)

@@ -37,8 +37,8 @@ int bt_open_never_blocking(int fd);
  * follows on reading). */
 bool bt_file_exists(const char *path);
 
-/* dir/name, or where there is only that dir/other. */
-void bt_file_of(const char *dir, const char *name, const char *other, char path_out[PATH_MAX]);
+/* The first of these files that dir has, or where it has none, the first; names ends with NULL. */
+void bt_file_of(const char *dir, const char *const *names, char path_out[PATH_MAX]);
 /* The file that describes the model in dir: its config.json, or where there is only that the
  * params.json of Mistral's own format. */
 void bt_model_config_file(const char *dir, char path_out[PATH_MAX]);

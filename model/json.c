@@ -10,16 +10,18 @@
 #include "core/alloc.h"
 #include "core/file.h"
 
-static bt_status parse(const char *where, const char *text, size_t n, bool loose, json_t **json_out)
+/* more: JSON_ALLOW_NUL, or JSON_DECODE_INT_AS_REAL for where it cannot be read without. */
+static bt_status parse(const char *where, const char *text, size_t n, size_t more,
+                       json_t **json_out)
 {
-    const size_t flags = JSON_REJECT_DUPLICATES | JSON_DECODE_ANY;
+    const size_t flags = JSON_REJECT_DUPLICATES | JSON_DECODE_ANY | (more & JSON_ALLOW_NUL);
     bt_status    st    = BT_OK;
     json_error_t err   = {.text = ""};
     json_t      *json  = json_loadb(text, n, flags, &err);
     char         what[BT_JSON_SHOW_BYTES];
 
-    if (json == NULL && loose && json_error_code(&err) == json_error_numeric_overflow)
-        json = json_loadb(text, n, flags | JSON_DECODE_INT_AS_REAL, &err);
+    if (json == NULL && more != 0 && json_error_code(&err) == json_error_numeric_overflow)
+        json = json_loadb(text, n, flags | more, &err);
     /* jansson leaves the text empty when an allocation failed */
     BT_REQUIRE(json != NULL || err.text[0] != '\0', BT_ERR_NO_MEMORY, "%s: parsing %zu bytes",
                where, n);
@@ -32,7 +34,7 @@ out:
 
 bt_status bt_json_parse(const char *where, const char *text, size_t n, json_t **json_out)
 {
-    return parse(where, text, n, false, json_out);
+    return parse(where, text, n, 0, json_out);
 }
 
 static bt_status read_all(const char *path, int fd, size_t max_bytes, char **text_out,
@@ -68,7 +70,7 @@ out:
     return st;
 }
 
-static bt_status read_file(const char *path, size_t max_bytes, bool loose, json_t **json_out)
+static bt_status read_file(const char *path, size_t max_bytes, size_t more, json_t **json_out)
 {
     bt_status st   = BT_OK;
     char     *text = NULL;
@@ -77,7 +79,7 @@ static bt_status read_file(const char *path, size_t max_bytes, bool loose, json_
 
     BT_REQUIRE(fd >= 0, BT_ERR_IO, "%s: %s", path, strerror(errno));
     BT_TRY(read_all(path, fd, max_bytes, &text, &n));
-    BT_TRY(parse(path, text, n, loose, json_out));
+    BT_TRY(parse(path, text, n, more, json_out));
 out:
     bt_free(text);
     if (fd >= 0) close(fd);
@@ -86,12 +88,17 @@ out:
 
 bt_status bt_json_read_file(const char *path, size_t max_bytes, json_t **json_out)
 {
-    return read_file(path, max_bytes, false, json_out);
+    return read_file(path, max_bytes, 0, json_out);
 }
 
 bt_status bt_json_read_loose(const char *path, size_t max_bytes, json_t **json_out)
 {
-    return read_file(path, max_bytes, true, json_out);
+    return read_file(path, max_bytes, JSON_DECODE_INT_AS_REAL, json_out);
+}
+
+bt_status bt_json_read_nul(const char *path, size_t max_bytes, json_t **json_out)
+{
+    return read_file(path, max_bytes, JSON_ALLOW_NUL, json_out);
 }
 
 json_t *bt_json_field(const bt_json_at *at, const char *field)
@@ -154,6 +161,8 @@ bt_status bt_json_str(const bt_json_at *at, const char *field, const char **v_ou
     const json_t *v = bt_json_field(at, field);
 
     if (!json_is_string(v)) return wrong(at, field, "a string");
+    if (strlen(json_string_value(v)) != json_string_length(v))
+        return wrong(at, field, "a string without U+0000");
     *v_out = json_string_value(v);
     return BT_OK;
 }

@@ -26,6 +26,8 @@ bt_status bt_json_read_file(const char *path, size_t max_bytes, json_t **json_ou
 /* The same of a file with integers beyond 64 bits, of which none is wanted: with such a one, all
  * numbers are reals. */
 bt_status bt_json_read_loose(const char *path, size_t max_bytes, json_t **json_out);
+/* The same of a file with U+0000 in texts, of which bt_json_str() wants none. */
+bt_status bt_json_read_nul(const char *path, size_t max_bytes, json_t **json_out);
 
 /* Where a field stands, for errors: "config.json", "rope_scaling".  All borrowed. */
 typedef struct {

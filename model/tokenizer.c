@@ -12,25 +12,11 @@
 #include "model/utf8.h"
 
 #define TIKTOKEN "tiktoken.model"
+#define TEKKEN   "tekken.json"
 
 void bt_tokenizer_file(const char *dir, char file_out[PATH_MAX])
 {
-    bt_file_of(dir, "tokenizer.json", TIKTOKEN, file_out);
-}
-
-/* Of Mistral's own format. */
-static bt_status refuse_tekken(const char *dir, const char *file)
-{
-    bt_status st = BT_OK;
-    char      tekken[PATH_MAX];
-
-    snprintf(tekken, sizeof(tekken), "%s/tekken.json", dir);
-    BT_REQUIRE(bt_file_exists(file) || !bt_file_exists(tekken), BT_ERR_UNSUPPORTED,
-               "%s: expected tokenizer.json, found tekken.json, which is not read: put the one "
-               "beside it that transformers makes of it",
-               dir);
-out:
-    return st;
+    bt_file_of(dir, (const char *const[]){"tokenizer.json", TIKTOKEN, TEKKEN, NULL}, file_out);
 }
 
 bt_status bt_tokenizer_open(const char *path, bt_tokenizer **tok_out)
@@ -46,7 +32,6 @@ bt_status bt_tokenizer_open(const char *path, bt_tokenizer **tok_out)
                PATH_MAX - 32);
     snprintf(file, sizeof(file), "%s", path);
     if (stat(path, &info) == 0 && S_ISDIR(info.st_mode)) bt_tokenizer_file(path, file);
-    BT_TRY(refuse_tekken(path, file));
     name = strrchr(file, '/');
     name = name != NULL ? name + 1 : file;
     snprintf(dir, sizeof(dir), "%.*s", name == file ? 1 : (int)(name - file) - 1,
@@ -55,6 +40,8 @@ bt_status bt_tokenizer_open(const char *path, bt_tokenizer **tok_out)
     BT_REQUIRE(tok->path != NULL, BT_ERR_NO_MEMORY, "%s", path);
     if (strcmp(name, TIKTOKEN) == 0)
         BT_TRY(bt_tokenizer_load_tiktoken(tok, file));
+    else if (strcmp(name, TEKKEN) == 0)
+        BT_TRY(bt_tokenizer_load_tekken(tok, file));
     else
         BT_TRY(bt_tokenizer_load(tok, file));
     BT_TRY(bt_tokenizer_load_config(tok, dir));

@@ -1,9 +1,10 @@
-/* model/tokenizer.h - byte-level BPE of tokenizer.json or tiktoken.model, and chat templates
- * (model/jinja/).
+/* model/tokenizer.h - byte-level BPE of tokenizer.json, tiktoken.model or tekken.json, and chat
+ * templates (model/jinja/).
  *
  * Pre-tokenizers: V3's three Splits and V2's Splits, both exactly as Hugging Face `tokenizers` runs
- * them (each Split works on the pieces that the one before left), and the regex that comes with
- * tiktoken.model (Kimi-K2, Moonlight).  Added tokens match before the regexes, longest first.
+ * them (each Split works on the pieces that the one before left), the regex that comes with
+ * tiktoken.model (Kimi-K2, Moonlight), and the one that tekken.json has (Mistral).  Added tokens
+ * match before the regexes, longest first, in any text: a template's are rendered into it before.
  *
  * Threads: encode and decode are safe from several threads. */
 #ifndef BT_MODEL_TOKENIZER_H
@@ -25,12 +26,13 @@ typedef struct bt_tokenizer bt_tokenizer;
 /* JSON text: the pre-tokenizer of tiktoken.model, as a tokenizer.json has it. */
 extern const char bt_tiktoken_pre[];
 
-/* The file with a model directory's tokenizer, there or not: tokenizer.json, but tiktoken.model
- * where only that is.  The directory's path is under PATH_MAX - 32 bytes. */
+/* The file with a model directory's tokenizer, there or not: tokenizer.json, but tiktoken.model or
+ * tekken.json where only that is.  The directory's path is under PATH_MAX - 32 bytes. */
 void bt_tokenizer_file(const char *dir, char file_out[PATH_MAX]);
 
 /* path: a model directory, or such a file.  The chat template, bos and eos come from
- * tokenizer_config.json and chat_template.jinja beside it, where they are. */
+ * tokenizer_config.json and chat_template.jinja beside it, where they are; with tekken.json bos and
+ * eos are <s> and </s>, where the former says no others. */
 bt_status bt_tokenizer_open(const char *path, bt_tokenizer **tok_out);
 void      bt_tokenizer_close(bt_tokenizer *tok);
 uint32_t  bt_tokenizer_vocab_size(const bt_tokenizer *tok); /* highest id + 1 */
@@ -50,9 +52,9 @@ bool bt_tokenizer_is_text(const bt_tokenizer *tok, uint32_t id);
 /* -1 when the text is not an added token. */
 int64_t bt_tokenizer_added_id(const bt_tokenizer *tok, const char *text);
 /* The ids that belong in front of a prompt, none or some: add_bos_token of tokenizer_config.json
- * decides, the post_processor of tokenizer.json where that says nothing (two of GLM-4's).  With
- * `always` it is bos_token, whatever they say.  FORMAT when bos_token is needed and is not the text
- * of an added token. */
+ * decides, the post_processor of tokenizer.json where that says nothing (two of GLM-4's), or <s> of
+ * tekken.json.  With `always` it is bos_token, whatever they say.  FORMAT when bos_token is needed
+ * and is not the text of an added token. */
 enum { BT_MAX_FRONT = 8 };
 bt_status bt_tokenizer_front(const bt_tokenizer *tok, bool always, uint32_t ids_out[BT_MAX_FRONT],
                              size_t *n_out);

@@ -1,5 +1,5 @@
-/* What stands beside tokenizer.json or tiktoken.model: bos, eos, whether bos begins a text, and the
- * chat template. */
+/* What stands beside the tokenizer's file: bos, eos, whether bos begins a text, and the chat
+ * template. */
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
@@ -22,6 +22,7 @@ static bt_status read_text(const bt_json_at *at, const char *field, char **text_
     if (v == NULL) goto out;
     BT_REQUIRE(text != NULL, BT_ERR_FORMAT, "%s: field %s: expected a text, found %s", at->file,
                field, bt_json_show(v, found, sizeof(found)));
+    bt_free(*text_out);
     *text_out = bt_strdup(text);
     BT_REQUIRE(*text_out != NULL, BT_ERR_NO_MEMORY, "%s", at->file);
 out:

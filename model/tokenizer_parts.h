@@ -45,10 +45,18 @@ struct bt_tokenizer {
     size_t   n_front;
 };
 
+/* Decodes the base64 that text begins with into at most three bytes for four characters.  Returns
+ * how many characters it has; 0: it is none, or no whole one. */
+size_t bt_base64_decode(const char *text, char *bytes, uint32_t *n_bytes_out);
+
 /* Makes by_text. */
 bt_status bt_vocab_sort(bt_tokenizer *tok);
 /* Whether by_text has the n bytes. */
 bool bt_vocab_find(const bt_tokenizer *tok, const char *text, size_t n, uint32_t *id_out);
+/* Makes by_text and bpe of a vocabulary that has ranks, which are in the order of the ids, in place
+ * of merges: two neighbours become one token where their bytes are one, that of the lowest rank
+ * first. */
+bt_status bt_vocab_rank(bt_tokenizer *tok);
 
 /* Fills an empty tokenizer from tokenizer.json. */
 bt_status bt_tokenizer_load(bt_tokenizer *tok, const char *path);
@@ -56,6 +64,8 @@ bt_status bt_tokenizer_load(bt_tokenizer *tok, const char *path);
  * tokenizer_config.json. */
 bt_status bt_tokenizer_load_tiktoken(bt_tokenizer *tok, const char *path);
 bt_status bt_tiktoken_load_special(bt_tokenizer *tok, const bt_json_at *config);
+/* The same from tekken.json. */
+bt_status bt_tokenizer_load_tekken(bt_tokenizer *tok, const char *path);
 /* UNSUPPORTED: the added token takes blanks around it, or whole words only. */
 bt_status bt_tokenizer_refuse_strips(const bt_json_at *at, const char *text);
 

@@ -1,7 +1,6 @@
 /* tiktoken.model, as Kimi-K2 and Moonlight have it: a line for each token, its bytes in base64 and
- * its rank, which is its id.  There are no merges: two neighbours become one token where their
- * bytes are one, that of the lowest rank first.  The regex and what follows the vocabulary stand in
- * the class TikTokenTokenizer of tokenization_kimi.py, which comes with the model. */
+ * its rank, which is its id.  The regex and what follows the vocabulary stand in the class
+ * TikTokenTokenizer of tokenization_kimi.py, which comes with the model. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,8 +14,7 @@
 
 enum {
     MAX_FILE_BYTES = 64 << 20,
-    MAX_MERGES     = 1 << 22, /* Kimi-K2 has under a tenth */
-    N_SPECIAL      = 256,     /* ids behind the vocabulary */
+    N_SPECIAL      = 256, /* ids behind the vocabulary */
     NAME_BYTES     = 40,
     BLOCK_CHARS    = 400000,
     RUN_CHARS      = 25000
@@ -66,41 +64,27 @@ out:
     return st;
 }
 
-static const char BASE64[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-
-/* The bytes that n characters stand for; returns how many. */
-static uint32_t decode(const char *text, size_t n, char *bytes)
-{
-    uint32_t bits = 0, n_bytes = 0;
-
-    for (size_t i = 0; i < n; i++) {
-        bits = bits << 6 | (uint32_t)(strchr(BASE64, text[i]) - BASE64);
-        if (i % 4 != 0) bytes[n_bytes++] = (char)(bits >> (6 - i % 4 * 2));
-    }
-    return n_bytes;
-}
-
 /* A line, ended by a zero byte. */
 static bt_status add_line(loading *l, const char *line)
 {
-    bt_status       st   = BT_OK;
-    size_t          body = strspn(line, BASE64), n = body + strspn(line + body, "=");
-    const char     *rank   = line + n + 1;
-    size_t          digits = line[n] == ' ' ? strspn(rank, "0123456789") : 0;
-    unsigned long   id     = digits != 0 && digits < 10 ? strtoul(rank, NULL, 10) : l->n_vocab;
+    bt_status       st      = BT_OK;
+    uint32_t        n_bytes = 0;
+    size_t          n       = bt_base64_decode(line, l->tok->arena + l->arena_at, &n_bytes);
+    const char     *rank    = line + n + 1;
+    size_t          digits  = n != 0 && line[n] == ' ' ? strspn(rank, "0123456789") : 0;
+    unsigned long   id      = digits != 0 && digits < 10 ? strtoul(rank, NULL, 10) : l->n_vocab;
     bt_vocab_token *t;
     char            found[BT_JSON_SHOW_BYTES];
 
-    BT_REQUIRE(body != 0 && n % 4 == 0 && n - body <= 2 && digits != 0 && rank[digits] == '\0',
-               BT_ERR_FORMAT, "%s: expected lines of base64, a blank and a rank, found \"%s\"",
-               l->path, bt_json_printable(line, found, sizeof(found)));
+    BT_REQUIRE(digits != 0 && rank[digits] == '\0', BT_ERR_FORMAT,
+               "%s: expected lines of base64, a blank and a rank, found \"%s\"", l->path,
+               bt_json_printable(line, found, sizeof(found)));
     BT_REQUIRE(id < l->n_vocab && l->tok->tokens[id].n == 0, BT_ERR_FORMAT,
                "%s: expected each rank from 0 to %u once, found the line \"%s\"", l->path,
                l->n_vocab - 1, bt_json_printable(line, found, sizeof(found)));
-    t    = &l->tok->tokens[id];
-    *t   = (bt_vocab_token){.at = (uint32_t)l->arena_at, .mapped = true};
-    t->n = decode(line, body, l->tok->arena + l->arena_at);
-    l->arena_at += t->n;
+    t  = &l->tok->tokens[id];
+    *t = (bt_vocab_token){.at = (uint32_t)l->arena_at, .n = n_bytes, .mapped = true};
+    l->arena_at += n_bytes;
 out:
     return st;
 }
@@ -119,60 +103,6 @@ static bt_status load_vocab(loading *l)
     for (char *line = strtok_r(l->text, "\n", &save); line != NULL;
          line       = strtok_r(NULL, "\n", &save))
         BT_TRY(add_line(l, line));
-    BT_TRY(bt_vocab_sort(tok));
-    for (size_t i = 1; i < tok->n_by_text; i++) {
-        const bt_vocab_token *a = &tok->tokens[tok->by_text[i - 1]];
-        const bt_vocab_token *b = &tok->tokens[tok->by_text[i]];
-
-        BT_REQUIRE(a->n != b->n || memcmp(tok->arena + a->at, tok->arena + b->at, a->n) != 0,
-                   BT_ERR_FORMAT, "%s: expected different tokens, found ranks %u and %u alike",
-                   l->path, tok->by_text[i - 1], tok->by_text[i]);
-    }
-out:
-    return st;
-}
-
-/* Calls for each pair of tokens whose bytes together are a token's; bpe NULL: counts them only. */
-static size_t each_merge(const bt_tokenizer *tok, bt_bpe *bpe)
-{
-    size_t   n_merges = 0;
-    uint32_t left = 0, right = 0;
-
-    for (size_t i = 0; i < tok->n_by_text; i++) {
-        uint32_t              id = tok->by_text[i];
-        const bt_vocab_token *t  = &tok->tokens[id];
-        const char           *of = tok->arena + t->at;
-
-        for (uint32_t cut = 1; cut < t->n; cut++) {
-            if (!bt_vocab_find(tok, of, cut, &left) ||
-                !bt_vocab_find(tok, of + cut, t->n - cut, &right))
-                continue;
-            if (bpe != NULL) bt_bpe_add(bpe, id, left, right, id);
-            if (++n_merges > MAX_MERGES) return n_merges;
-        }
-    }
-    return n_merges;
-}
-
-static bt_status load_merges(loading *l)
-{
-    bt_status st = BT_OK;
-    size_t    n_merges;
-    uint32_t  byte_ids[256];
-
-    for (int b = 0; b < 256; b++) {
-        char byte = (char)b;
-
-        BT_REQUIRE(bt_vocab_find(l->tok, &byte, 1, &byte_ids[b]), BT_ERR_FORMAT,
-                   "%s: expected a token for each byte, found none for 0x%02x", l->path, b);
-    }
-    n_merges = each_merge(l->tok, NULL);
-    BT_REQUIRE(n_merges <= MAX_MERGES, BT_ERR_FORMAT,
-               "%s: expected tokens that are made of two others in at most %d ways in all, found "
-               "more",
-               l->path, MAX_MERGES);
-    BT_TRY(bt_bpe_create(byte_ids, n_merges, &l->tok->bpe));
-    each_merge(l->tok, l->tok->bpe);
 out:
     return st;
 }
@@ -197,7 +127,7 @@ bt_status bt_tokenizer_load_tiktoken(bt_tokenizer *tok, const char *path)
     tok->tiktoken = true;
     BT_TRY(read_text(&l));
     BT_TRY(load_vocab(&l));
-    BT_TRY(load_merges(&l));
+    BT_TRY(bt_vocab_rank(tok));
     BT_TRY(load_regex(&l));
 out:
     bt_free(l.text);

@@ -10,7 +10,7 @@
 int LLVMFuzzerInitialize(int *argc, char ***argv);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 
-enum { N_TOKENIZERS = 4 };
+enum { N_TOKENIZERS = 5 };
 static bt_tokenizer *g_toks[N_TOKENIZERS];
 
 int LLVMFuzzerInitialize(int *argc, char ***argv)
@@ -20,6 +20,7 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
         BT_SOURCE_DIR "/tests/models/v2-lite",
         BT_SOURCE_DIR "/tests/fixtures/tokenizer-code.json",
         BT_SOURCE_DIR "/tests/fixtures/tiktoken",
+        BT_SOURCE_DIR "/tests/fixtures/tekken",
     };
 
     (void)argc;

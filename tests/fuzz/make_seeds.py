@@ -46,7 +46,7 @@ def gguf():
 
 
 def tokenizer():
-    for which, name in enumerate(["v3", "v2", "code", "tiktoken"]):
+    for which, name in enumerate(["v3", "v2", "code", "tiktoken", "tekken"]):
         with open(f"{source}/tests/fixtures/tokenizer-{name}.jsonl") as f:
             cases = [json.loads(line) for line in f]
         for i, case in enumerate(cases[:150]):
@@ -83,6 +83,14 @@ def tiktoken():
         lines = f.readlines()
     for n in (256, 258, 300, 500):
         write("tiktoken", str(n), b"".join(lines[:n]))
+    with open(f"{source}/tests/fixtures/tekken/tekken.json") as f:
+        tok = json.load(f)
+    vocab, special = tok["vocab"], tok["special_tokens"]
+    for n, n_special in ((256, 3), (300, 8), (300, None)):
+        tok["vocab"] = [{k: t[k] for k in ("rank", "token_bytes")} for t in vocab[:n]]
+        tok["special_tokens"] = special[:n_special] if n_special else None
+        tok["config"].update(default_num_special_tokens=n_special or 20, default_vocab_size=(n_special or 20) + n, version="v3")
+        write("tiktoken", f"tekken-{n}-{n_special}", json.dumps(tok, separators=(",", ":")).encode())
 
 
 def chat():

@@ -165,7 +165,7 @@ static const struct {
     {"YWI= 257", CONFIG, BT_ERR_FORMAT, {"expected each rank from 0 to 256 once", "\"YWI= 257\""}},
     {"YWI= 10000000000000000256", CONFIG, BT_ERR_FORMAT, {"expected each rank from 0 to 256 once", ""}},
     {"YWI= 7", CONFIG, BT_ERR_FORMAT, {"expected each rank from 0 to 256 once", "\"YWI= 7\""}},
-    {"YWI= 256\nYWI= 257", CONFIG, BT_ERR_FORMAT, {"expected different tokens", "ranks 25"}},
+    {"YWI= 256\nYWI= 257", CONFIG, BT_ERR_FORMAT, {"expected different tokens", "ids 25"}},
     {"", NULL, BT_ERR_IO, {"tokenizer_config.json", "No such file"}},
     {"", "[]", BT_ERR_FORMAT, {"tokenizer_config.json: expected an object", ""}},
     {"", "{}", BT_ERR_FORMAT, {"tokenizer_config.json: field tokenizer_class", "found nothing"}},

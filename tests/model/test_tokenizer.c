@@ -617,21 +617,7 @@ static void tokenizer_encode_unwinds_at_every_allocation(void)
     bt_tokenizer_close(tok);
 }
 
-/* Of Mistral's own format. */
-static void tokenizer_of_tekken_alone_is_refused(void)
-{
-    bt_tokenizer *tok = NULL;
-
-    scratch_clear();
-    scratch_write("tekken.json", "{}", 2);
-    EXPECT_EQ(bt_tokenizer_open(g_scratch, &tok), BT_ERR_UNSUPPORTED);
-    EXPECT_HAS(bt_error_text(), "expected tokenizer.json, found tekken.json, which is not read");
-    scratch_write("tokenizer.json", "[]", 2);
-    EXPECT_EQ(bt_tokenizer_open(g_scratch, &tok), BT_ERR_FORMAT);
-}
-
 static const bt_test TESTS[] = {
-    BT_TEST(tokenizer_of_tekken_alone_is_refused),
     BT_TEST(tokenizer_of_demo_equals_hugging_face),
     BT_TEST(tokenizer_of_v2_equals_hugging_face),
     BT_TEST(tokenizer_of_code_equals_hugging_face),

@@ -3,7 +3,10 @@
 
 #include "model/tokenizer_parts.h"
 
-enum { MAX_MERGES = 1 << 22 }; /* Kimi-K2 and Mistral have under a tenth */
+enum {
+    MAX_MERGES      = 1 << 22, /* Kimi-K2 and Mistral have under a tenth */
+    MAX_TOKEN_BYTES = 1 << 12  /* each place to cut one is a search among all */
+};
 
 size_t bt_base64_decode(const char *text, char *bytes, uint32_t *n_bytes_out)
 {
@@ -24,6 +27,10 @@ static bt_status check_tokens(const bt_tokenizer *tok)
 {
     bt_status st = BT_OK;
 
+    for (size_t i = 0; i < tok->n_by_text; i++)
+        BT_REQUIRE(tok->tokens[tok->by_text[i]].n < MAX_TOKEN_BYTES, BT_ERR_FORMAT,
+                   "%s: expected tokens of under %d bytes, found id %u of %u", tok->path,
+                   MAX_TOKEN_BYTES, tok->by_text[i], tok->tokens[tok->by_text[i]].n);
     for (size_t i = 1; i < tok->n_by_text; i++) {
         const bt_vocab_token *a = &tok->tokens[tok->by_text[i - 1]];
         const bt_vocab_token *b = &tok->tokens[tok->by_text[i]];

@@ -238,6 +238,23 @@ static void tiktoken_too_many_merges_are_refused(void)
     free(more);
 }
 
+static void tiktoken_token_that_is_too_long_is_refused(void)
+{
+    static const char RANK[] = " 256\n";
+    char             *more   = calloc(4096 / 3 * 4 + 8 + sizeof(RANK), 1);
+    bt_tokenizer     *tok    = NULL;
+
+    if (more == NULL) abort();
+    for (int i = 0; i < 4096 / 3; i++)
+        strcpy(more + i * 4, "YWFh");
+    sprintf(more + 4096 / 3 * 4, "YQ==%s", RANK);
+    write_small(more, CONFIG);
+    EXPECT_EQ(bt_tokenizer_open(g_scratch, &tok), BT_ERR_FORMAT);
+    EXPECT_HAS(bt_error_text(), "expected tokens of under 4096 bytes, found id 256 of 4096");
+    EXPECT(tok == NULL);
+    free(more);
+}
+
 /* Without a line's end at the file's end, and with empty lines; any order of ranks. */
 static void tiktoken_lines_stand_in_any_order(void)
 {
@@ -280,6 +297,7 @@ static const bt_test TESTS[] = {
     BT_TEST(tiktoken_bad_files_are_refused_by_name),
     BT_TEST(tiktoken_other_bad_files_are_refused),
     BT_TEST(tiktoken_too_many_merges_are_refused),
+    BT_TEST(tiktoken_token_that_is_too_long_is_refused),
     BT_TEST(tiktoken_lines_stand_in_any_order),
     BT_TEST(tiktoken_is_for_where_no_tokenizer_json_is),
     BT_TEST(tiktoken_open_unwinds_at_every_allocation),

@@ -1,4 +1,6 @@
 /* The hand-off as n ranks: traffic between all pairs, expiry, cancelling, fairness. */
+#include <fcntl.h>
+#include <poll.h>
 #include <sched.h>
 #include <signal.h>
 #include <unistd.h>
@@ -191,26 +193,54 @@ static void unused_grant_expires_and_its_late_payload_arrives(void)
     site_fini(&g_site);
 }
 
-/* As in a layer that takes long: rank 1 does not look at MPI while it is granted what it asked for.
- */
+/* The end to write to of a pipe that another rank has. */
+static int open_pipe_of(uint32_t rank, const int *own)
+{
+    int     mine[2] = {getpid(), own[1]}, all[MAX_RANKS][2];
+    bt_wait wait    = wait_s(60);
+    char    path[64];
+
+    EXPECT_EQ(bt_group_all_gather(g_all, mine, sizeof(mine), all, &wait), BT_OK);
+    snprintf(path, sizeof(path), "/proc/%d/fd/%d", all[rank][0], all[rank][1]);
+    return open(path, O_WRONLY | O_CLOEXEC);
+}
+
+/* As in a layer that takes long: rank 1 does not look at MPI while it is granted what it asked for,
+ * and hears by a pipe that it was. */
 static void grant_that_came_unseen_is_used(void)
 {
-    enum { LAYERS = 5 };
+    enum { LAYERS = 3 };
+    int           fds[2] = {-1, -1}, granted;
+    struct pollfd heard;
 
-    site_init(&g_site, 2, 4000, 0.05);
+    EXPECT_EQ(pipe2(fds, O_CLOEXEC), 0);
+    granted = open_pipe_of(1, fds);
+    heard   = (struct pollfd){.fd = fds[0], .events = POLLIN};
+    EXPECT(granted >= 0);
+    site_init(&g_site, 2, 4000, 0.5);
     meet();
     for (uint32_t k = 1; k <= LAYERS; k++) {
+        uint64_t end_ns = bt_now_ns() + 60 * BT_NS_PER_S;
+        char     byte   = 0;
+
         if (g_rank == 1) {
             EXPECT(site_send(&g_site, 0, k, 10) != NULL);
             bt_handoff_poll(g_site.h); /* asks */
-            bt_sleep_ns(200 * BT_NS_PER_MS);
+            EXPECT(poll(&heard, 1, 60000) == 1 && read(fds[0], &byte, 1) == 1);
+            bt_sleep_ns(500 * BT_NS_PER_MS);
             EXPECT(poll_until(&g_site, &g_site.n_sent, k));
         } else if (g_rank == 0) {
+            while (open_grants(g_site.h) == 0 && g_site.n_delivered < k && bt_now_ns() < end_ns)
+                bt_handoff_poll(g_site.h);
+            EXPECT_EQ(write(granted, &byte, 1), 1);
             EXPECT(poll_until(&g_site, &g_site.n_delivered, k));
         }
     }
     EXPECT_EQ(g_site.n_expired, 0);
     site_fini(&g_site);
+    close(granted);
+    close(fds[0]);
+    close(fds[1]);
 }
 
 /* All of rank 1's messages are queued first; rank 2's leave among them, not after them.  (The order

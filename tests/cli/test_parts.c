@@ -498,7 +498,7 @@ static void eval_cases_are_read_in_one_look(void)
     static bt_tensor tensors[2 * N_CASES];
     int32_t          one   = 1;
     bt_eval_cases    cases = {0};
-    uint64_t         begin = bt_now_ns();
+    clock_t          from  = clock(); /* another program's time does not count */
 
     for (int i = 0; i < 2 * N_CASES; i++) {
         snprintf(names[i], sizeof(names[i]), "c%05d.%s", i / 2, i % 2 == 0 ? "ids" : "prompt");
@@ -508,7 +508,7 @@ static void eval_cases_are_read_in_one_look(void)
     EXPECT_EQ(cases.n, N_CASES);
     EXPECT(strcmp(cases.cases[N_CASES - 1].name, "c99999") == 0);
     bt_eval_cases_free(&cases);
-    EXPECT(bt_now_ns() - begin < 20 * BT_NS_PER_S); /* case against case takes minutes */
+    EXPECT((double)(clock() - from) / CLOCKS_PER_SEC < 20); /* case against case takes minutes */
 }
 
 static void eval_case_without_ids_is_named(void)

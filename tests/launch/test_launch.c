@@ -32,6 +32,23 @@ static long number_after(const char *word, int n)
     return p != NULL ? strtol(p, NULL, 10) : 0;
 }
 
+/* Not 0, to which no rank has come: that is this test's own group, and whoever runs it. */
+static void signal_number_after(const char *word, int n, int sig)
+{
+    pid_t pid = (pid_t)number_after(word, n);
+
+    EXPECT(pid > 1);
+    if (pid > 1) kill(pid, sig);
+}
+
+/* Where the job's ranks have their sessions. */
+static void read_session(char session_out[256])
+{
+    const char *at = strstr(g_command.output, "session ");
+
+    EXPECT(at != NULL && sscanf(at, "session %255s", session_out) == 1);
+}
+
 static void expect_nothing_left(void)
 {
     expect_removed("shm ", &g_command);
@@ -193,14 +210,14 @@ static void launch_clears_what_a_killed_guard_left(void)
         EXPECT(number_after(" pid ", i) > 1);
         EXPECT(bt_process_gone((pid_t)number_after(" pid ", i), END_S));
     }
-    EXPECT_EQ(sscanf(strstr(g_command.output, "session "), "session %255s", session), 1);
+    read_session(session);
     EXPECT(access(session, F_OK) == 0);
     other = g_command;
 
     start_with(SAY "echo up $OMPI_COMM_WORLD_RANK; exec sleep 600", own);
     EXPECT(access(session, F_OK) != 0);
     expect_removed("shm ", &other);
-    EXPECT_EQ(sscanf(strstr(g_command.output, "session "), "session %255s", session), 1);
+    read_session(session);
     other = g_command;
     EXPECT_EQ(launch("true", own), 0);
     EXPECT(access(session, F_OK) == 0);
@@ -217,16 +234,16 @@ static void launch_rank_that_ends_late_makes_no_file(void)
     char session[256] = "", endings[300];
 
     start(SAY "echo up $OMPI_COMM_WORLD_RANK; exec sleep 600");
-    EXPECT_EQ(sscanf(strstr(g_command.output, "session "), "session %255s", session), 1);
+    read_session(session);
     snprintf(endings, sizeof(endings), "%s/endings", session);
     kill(g_command.pid, SIGSTOP); /* it would end the job, and its guard would clear all */
     for (int i = 0; i < 2; i++) {
-        kill((pid_t)number_after(" parent ", i), SIGSTOP);
-        kill((pid_t)number_after(" pid ", i), SIGKILL);
+        signal_number_after(" parent ", i, SIGSTOP);
+        signal_number_after(" pid ", i, SIGKILL);
     }
     EXPECT(unlink(endings) == 0);
     for (int i = 0; i < 2; i++) {
-        kill((pid_t)number_after(" parent ", i), SIGCONT);
+        signal_number_after(" parent ", i, SIGCONT);
         EXPECT(bt_process_gone((pid_t)number_after(" parent ", i), END_S));
     }
     EXPECT(access(session, F_OK) == 0 && access(endings, F_OK) != 0);
@@ -262,7 +279,7 @@ static void launch_mpirun_that_hangs_after_a_death_is_ended(void)
 {
     start(SAY "echo up $OMPI_COMM_WORLD_RANK; exec sleep 600");
     signal_mpirun(SIGSTOP);
-    kill((pid_t)number_after(" pid ", 1), SIGKILL);
+    signal_number_after(" pid ", 1, SIGKILL);
     EXPECT_EQ(bt_command_finish(&g_command, END_S), 128 + 9);
     EXPECT_HAS(g_command.output, "mpirun has not ended its ranks");
     expect_nothing_left();
@@ -370,7 +387,7 @@ static void launch_daemon_that_hangs_is_ended(void)
 static void launch_sigterm_after_a_death_ends_in_order(void)
 {
     start(SAY "trap '' TERM; echo up $OMPI_COMM_WORLD_RANK; while :; do sleep 1; done");
-    kill((pid_t)number_after(" pid ", 1), SIGKILL);
+    signal_number_after(" pid ", 1, SIGKILL);
     EXPECT(bt_command_wait_for(&g_command, "was ended by signal 9", END_S));
     usleep(300000); /* mpirun has seen it, and gives the others a second */
     kill(g_command.pid, SIGTERM);

@@ -24,6 +24,7 @@ except ImportError as missing:
 
 SOURCE = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
 BINARY = os.environ["BT_COORDINATOR"]
+os.environ["no_proxy"] = "127.0.0.1,::1,[::1]"  # whatever proxies the environment names
 WAIT_S = 60.0  # a busy machine keeps a test waiting, and nothing is held by how long
 VOCAB, CONTEXT, EOS, PAGE_TOKENS = 1000, 2048, 1, 64
 
@@ -85,7 +86,7 @@ class Rank:
                      default_sampling_json='{"temperature": 0.6, "top_p": 0.95}')
         facts.update(hello)
         self.send(hello=control.Hello(**facts))
-        self.channel = grpc.insecure_channel(cell.address, options=[("grpc.enable_http_proxy", 0)])
+        self.channel = grpc.insecure_channel(cell.address)
         self.call = control_grpc.ControlStub(self.channel).Attach(iter(self.out.get, None), metadata=cell.metadata)
         self.thread = threading.Thread(target=self._read, daemon=True)
         self.thread.start()
@@ -286,7 +287,7 @@ class Served(unittest.TestCase):
         self.cell = Cell(self.coordinator.line("control"), **self.CELL).attach().ready()
         self.addCleanup(self.cell.close)
         self.address = self.coordinator.line("ready")
-        self.channel = grpc.insecure_channel(self.address, options=[("grpc.enable_http_proxy", 0)])
+        self.channel = grpc.insecure_channel(self.address)
         self.addCleanup(self.channel.close)
         self.stub = vllm_grpc.VllmEngineStub(self.channel)
         self.ids = 0

@@ -41,7 +41,7 @@ class Cells(unittest.TestCase):
         return cell
 
     def open(self):
-        self.channel = grpc.insecure_channel(self.coordinator.line("ready"), options=[("grpc.enable_http_proxy", 0)])
+        self.channel = grpc.insecure_channel(self.coordinator.line("ready"))
         self.addCleanup(self.channel.close)
         self.stub = vllm_grpc.VllmEngineStub(self.channel)
 

@@ -634,8 +634,7 @@ class Tls(TlsCase):
             return f.read()
 
     def ask(self, address, credentials):
-        options = [("grpc.enable_http_proxy", 0)]
-        with (grpc.secure_channel(address, credentials, options) if credentials else grpc.insecure_channel(address, options)) as channel:
+        with (grpc.secure_channel(address, credentials) if credentials else grpc.insecure_channel(address)) as channel:
             stub = vllm_grpc.VllmEngineStub(channel)
             try:
                 request = vllm.GenerateRequest(request_id="a", tokenized=vllm.TokenizedInput(input_ids=[500, 3]),
@@ -674,7 +673,7 @@ class Tls(TlsCase):
         own = dict(private_key=self.read("client.key"), certificate_chain=self.read("client.pem"))
         other = dict(private_key=self.read("stranger.key"), certificate_chain=self.read("stranger.pem"))
         old, new = (grpc.ssl_channel_credentials(ca, **own), grpc.ssl_channel_credentials(self.read("other.pem"), **other))
-        with grpc.secure_channel(address, old, [("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1)]) as channel:
+        with grpc.secure_channel(address, old, [("grpc.use_local_subchannel_pool", 1)]) as channel:
             stub = vllm_grpc.VllmEngineStub(channel)
             stub.HealthCheck(vllm.HealthCheckRequest(), timeout=WAIT_S)
             self.replace(server_pem=self.read("stranger.pem"))    # not the key's
@@ -777,7 +776,7 @@ class Settings(unittest.TestCase):
                 self.assertIn(part, log)
             cell = Cell(c.line("control"), prefill=1, decode=1).attach().ready()
             self.addCleanup(cell.close)
-            with grpc.insecure_channel(c.line("ready"), options=[("grpc.enable_http_proxy", 0)]) as channel:
+            with grpc.insecure_channel(c.line("ready")) as channel:
                 info = vllm_grpc.VllmEngineStub(channel).GetModelInfo(vllm.GetModelInfoRequest(), timeout=WAIT_S)
             self.assertEqual(info.served_model_name, "from file")
 

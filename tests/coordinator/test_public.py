@@ -507,7 +507,7 @@ class Facts(Served):
             self.addCleanup(c.close)
             cell = Cell(c.line("control"), prefill=1, decode=1).attach().ready()
             self.addCleanup(cell.close)
-            with grpc.insecure_channel(c.line("ready"), options=[("grpc.enable_http_proxy", 0)]) as channel:
+            with grpc.insecure_channel(c.line("ready")) as channel:
                 info = vllm_grpc.VllmEngineStub(channel).GetModelInfo(vllm.GetModelInfoRequest())
             self.assertEqual((info.model_path, info.tokenizer_path, info.served_model_name), (path, path, "demo"))
 

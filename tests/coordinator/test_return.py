@@ -40,7 +40,7 @@ class Return(unittest.TestCase):
         return rank.end
 
     def generate(self, address=None, name="again", prompt=(5, 200, 300)):
-        with grpc.insecure_channel(address or self.coordinator.line("ready"), options=[("grpc.enable_http_proxy", 0)]) as channel:
+        with grpc.insecure_channel(address or self.coordinator.line("ready")) as channel:
             q = vllm.GenerateRequest(request_id=name, stream=True, tokenized=vllm.TokenizedInput(input_ids=list(prompt)),
                                      sampling_params=vllm.SamplingParams(temperature=0.0, max_tokens=20))
             return list(list(vllm_grpc.VllmEngineStub(channel).Generate(q, timeout=WAIT_S))[-1].complete.output_ids)

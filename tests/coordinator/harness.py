@@ -24,6 +24,7 @@ except ImportError as missing:
 
 SOURCE = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
 BINARY = os.environ["BT_COORDINATOR"]
+os.environ["BATON_RANK_TIMEOUT_S"] = "100"  # above WAIT_S: scripted ranks say nothing while a test waits, however busy the machine
 os.environ["no_proxy"] = "127.0.0.1,::1,[::1]"  # whatever proxies the environment names
 WAIT_S = 60.0  # a busy machine keeps a test waiting, and nothing is held by how long
 VOCAB, CONTEXT, EOS, PAGE_TOKENS = 1000, 2048, 1, 64

@@ -10,7 +10,7 @@ NOBODY = 4294967295
 
 
 class Replace(Served):
-    ARGS = ("--on-death", "replace", "--rank-timeout-s", "100")  # nobody is silent for too long, however busy the machine
+    ARGS = ("--on-death", "replace")
 
     def regroups(self, rank, prepare=False):
         return [m for k, m in self.cell.ranks[rank].seen if k == "regroup" and m.prepare == prepare]

@@ -15,7 +15,7 @@ def seats(epoch=9, first=(0, 1), second=(2, 3), gone=(), epochs=(8, 9)):
 
 
 class Return(unittest.TestCase):
-    ARGS = ("--on-death", "replace", "--rank-timeout-s", "100")  # nobody is late, however busy the machine
+    ARGS = ("--on-death", "replace")
 
     def setUp(self):
         self.coordinator = Coordinator(*self.ARGS)

@@ -75,15 +75,18 @@ void bt_fleet_remove(bt_fleet *fleet, bt_fleet_cell *c)
 
 /* ---- the end of a cell */
 
+void bt_fleet_tell_to_leave(const bt_rank_stream *stream, const char *reason)
+{
+    bt_down down = {.kind = BT_DOWN_SHUTDOWN};
+
+    down.u.shutdown.reason = bt_strdup(reason);
+    bt_control_send(stream->peer, &down);
+}
+
 static void tell_ranks_to_leave(bt_fleet_cell *c, const char *reason)
 {
-    for (uint32_t i = 0; i < c->cell.n_ranks; i++) {
-        bt_down down = {.kind = BT_DOWN_SHUTDOWN};
-
-        if (c->streams[i].peer == NULL) continue;
-        down.u.shutdown.reason = bt_strdup(reason);
-        bt_control_send(c->streams[i].peer, &down);
-    }
+    for (uint32_t i = 0; i < c->cell.n_ranks; i++)
+        if (c->streams[i].peer != NULL) bt_fleet_tell_to_leave(&c->streams[i], reason);
 }
 
 void bt_fleet_dismiss(bt_fleet_cell *c, const char *reason)

@@ -25,7 +25,6 @@ static bt_status find_cell(bt_fleet *fleet, const bt_up_hello *hello, bt_fleet_c
     bt_fleet_cell     *c = bt_fleet_find(fleet, hello->cell), *fresh = NULL;
     const bt_up_hello *facts = fleet->has_facts ? &fleet->facts : NULL;
 
-    BT_REQUIRE(!fleet->stopped, BT_ERR_PEER, "the coordinator is shutting down");
     BT_REQUIRE(c == NULL || c->state != BT_CELL_LEAVING, BT_ERR_PEER,
                "rank %u comes too early: the cell \"%s\" before it has not left yet", hello->rank,
                hello->cell);
@@ -58,7 +57,12 @@ static bt_status attach(bt_fleet_cell *c, bt_control_peer *peer, bt_up_hello *he
     c->streams[rank] = (bt_rank_stream){.cell = c, .rank = rank, .peer = peer};
     c->n_peers++;
     bt_control_peer_set_data(peer, &c->streams[rank]);
-    bt_fleet_advance(c);
+    if (c->fleet->stopped) { /* as those before it were told */
+        BT_INFO("rank %u comes while the coordinator ends", rank);
+        bt_fleet_tell_to_leave(&c->streams[rank], c->fleet->stop_reason);
+    } else {
+        bt_fleet_advance(c);
+    }
 out:
     return st;
 }

@@ -59,6 +59,7 @@ BT_PRINTF(2, 3) void bt_fleet_lose(bt_fleet_cell *c, const char *fmt, ...);
 
 /* Forgets a cell that has gone, or never was. */
 void bt_fleet_remove(bt_fleet *fleet, bt_fleet_cell *c);
+void bt_fleet_tell_to_leave(const bt_rank_stream *stream, const char *reason);
 /* No request of the cell is there any more: its ranks are told to leave. */
 void bt_fleet_dismiss(bt_fleet_cell *c, const char *reason);
 void bt_fleet_over_if_last(bt_fleet *fleet, bool well, const char *reason);

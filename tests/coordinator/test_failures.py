@@ -150,6 +150,22 @@ class Start(unittest.TestCase):
         self.assertEqual(c.wait(), 0)
         cell.wait_shutdown()
 
+    def test_rank_that_comes_while_it_stops_is_told_to_leave(self):
+        c = self.coordinator()
+        cell = self.cell(c)
+        cell.leave_on_shutdown = False
+        cell.ranks = [Rank(cell, 0)]
+        cell.ranks[0].send(progress=control.Progress(done_bytes=5, total_bytes=10))
+        c.line("progress")    # it is here
+        c.process.send_signal(signal.SIGINT)
+        wait_for(lambda: len(cell.seen("shutdown")) == 1, "the shutdown")
+        cell.ranks.append(Rank(cell, 1))
+        cell.wait_shutdown({0, 1})
+        for r in cell.ranks:
+            r.leave()
+        self.assertEqual(c.wait(), 0)
+        self.assertNotIn(" E ", c.text())
+
 
 class Stop(Served):
     def test_sigint_ends_everything_cleanly(self):

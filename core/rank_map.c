@@ -1,6 +1,7 @@
 #include "core/rank_map.h"
 
 #include <errno.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,7 +10,7 @@
 #include "core/file.h"
 #include "core/parse.h"
 
-enum { CORES_MAX = 8192, WORDS_MAX = 6, TEXT_MAX = 12 * BT_RANK_LIST_MAX };
+enum { DEVICES_MAX = 8192, WORDS_MAX = 6, TEXT_MAX = 12 * BT_RANK_LIST_MAX };
 
 /* ---- lists of numbers */
 
@@ -130,7 +131,7 @@ static bt_status take_devices(const reader *r, char *word, line *l)
     BT_REQUIRE(
         word[7] == 'G' || word[7] == 'M'
             ? take_names(word + 7, l)
-            : bt_rank_list_parse(word + 7, CORES_MAX, l->devices, &l->n_devices),
+            : bt_rank_list_parse(word + 7, DEVICES_MAX, l->devices, &l->n_devices),
         BT_ERR_INVALID_ARG,
         "%s:%u: \"%s\": expected at most %d different devices, like 0-3, or their UUIDs, like "
         "GPU-... or MIG-... (nvidia-smi -L)",
@@ -150,10 +151,10 @@ static bt_status take_setting(const reader *r, char *word, line *l)
                    BT_RANKS_MAX);
         l->n_ranks = (uint32_t)n;
     } else if (strncmp(word, "cores=", 6) == 0) {
-        BT_REQUIRE(bt_rank_list_parse(word + 6, CORES_MAX, l->cores, &l->n_cores),
+        BT_REQUIRE(bt_rank_list_parse(word + 6, CPU_SETSIZE, l->cores, &l->n_cores),
                    BT_ERR_INVALID_ARG,
-                   "%s:%u: \"%.40s\": expected at most %d different cores, like 0-3,8", r->path,
-                   r->number, word, BT_RANK_LIST_MAX);
+                   "%s:%u: \"%.40s\": expected at most %d different cores below %d, like 0-3,8",
+                   r->path, r->number, word, BT_RANK_LIST_MAX, CPU_SETSIZE);
     } else if (strncmp(word, "device=", 7) == 0) {
         BT_TRY(take_devices(r, word, l));
     } else {

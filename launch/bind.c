@@ -40,7 +40,7 @@ static bt_status bind_cores(const char *text, uint32_t rank)
 {
     bt_status st = BT_OK;
     uint32_t  cores[BT_RANK_LIST_MAX], n = 0;
-    cpu_set_t set;
+    cpu_set_t set, given;
 
     BT_REQUIRE(bt_rank_list_parse(text, CPU_SETSIZE, cores, &n), BT_ERR_INVALID_ARG,
                "rank %u is to be bound to cores \"%.60s\": expected numbers below %d", rank, text,
@@ -51,6 +51,10 @@ static bt_status bind_cores(const char *text, uint32_t rank)
     BT_REQUIRE(sched_setaffinity(0, sizeof(set), &set) == 0, BT_ERR_INVALID_ARG,
                "rank %u cannot be bound to cores %s of this machine: %s", rank, text,
                strerror(errno));
+    BT_REQUIRE(sched_getaffinity(0, sizeof(given), &given) != 0 || CPU_EQUAL(&set, &given),
+               BT_ERR_INVALID_ARG,
+               "rank %u cannot be bound to cores %s of this machine: it gets %d of them", rank,
+               text, CPU_COUNT(&given));
 out:
     return st;
 }

@@ -50,7 +50,8 @@ static const double CLOCK_S = 1, SHM_BYTES = 64 << 20;
 static const char DOC[] =
     "Checks every node of a cell before anything is loaded: that the programs start, the same "
     "model is there, the processors compute the same bits, the memory holds the weights of "
-    "ranks on CPUs, there is shared memory, the clocks agree, and the control port can be reached. "
+    "ranks on CPUs, the cores of the rank map and shared memory are there, the clocks agree, and "
+    "the control port can be reached. "
     "Also says what the MPI found there can do "
     "when a rank is lost, and how long the pause would be.\v"
     "Each node is asked by `AGENT HOST baton-check --node ...`, where AGENT is ssh, or what "
@@ -67,6 +68,7 @@ typedef struct {
     char        control[BT_ADDRESS_BYTES]; /* "" where none is given */
     char       *names[NODES_MAX];          /* owned */
     double      share[NODES_MAX];          /* of the experts that each node holds, at least */
+    bt_rank_map places;                    /* owned: what the map says */
     uint32_t    n_nodes, n_group;          /* n_group: ranks of the smaller group */
     double      n_tokens, rate, node_s;
     double      timeout_s, rank_timeout_s; /* after which a rank that hangs is lost */
@@ -131,18 +133,17 @@ static double share_of(const bt_rank_map *map, const char *host)
 
 static void take_map(struct argp_state *state, options *opt)
 {
-    bt_rank_map map;
+    const bt_rank_map *map = &opt->places;
 
-    if (bt_rank_map_read(opt->map, &map) != BT_OK) exit(EX_USAGE);
-    for (uint32_t i = 0; i < map.n_ranks; i++)
-        add_node(state, opt, map.ranks[i].host, strlen(map.ranks[i].host));
+    if (bt_rank_map_read(opt->map, &opt->places) != BT_OK) exit(EX_USAGE);
+    for (uint32_t i = 0; i < map->n_ranks; i++)
+        add_node(state, opt, map->ranks[i].host, strlen(map->ranks[i].host));
     for (uint32_t i = 0; i < opt->n_nodes; i++)
-        opt->share[i] = share_of(&map, opt->names[i]);
+        opt->share[i] = share_of(map, opt->names[i]);
     if (opt->n_group == 0)
-        opt->n_group = map.n_both != 0                ? map.n_both
-                       : map.n_prefill < map.n_decode ? map.n_prefill
-                                                      : map.n_decode;
-    bt_rank_map_fini(&map);
+        opt->n_group = map->n_both != 0                 ? map->n_both
+                       : map->n_prefill < map->n_decode ? map->n_prefill
+                                                        : map->n_decode;
 }
 
 static error_t parse(int key, char *arg, struct argp_state *state)
@@ -282,6 +283,43 @@ static void judge_memory(const char *host, const bt_node_facts *f, double share)
             need / (1u << 30), usable / (1u << 30), BT_MEMORY_PERCENT);
 }
 
+/* "0-3,8"; cut where it is too long. */
+static void list_cores(const cpu_set_t *set, char *buf, size_t capacity)
+{
+    size_t at = 0;
+
+    buf[0] = '\0';
+    for (int first = 0, end; first < CPU_SETSIZE && at < capacity; first = end + 1) {
+        for (end = first; end < CPU_SETSIZE && CPU_ISSET(end, set);)
+            end++;
+        if (end == first) continue;
+        at += (size_t)snprintf(buf + at, capacity - at, "%s%d", at > 0 ? "," : "", first);
+        if (end - first > 1 && at < capacity)
+            at += (size_t)snprintf(buf + at, capacity - at, "-%d", end - 1);
+    }
+}
+
+/* A rank that cannot have all of its cores does not start: launch/bind.c. */
+static void judge_cores(const char *host, const bt_node_facts *f, const bt_rank_map *map)
+{
+    cpu_set_t absent;
+    uint32_t  cores[BT_RANK_LIST_MAX], n;
+    char      wanted[BT_CHECK_TEXT], there[BT_CHECK_TEXT];
+
+    CPU_ZERO(&absent);
+    for (uint32_t i = 0; i < map->n_ranks; i++) {
+        if (strcmp(map->ranks[i].host, host) != 0 ||
+            !bt_rank_list_parse(map->ranks[i].cores, CPU_SETSIZE, cores, &n))
+            continue;
+        for (uint32_t k = 0; k < n; k++)
+            if (!CPU_ISSET(cores[k], &f->cores)) CPU_SET(cores[k], &absent);
+    }
+    if (CPU_COUNT(&absent) == 0 || CPU_COUNT(&f->cores) == 0 /* not known */) return;
+    list_cores(&absent, wanted, sizeof(wanted));
+    list_cores(&f->cores, there, sizeof(there));
+    wrong(host, "the rank map gives its ranks cores %s; they may have %s", wanted, there);
+}
+
 static void judge_alone(const options *opt, const bt_asked_node *n, double share)
 {
     const bt_node_facts *f      = &n->facts;
@@ -310,6 +348,7 @@ static void judge_alone(const options *opt, const bt_asked_node *n, double share
         wrong(host, "/dev/shm has %llu MiB left, expected at least 64",
               (unsigned long long)f->shm_bytes >> 20);
     judge_memory(host, f, share);
+    judge_cores(host, f, &opt->places);
     if (g_wrong == before)
         printf(
             "%-12s ok     %u cores, %.1f GiB of memory, model %016llx of %.2f GiB, %.2f GB/s from "
@@ -455,5 +494,6 @@ int main(int argc, char **argv)
     if (g_wrong != 0) printf("%u found wrong: a cell would not start, or not serve\n", g_wrong);
     if (port >= 0) close(port);
     bt_free(nodes);
+    bt_rank_map_fini(&opt.places);
     return g_wrong == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
 }

@@ -175,6 +175,22 @@ out:
 
 /* ---- the machine */
 
+/* That ranks here can be bound to, whatever this process is bound to: asked for all, the kernel
+ * gives those of the control group. */
+static void look_at_cores(void)
+{
+    cpu_set_t own, all;
+
+    memset(&all, 0xff, sizeof(all));
+    if (sched_getaffinity(0, sizeof(own), &own) != 0) return;
+    if (sched_setaffinity(0, sizeof(all), &all) != 0 ||
+        sched_getaffinity(0, sizeof(all), &all) != 0)
+        CPU_ZERO(&all);
+    sched_setaffinity(0, sizeof(own), &own);
+    for (int i = 0; i < CPU_SETSIZE; i++)
+        if (CPU_ISSET(i, &all)) printf("core %d\n", i);
+}
+
 static void look_at_machine(const char *kernels)
 {
     bt_device_cpu_options options = {.n_threads = 1, .kernels = kernels};
@@ -185,6 +201,7 @@ static void look_at_machine(const char *kernels)
 
     bt_machine_look(&machine);
     printf("machine %llu %u\n", (unsigned long long)machine.free_bytes, machine.n_cores);
+    look_at_cores();
     if (bt_device_cpu_create(&options, &dev) == BT_OK)
         printf("arithmetic %s\n", dev->arithmetic);
     else
@@ -265,11 +282,13 @@ void bt_check_node_tell(const char *model, const char *control, const char *kern
 void bt_check_node_hear(bt_node_facts *f, const char *line)
 {
     unsigned long long a, b;
+    unsigned           core;
 
     if (sscanf(line, "version %255[^\n]", f->version) == 1) return;
     if (sscanf(line, "mpi %255[^\n]", f->mpi) == 1) return;
     if (sscanf(line, "arithmetic %255[^\n]", f->arithmetic) == 1) return;
     if (sscanf(line, "machine %llu %u", &a, &f->n_cores) == 2) f->memory_bytes = a;
+    if (sscanf(line, "core %u", &core) == 1 && core < CPU_SETSIZE) CPU_SET(core, &f->cores);
     if (sscanf(line, "shm %llu", &a) == 1) f->shm_bytes = a;
     if (sscanf(line, "model %llx %llu %lf", &a, &b, &f->read_rate) == 3) {
         f->fingerprint  = a;

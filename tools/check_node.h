@@ -2,6 +2,7 @@
 #ifndef BT_TOOLS_CHECK_NODE_H
 #define BT_TOOLS_CHECK_NODE_H
 
+#include <sched.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -16,7 +17,8 @@ typedef struct {
     uint64_t fingerprint, weight_bytes, memory_bytes, shm_bytes;
     uint64_t loaded_bytes, expert_bytes; /* in memory: all of the model, and of that its routed
                                             experts; 0 where ranks compute on GPUs */
-    double unix_s, read_rate;            /* bytes a second of the checkpoint's files, from disk */
+    double    unix_s, read_rate;         /* bytes a second of the checkpoint's files, from disk */
+    cpu_set_t cores;                     /* that a process there can be bound to */
 } bt_node_facts;
 
 /* On the node: looks, and writes to stdout.  control: HOST:PORT to connect to, or NULL; model: NULL

@@ -103,6 +103,7 @@ static void map_errors_name_the_line(void)
         {"prefill n1 cores=1,1\n",                               ":1: \"cores=1,1\""                                         },
         {"prefill n1 cores=99999\n",                             ":1: \"cores=99999\""                                       },
         {"prefill n1 cores=0-4095\n",                            ":1: \"cores=0-4095\""                                      },
+        {"prefill n1 cores=1024\n",                              "different cores below 1024, like 0-3,8"                    },
         {"prefill n1 cores=\n",                                  ":1: \"cores=\""                                            },
         {"prefill n1 ranks=2 cores=0-2\ndecode n1\n",            "cannot be dealt out evenly"                                },
         {"prefill n1 device=1,1\n",                              ":1: \"device=1,1\": expected at most 256 different devices"},

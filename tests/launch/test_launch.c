@@ -531,11 +531,12 @@ static void launch_rank_takes_its_part_of_the_bindings(void)
     static const struct {
         const char *bind, *rank, *told;
     } CASES[] = {
-        {"/3;0/",   "OMPI_COMM_WORLD_RANK=0", "device 3\n"                                  },
-        {"/3;0/",   "OMPI_COMM_WORLD_RANK=1", "device 7\n"                                  },
-        {"/3;0/",   "OMPI_COMM_WORLD_RANK=2", "there is no binding for rank 2"              },
-        {"3;0/",    "OMPI_COMM_WORLD_RANK=0", "is \"3\": expected CORES/DEVICES"            },
-        {"99999/1", "OMPI_COMM_WORLD_RANK=0", "to be bound to cores \"99999\": expected num"},
+        {"/3;0/",   "OMPI_COMM_WORLD_RANK=0", "device 3\n"                                     },
+        {"/3;0/",   "OMPI_COMM_WORLD_RANK=1", "device 7\n"                                     },
+        {"/3;0/",   "OMPI_COMM_WORLD_RANK=2", "there is no binding for rank 2"                 },
+        {"3;0/",    "OMPI_COMM_WORLD_RANK=0", "is \"3\": expected CORES/DEVICES"               },
+        {"99999/1", "OMPI_COMM_WORLD_RANK=0", "to be bound to cores \"99999\": expected num"   },
+        {"0,1023/", "OMPI_COMM_WORLD_RANK=0", "cores 0,1023 of this machine: it gets 1 of them"},
     };
 
     for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {

@@ -25,6 +25,7 @@ WRONGS = {  # host: what the agent does to the answer of a good node
     "late": "awk '/^clock / {printf \"clock %.3f\\n\", $2 - 90; next} {print}'",
     "small": "sed 's/^machine [0-9]*/machine 15204352/'",
     "shm": "sed 's/^shm .*/shm 67108863/'",
+    "few": "sed '/^core /d; s/^clock /core 7\\ncore 8\\ncore 10\\nclock /'",
     "lib": "sh -c 'echo \"baton-check: error while loading shared libraries: libjansson.so.4: cannot open shared object file\"'",
     **{f"slow{i}": "meet" for i in (1, 2)},
     "slow": "{ echo 'ssh: asking for a password'; meet; }",
@@ -140,6 +141,17 @@ def main():
         has(check("--rank-map", rank_map, "--agent", agent, "--tokens", "5000", "--prefill-rate", "100", code=0), "good         ok",
             "each of 1 ranks", "50.0 s to replay (--tokens 5000 at --prefill-rate 100)", "one that hangs: 10 s more")
         has(check("--group", "1", "--rank-timeout-s", "7"), "one that hangs: 7 s more")    # nobody waits for it
+        # Cores that a rank can be bound to, whatever the one who looks is bound to.
+        own = sorted(os.sched_getaffinity(0))[:256]
+        for lines, words in (("both few ranks=2 cores=6-9", "few          WRONG  the rank map gives its ranks cores 6,9; they may have 7-8,10\n"),
+                             (f"both localhost cores={own[0]},1023", "localhost    WRONG  the rank map gives its ranks cores 1023; they may have "),
+                             (f"both localhost cores={','.join(map(str, own))}\nspare few cores=8,10", None)):
+            with open(rank_map, "w") as f:
+                f.write(lines)
+            done = subprocess.run(["taskset", "-c", str(own[0]), CHECK, "--model", MODEL, "--rank-map", rank_map, "--agent", agent], capture_output=True, text=True,
+                                  timeout=300, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""})
+            assert done.returncode == (words is not None), done.stdout + done.stderr
+            has(done.stdout, words or "localhost    ok     1 cores, ")
         with open(rank_map, "w") as f:
             f.write("prefil localhost\n")
         assert check("--rank-map", rank_map, code=64) == f"baton check: {rank_map}:1: \"prefil\" is not a role: expected prefill, decode, both or spare\n"

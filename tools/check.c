@@ -438,12 +438,14 @@ static void tell_pause(const options *opt, const bt_asked_node *nodes)
      * others of its group, who read at the same time. */
     reload =
         n_group > 1 ? (double)bytes / n_group / (n_group - 1) / slowest : (double)bytes / slowest;
-    printf("%-12s a killed rank, by estimate: 0.3 s to detect + %.1f s to reload (%.2f GiB for "
-           "each of %.0f ranks at %.2f GB/s) + %.1f s to replay (--tokens %.0f at --prefill-rate "
-           "%.0f) = %.1f s; one that hangs: %.0f s more; a restarted cell reloads for %.1f s\n",
-           "pause", reload, (double)bytes / n_group / fmax(n_group - 1, 1) / (1u << 30),
-           fmax(n_group - 1, 1), slowest * 1e-9, replay, opt->n_tokens, opt->rate,
-           0.3 + reload + replay, n_group > 1 ? opt->timeout_s : opt->rank_timeout_s,
+    printf("%-12s a killed rank, by estimate: 0.3 s to detect\n"
+           "%-12s + %.1f s to reload (%.2f GiB for each of %.0f ranks at %.2f GB/s)\n"
+           "%-12s + %.1f s to replay (--tokens %.0f at --prefill-rate %.0f)\n"
+           "%-12s = %.1f s; one that hangs: %.0f s more;\n"
+           "%-12s a restarted cell reloads for %.1f s\n",
+           "pause", "", reload, (double)bytes / n_group / fmax(n_group - 1, 1) / (1u << 30),
+           fmax(n_group - 1, 1), slowest * 1e-9, "", replay, opt->n_tokens, opt->rate, "",
+           0.3 + reload + replay, n_group > 1 ? opt->timeout_s : opt->rank_timeout_s, "",
            (double)bytes / n_group / slowest);
 }
 

@@ -99,7 +99,8 @@ def main():
         os.chmod(agent, 0o755)
 
         out = check(code=0)
-        has(out, "localhost    ok", "GB/s from its files", "Open MPI", "remedies     stop, restart, replace", "pause        a killed rank, by estimate: 0.3 s to detect")
+        has(out, "localhost    ok", "GB/s from its files", "Open MPI", "remedies     stop, restart, replace", "pause        a killed rank, by estimate: 0.3 s to detect\n")
+        assert max(map(len, out[out.index("pause"):].split("\n"))) <= 80, out    # as wide as a terminal
         has(check("--hosts", "good:8,far,localhost", "--agent", agent, code=0), "good         ok", "far          ok", "localhost    ok")
         for host, words in (("model", "its model is another one (0123456789abcdef) than on localhost"),
                             ("bits", "it computes other bits (prompt:other,generated:other) than localhost"),

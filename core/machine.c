@@ -16,7 +16,7 @@ enum { MAX_CPUS = 8192 };
 /* Memory and CPU time of control groups, in both versions; NULL: said by another one. */
 typedef struct {
     const char *controllers; /* the version's line of /proc/self/cgroup: "4:memory:/job" */
-    const char *mount, *limit, *used;
+    const char *mount, *limit, *high, *used; /* high: above it the kernel slows processes down */
     const char *inactive, *active; /* in memory.stat: pages of files, which the kernel takes back */
     const char *quota, *period;    /* of CPU time; NULL: the period follows the quota */
 } hierarchy;
@@ -24,6 +24,7 @@ static const hierarchy HIERARCHIES[] = {
     {.controllers = "",
      .mount       = "/sys/fs/cgroup",
      .limit       = "memory.max",
+     .high        = "memory.high",
      .used        = "memory.current",
      .inactive    = "inactive_file ",
      .active      = "active_file ",
@@ -37,7 +38,7 @@ static const hierarchy HIERARCHIES[] = {
     {.controllers = "cpu",
      .mount       = "/sys/fs/cgroup/cpu",
      .quota       = "cpu.cfs_quota_us",
-     .period      = "cpu.cfs_period_us"               },
+     .period      = "cpu.cfs_period_us"},
 };
 
 /* The number after `key` in a file of "Key: value" lines, or the whole file's number when key is
@@ -110,8 +111,9 @@ static void heed_memory(const char *root, const hierarchy *h, const char *group,
     uint64_t used  = number_of(root, h, group, h->used, "");
     uint64_t files = number_of(root, h, group, "memory.stat", h->inactive) +
                      number_of(root, h, group, "memory.stat", h->active);
-    uint64_t left;
+    uint64_t high = h->high != NULL ? number_of(root, h, group, h->high, "") : 0, left;
 
+    if (high != 0 && (limit == 0 || high < limit)) limit = high;
     if (limit == 0) return; /* without one, version 1 says an endless number */
     used = used > files ? used - files : 0;
     left = limit > used ? limit - used : 0;

@@ -89,6 +89,14 @@ static void limits_of_groups_above_and_below_are_heeded(void)
     put("/sys/fs/cgroup/slurm/memory.max", "8589934592\n");
     put("/sys/fs/cgroup/slurm/memory.current", "8489271296\n");
     expect(MIB(1024), MIB(96));
+    put("/sys/fs/cgroup/slurm/job_7/memory.high", "838860800\n"); /* Slurm's soft limit */
+    expect(MIB(800), MIB(96));
+    put("/sys/fs/cgroup/slurm/memory.current", "104857600\n");
+    expect(MIB(800), MIB(700));
+    put("/sys/fs/cgroup/slurm/job_7/memory.max", "max\n");
+    expect(MIB(800), MIB(700));
+    put("/sys/fs/cgroup/slurm/job_7/memory.high", "max\n");
+    expect(MIB(8192), MIB(8092));
     begin("3:cpuset:/other\n4:memory:/slurm/job_7\n");
     put("/sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");
     put("/sys/fs/cgroup/memory/slurm/job_7/memory.limit_in_bytes", "1073741824\n");

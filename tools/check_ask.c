@@ -6,6 +6,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -32,12 +33,23 @@ static void end_group(int sig)
     kill(0, SIGKILL);
 }
 
+/* An agent that asks for a password there would be stopped, and wait in vain. */
+static void leave_terminal(void)
+{
+    int tty = open("/dev/tty", O_RDWR | O_CLOEXEC);
+
+    if (tty < 0) return;
+    ioctl(tty, TIOCNOTTY);
+    close(tty);
+}
+
 /* The leader of a group that ends with its parent: the shell, the agent and what that starts. */
 static BT_NORETURN void run_child(const char *command, pid_t parent, const int ends[2])
 {
     pid_t shell;
 
     setpgid(0, 0); /* signals of the terminal do not reach it */
+    leave_terminal();
     signal(SIGTERM, end_group);
     prctl(PR_SET_PDEATHSIG, SIGTERM);
     if (getppid() != parent) _exit(127);

@@ -3,6 +3,7 @@ import json
 import math
 import os
 import platform
+import pty
 import re
 import shutil
 import socket
@@ -27,6 +28,7 @@ WRONGS = {  # host: what the agent does to the answer of a good node
     "shm": "sed 's/^shm .*/shm 67108863/'",
     "few": "sed '/^core /d; s/^clock /core 7\\ncore 8\\ncore 10\\nclock /'",
     "lib": "sh -c 'echo \"baton-check: error while loading shared libraries: libjansson.so.4: cannot open shared object file\"'",
+    "asks": "sh -c 'read password </dev/tty'",
     **{f"slow{i}": "meet" for i in (1, 2)},
     "slow": "{ echo 'ssh: asking for a password'; meet; }",
     "dead": "sh -c 'echo \"ssh: connect to host dead port 22: No route to host\"'",
@@ -48,6 +50,21 @@ def check(*args, code=None, env=None):
     if code is not None:
         assert done.returncode == code, f"{args}: exit code {done.returncode}\n{done.stdout}{done.stderr}"
     return done.stdout + done.stderr
+
+
+def at_terminal(*argv):
+    """What the command writes, and its exit code, where it has a terminal at which nobody types."""
+    pid, fd = pty.fork()
+    if pid == 0:
+        os.execv(argv[0], argv)
+    text = b""
+    try:
+        while got := os.read(fd, 4096):
+            text += got
+    except OSError:    # its end
+        pass
+    os.close(fd)
+    return text.decode(), os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def has(text, *parts):
@@ -135,6 +152,10 @@ def main():
             asking.kill()
             asking.wait()
         wait_for_agents(agent, False)
+
+        out, code = at_terminal(CHECK, "--quick", "--hosts", "asks", "--agent", agent, "--node-timeout-s", "60")
+        assert code == 1, out
+        has(out, "asks         WRONG  it does not answer: ", "/dev/tty: No such device or address")
 
         rank_map = os.path.join(folder, "ranks.map")
         with open(rank_map, "w") as f:

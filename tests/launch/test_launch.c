@@ -396,14 +396,15 @@ static void launch_sigterm_after_a_death_ends_in_order(void)
     expect_nothing_left();
 }
 
-static void launch_sigusr1_reaches_every_rank(void)
+static void launch_user_signals_reach_every_rank(void)
 {
-    start("trap 'echo drained $OMPI_COMM_WORLD_RANK; exit 0' USR1; echo up "
+    start("trap 'echo drained $OMPI_COMM_WORLD_RANK' USR1; trap 'exit 0' USR2; echo up "
           "$OMPI_COMM_WORLD_RANK; while :; do sleep 0.1; done");
     kill(g_command.pid, SIGUSR1);
+    EXPECT(bt_command_wait_for(&g_command, "drained 0", END_S));
+    EXPECT(bt_command_wait_for(&g_command, "drained 1", END_S));
+    kill(g_command.pid, SIGUSR2);
     EXPECT_EQ(bt_command_finish(&g_command, END_S), 0);
-    EXPECT_HAS(g_command.output, "drained 0");
-    EXPECT_HAS(g_command.output, "drained 1");
 }
 
 /* Under nohup. */
@@ -911,6 +912,78 @@ static void launch_srun_is_told_not_to_kill_beside_dead_nodes(void)
     unlink(path);
 }
 
+/* What a script that stands for mpirun does when it is told to stop: once when it has started
+ * something, and not at all before. */
+static void launch_mpirun_is_told_to_stop_once(void)
+{
+    static const struct {
+        const char *script;
+        bool        told;
+    } CASES[] = {
+        {"trap 'echo told; n=0' TERM; sleep 600 & echo up\n"
+         "until [ \"$n\" = 5 ]; do sleep .1; n=${n:+$((n + 1))}; done\n", true },
+        {"trap 'echo told; exit' TERM; exec 3<>$0.fifo; echo up; read word <&3\n", false},
+    };
+    char        folder[]      = "/tmp/baton-test-XXXXXX", path[64], fifo[96], variable[128];
+    const char *environment[] = {variable, NULL}, *told;
+    const char *argv[]        = {g_launch, "-n1", "--", "true", NULL};
+
+    EXPECT(mkdtemp(folder) != NULL);
+    snprintf(path, sizeof(path), "%s/mpirun", folder);
+    snprintf(fifo, sizeof(fifo), "%s.fifo", path);
+    EXPECT_EQ(mkfifo(fifo, 0600), 0);
+    snprintf(variable, sizeof(variable), "BATON_MPIRUN=%s", path);
+    for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
+        write_mpirun(path, "[ $1 != --version ] || exec echo '(Open MPI) 4.1.6'\n%s",
+                     CASES[i].script);
+        bt_command_start(&g_command, argv, environment);
+        EXPECT(bt_command_wait_for(&g_command, "up\n", START_S));
+        kill(g_command.pid, SIGTERM);
+        if (CASES[i].told) EXPECT(bt_command_wait_for(&g_command, "told\n", END_S));
+        kill(g_command.pid, SIGTERM);
+        EXPECT_EQ(bt_command_finish(&g_command, END_S), CASES[i].told ? 0 : 128 + SIGTERM);
+        told = strstr(g_command.output, "told\n");
+        EXPECT((told != NULL) == CASES[i].told);
+        EXPECT(told == NULL || strstr(told + 1, "told\n") == NULL);
+    }
+    EXPECT(unlink(fifo) == 0 && unlink(path) == 0 && rmdir(folder) == 0);
+}
+
+/* Over several hosts, where the ranks are no children of mpirun's, which does not end by itself
+ * once one is lost. */
+static void launch_mpirun_over_hosts_ends_with_its_ranks(void)
+{
+#define ENDED "baton-launch: a rank has ended with "
+    static const struct {
+        const char *script;
+        int         code;
+        const char *told;
+    } CASES[] = {
+        {"echo '" ENDED "3'; echo '" ENDED "4'; echo '" ENDED "4'; sleep 600", 3,
+         "3 of 3 ranks have failed"                                                                         },
+        {"echo '" ENDED "0'; sleep 600",                                       0, ""                        },
+        {"echo '" ENDED "3'; sleep 4",                                         3, "1 of 3 ranks have failed"},
+    };
+    char        path[]        = "/tmp/baton-test-XXXXXX", variable[64];
+    const char *environment[] = {variable, NULL};
+    const char *argv[]        = {g_launch, "-n3", "--on-death=replace", "--host", "localhost", "--",
+                                 "true",   NULL};
+    int         fd            = mkstemp(path);
+
+    EXPECT(fd >= 0);
+    close(fd);
+    snprintf(variable, sizeof(variable), "BATON_MPIRUN=%s", path);
+    for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
+        write_mpirun(path, "[ $1 != --version ] || exec echo '(Open MPI) 4.1.6'\n%s\n",
+                     CASES[i].script);
+        EXPECT_EQ(bt_command_run(&g_command, argv, environment, END_S), CASES[i].code);
+        EXPECT_HAS(g_command.output, CASES[i].told);
+        EXPECT(i == 0 || strstr(g_command.output, "2 of 3 ranks") == NULL);
+    }
+    unlink(path);
+#undef ENDED
+}
+
 /* What ranks write and what is told of them are one stream, whose lines need not be whole. */
 static void launch_words_without_a_newline_are_passed_on(void)
 {
@@ -953,23 +1026,38 @@ static void launch_words_without_a_newline_are_passed_on(void)
 #undef ENDED
 }
 
-/* On this machine each parent writes how its rank ended, and the launcher reads what is new. */
+/* However long the others take. */
+static void launch_ranks_that_work_on_are_waited_for(void)
+{
+    const char *argv[] = {g_launch, "-n2",
+                          "--",     "/bin/sh",
+                          "-c",     "[ $OMPI_COMM_WORLD_RANK = 0 ] || { sleep 6; echo worked; }",
+                          NULL};
+
+    EXPECT_EQ(bt_command_run(&g_command, argv, NULL, END_S), 0);
+    EXPECT_HAS(g_command.output, "worked");
+}
+
+/* On this machine each parent writes how its rank ended, and the launcher reads what is new.  What
+ * mpirun makes of it, as 5 does of a rank that died, does not matter. */
 static void launch_endings_are_counted_once(void)
 {
     char        path[]        = "/tmp/baton-test-XXXXXX", variable[64];
     const char *environment[] = {variable, NULL};
     const char *argv[]        = {g_launch, "-n2", "--on-death=replace", "--", "true", NULL};
     int         fd            = mkstemp(path);
+    const char *told;
 
     EXPECT(fd >= 0);
     close(fd);
     write_mpirun(path, "[ $1 != --version ] || exec echo '(Open MPI) 4.1.6'\n"
                        "printf 13 >> $BT_RANK_ENDINGS; sleep .25\n"
-                       "printf '7\\n0\\n' >> $BT_RANK_ENDINGS; sleep .35\n");
+                       "printf '7\\n0\\n' >> $BT_RANK_ENDINGS; sleep .35; exit 137\n");
     snprintf(variable, sizeof(variable), "BATON_MPIRUN=%s", path);
     EXPECT_EQ(bt_command_run(&g_command, argv, environment, END_S), 0);
     EXPECT_HAS(g_command.output, "1 of 2 ranks have failed");
-    EXPECT(strstr(g_command.output, "2 of 2 ranks") == NULL);
+    told = strstr(g_command.output, "1 of 2 ranks");
+    EXPECT(told != NULL && strstr(told + 2, " of 2 ranks") == NULL);
     unlink(path);
 }
 
@@ -993,7 +1081,7 @@ static const bt_test TESTS[] = {
     BT_TEST(launch_rank_of_a_host_that_cannot_be_bound_is_told),
     BT_TEST(launch_daemon_that_hangs_is_ended),
     BT_TEST(launch_sigterm_after_a_death_ends_in_order),
-    BT_TEST(launch_sigusr1_reaches_every_rank),
+    BT_TEST(launch_user_signals_reach_every_rank),
     BT_TEST(launch_hangup_that_is_ignored_ends_nothing),
     BT_TEST(logits_hangup_that_is_ignored_ends_nothing),
     BT_TEST(launch_children_from_before_live_on),
@@ -1010,7 +1098,10 @@ static const bt_test TESTS[] = {
     BT_TEST(launch_mpirun_is_told_the_rank_map),
     BT_TEST(launch_users_places_for_sessions_are_no_error),
     BT_TEST(launch_srun_is_told_not_to_kill_beside_dead_nodes),
+    BT_TEST(launch_mpirun_is_told_to_stop_once),
+    BT_TEST(launch_mpirun_over_hosts_ends_with_its_ranks),
     BT_TEST(launch_words_without_a_newline_are_passed_on),
+    BT_TEST(launch_ranks_that_work_on_are_waited_for),
     BT_TEST(launch_endings_are_counted_once),
 };
 

@@ -228,6 +228,22 @@ static void launch_clears_what_a_killed_guard_left(void)
     EXPECT(rmdir(folder) == 0);
 }
 
+/* Root could, and whoever it belongs to has no lock on it yet. */
+static void launch_spares_directories_of_other_users(void)
+{
+    char              folder[] = "/tmp/baton-test-XXXXXX", tmpdir[64], others[64];
+    const char *const own[]    = {tmpdir, NULL};
+
+    EXPECT(mkdtemp(folder) != NULL);
+    snprintf(tmpdir, sizeof(tmpdir), "TMPDIR=%s", folder);
+    snprintf(others, sizeof(others), "%s/baton-job-others", folder);
+    EXPECT_EQ(mkdir(others, 0755), 0);
+    if (geteuid() == 0) EXPECT_EQ(chown(others, 65534, 65534), 0);
+    EXPECT_EQ(launch("true", own), 0);
+    EXPECT((rmdir(others) == 0) == (geteuid() == 0)); /* one's own has gone */
+    EXPECT_EQ(rmdir(folder), 0);
+}
+
 /* Whoever clears the job's directories meanwhile would leave it. */
 static void launch_rank_that_ends_late_makes_no_file(void)
 {
@@ -942,6 +958,7 @@ static void launch_mpirun_is_told_to_stop_once(void)
         if (CASES[i].told) EXPECT(bt_command_wait_for(&g_command, "told\n", END_S));
         kill(g_command.pid, SIGTERM);
         EXPECT_EQ(bt_command_finish(&g_command, END_S), CASES[i].told ? 0 : 128 + SIGTERM);
+        EXPECT(strstr(g_command.output, "mpirun has ended") == NULL);
         told = strstr(g_command.output, "told\n");
         EXPECT((told != NULL) == CASES[i].told);
         EXPECT(told == NULL || strstr(told + 1, "told\n") == NULL);
@@ -1072,6 +1089,7 @@ static const bt_test TESTS[] = {
     BT_TEST(launch_killed_takes_its_ranks_along),
     BT_TEST(launch_over_hosts_killed_leaves_nothing),
     BT_TEST(launch_clears_what_a_killed_guard_left),
+    BT_TEST(launch_spares_directories_of_other_users),
     BT_TEST(launch_rank_that_ends_late_makes_no_file),
     BT_TEST(launch_mpirun_killed_ends_everything),
     BT_TEST(launch_mpirun_that_hangs_after_a_death_is_ended),

@@ -350,7 +350,7 @@ static void on_form_map(bt_relay *r, uint32_t rank, bt_up *m)
     size_t want = q == NULL ? 0 : bt_relay_pages(r, q->n_prompt) * (size_t)BT_PAGE_MAP_BYTES;
 
     if (q == NULL || q->state == BT_ENDED || m->u.form_map.epoch != q->epoch ||
-        rank != q->prefill_rank)
+        (rank != q->prefill_rank && rank != q->decode_rank))
         return;
     if (n != want || (q->n_out > 0 && q->form_map != NULL &&
                       memcmp(q->form_map, m->u.form_map.form_map, n) != 0)) {

@@ -121,6 +121,7 @@ bt_status bt_worker_begin_decode(bt_worker *w, bt_request *first, bool repeat)
     for (uint32_t i = 0; i < w->requests.n; i++)
         if (w->requests.at[i]->id == first->id) all[n++] = w->requests.at[i];
     BT_ASSERT(n == n_choices && all[0] == first);
+    if (repeat) BT_TRY(bt_worker_send_form_map(w, first)); /* it goes before first tokens */
     for (uint32_t i = 1; i < n && st == BT_OK; i++)
         st = bt_request_share_prompt(all[i], first, w->cfg.dev, w->cfg.pool);
     for (uint32_t i = 0; i < n && st == BT_OK; i++) {

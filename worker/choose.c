@@ -196,8 +196,7 @@ out:
     return st;
 }
 
-/* When the prompt was not computed by role alone, a replay must know how. */
-static bt_status send_form_map(bt_worker *w, const bt_request *r)
+bt_status bt_worker_send_form_map(bt_worker *w, const bt_request *r)
 {
     bt_status st = BT_OK;
     bt_up     m  = {.kind = BT_UP_FORM_MAP};
@@ -222,7 +221,7 @@ static bt_status choose_firsts(bt_worker *w, bt_batch *b, uint32_t piece)
     uint32_t    n_open = 0;
     bt_token    t      = {0};
 
-    BT_TRY(send_form_map(w, r));
+    BT_TRY(bt_worker_send_form_map(w, r));
     for (uint32_t i = 0; i < r->n_choices; i++) {
         BT_TRY(choose(w, b, piece, r->choices[i], r->n_prompt, i, &t));
         r->firsts[i] = (bt_first_token){t.id, t.logprob, t.finish};

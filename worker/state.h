@@ -155,6 +155,8 @@ void      bt_worker_draw(bt_worker *w, uint32_t n);
 /* After the step: chooses every token that is due.  A piece whose request fails loses it. */
 bt_status bt_worker_choose_all(bt_worker *w, bt_batch *b);
 bt_status bt_worker_send_tokens(bt_worker *w, const bt_batch *b);
+/* When the prompt was not computed by role alone, a replay must know how. */
+bt_status bt_worker_send_form_map(bt_worker *w, const bt_request *r);
 
 /* How many tokens are drawn after the piece. */
 static inline uint32_t bt_batch_n_draws(const bt_batch *b, uint32_t piece)

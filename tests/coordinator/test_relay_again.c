@@ -159,6 +159,30 @@ static void relay_form_map_binds_a_replay(void)
     }
 }
 
+/* A prefill rank that dies behind its hand-off takes along what it has said: its decode rank says
+ * the first token again, and how the prompt was computed. */
+static void relay_form_map_of_the_decode_rank_binds_a_replay(void)
+{
+    enum { BYTES = 2 * BT_PAGE_MAP_BYTES };
+    sim                    s;
+    sim_client             c;
+    const bt_down_reserve *again;
+
+    sim_init_as(&s, 2, 1, 3, 200, true);
+    EXPECT_EQ(sim_submit(&s, &c, "a", 6, 10, 100), BT_OK);
+    sim_tell(&s, 2, sim_ticket(c.number, 2));
+    sim_tell(&s, 2, form_map(c.number, BYTES, 7));
+    sim_tell(&s, 2, sim_tokens(c.number, 6, sim_token(6, 0), BT_FINISH_NONE));
+    sim_lose(&s, 0);
+    EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 1); /* it goes on */
+    sim_tell(&s, 2, sim_retracted(c.number, EPOCH));
+    again = &last_down(&s, 2)->u.reserve;
+    EXPECT_EQ(again->n_replay, 1);
+    EXPECT_EQ(again->n_form_map_bytes, BYTES);
+    EXPECT(again->form_map != NULL && ((const uint8_t *)again->form_map)[BYTES - 1] == 7);
+    sim_fini(&s);
+}
+
 /* The clock of the queue does not end what its client has begun to read. */
 static void relay_retracted_request_outwaits_the_queue(void)
 {
@@ -493,6 +517,7 @@ static const bt_test TESTS[] = {
     BT_TEST(relay_retracted_request_keeps_its_place),
     BT_TEST(relay_retracted_request_keeps_its_salt),
     BT_TEST(relay_form_map_binds_a_replay),
+    BT_TEST(relay_form_map_of_the_decode_rank_binds_a_replay),
     BT_TEST(relay_retracted_request_outwaits_the_queue),
     BT_TEST(relay_retracted_request_waits_while_others_move),
     BT_TEST(relay_retracted_request_waits_for_its_role),

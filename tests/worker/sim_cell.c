@@ -110,6 +110,7 @@ void sim_destroy(sim_cell *c)
 
         while (r->inbox_at < r->n_inbox)
             bt_down_free(&r->inbox[r->inbox_at++]);
+        sim_forget_said(r);
         for (uint32_t k = 0; k < SIM_MAX_LATE; k++)
             free(r->late[k].edits);
         free(r->draft.edits);
@@ -251,10 +252,17 @@ static void act(sim_cell *c, sim_rank *r)
     if (r->waiting) finish_group(c, r->group);
 }
 
+static void hear_some(sim_cell *c, sim_rank *r)
+{
+    for (uint32_t n = sim_roll(c, 8); n > 0 && r->n_said > 0; n--)
+        sim_hear(r);
+}
+
 bool sim_act(sim_cell *c)
 {
     c->now += BT_NS_PER_MS / 10;
     act(c, &c->ranks[sim_roll(c, c->n_ranks)]);
+    if (c->opt.late_words && sim_roll(c, 10) == 0) hear_some(c, &c->ranks[sim_roll(c, c->n_ranks)]);
     for (uint32_t i = 0; i < c->n_requests; i++) {
         sim_request *q = &c->requests[i]; /* refused: again when somebody has let go */
 

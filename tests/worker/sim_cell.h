@@ -78,9 +78,10 @@ typedef struct {
     sim_fault fault; /* of the request that comes first */
     bool      by_cost, share;
     bool      lookahead;
-    uint32_t  speculate; /* tokens of a draft that is looked up */
-    uint32_t  mtp;       /* and of one by the model's own layer; without lookahead */
-    uint32_t  n_peaks;   /* not 0: the highest logit is one of the first n tokens' */
+    bool      late_words; /* what a rank says comes late, in order, or dies with it */
+    uint32_t  speculate;  /* tokens of a draft that is looked up */
+    uint32_t  mtp;        /* and of one by the model's own layer; without lookahead */
+    uint32_t  n_peaks;    /* not 0: the highest logit is one of the first n tokens' */
 } sim_options;
 
 sim_cell *sim_create(const sim_options *opt);

@@ -263,6 +263,8 @@ static void on_token(sim_cell *c, const bt_token *t)
     bool         all = true;
 
     if (t->epoch != first->epoch || first->resume) return; /* of a placement that is over */
+    while (k > q->n_tokens && c->ranks[first->prefill_rank].n_said > 0)
+        sim_hear(&c->ranks[first->prefill_rank]); /* only that one says the first token */
     if (k < q->n_tokens) {
         q->n_repeats++;
         c->broken = c->broken || q->tokens[k] != t->id;
@@ -335,7 +337,7 @@ static void on_form_map(sim_cell *c, sim_request *q, const bt_up *u)
     size_t n = u->u.form_map.n_form_map_bytes;
 
     if (n != bt_kv_pages_for(q->n_prompt) * sizeof(*q->map) ||
-        (q->n_tokens > 0 && memcmp(q->map, u->u.form_map.form_map, n) != 0)) {
+        (q->n_tokens > 0 && q->n_map_bytes > 0 && memcmp(q->map, u->u.form_map.form_map, n) != 0)) {
         fprintf(stderr, "request %u: another form map than before\n", (unsigned)q->id);
         c->broken = true;
         return;
@@ -356,9 +358,8 @@ void sim_resume(sim_cell *c, sim_request *q)
     sim_start(c, q);
 }
 
-bt_status sim_up(void *ctx, bt_up *u)
+static void hear(sim_rank *r, bt_up *u)
 {
-    sim_rank    *r = ctx;
     sim_cell    *c = r->cell;
     sim_request *q;
 
@@ -401,6 +402,29 @@ bt_status sim_up(void *ctx, bt_up *u)
     default: break;
     }
     bt_up_free(u);
+}
+
+void sim_hear(sim_rank *r)
+{
+    bt_up u = r->said[0];
+
+    memmove(r->said, r->said + 1, --r->n_said * sizeof(u));
+    hear(r, &u);
+}
+
+void sim_forget_said(sim_rank *r)
+{
+    while (r->n_said > 0)
+        bt_up_free(&r->said[--r->n_said]);
+}
+
+bt_status sim_up(void *ctx, bt_up *u)
+{
+    sim_rank *r = ctx;
+
+    if (r->n_said == sizeof(r->said) / sizeof(r->said[0])) sim_hear(r);
+    r->said[r->n_said++] = *u;
     memset(&u->u, 0, sizeof(u->u));
+    if (!r->cell->opt.late_words) sim_hear(r);
     return BT_OK;
 }

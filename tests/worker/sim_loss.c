@@ -77,6 +77,7 @@ static void lose_coordinator(sim_cell *c)
         r->waiting = false;
         empty_inbox(r);
         sim_check(c, bt_worker_drop_all(r->worker));
+        sim_forget_said(r);
     }
     c->wake[0] = c->wake[1] = 0;
     c->group_epoch[0]       = ++c->epoch;
@@ -99,6 +100,7 @@ static void die(sim_cell *c, uint32_t rank)
     r->dead    = true;
     r->waiting = false;
     empty_inbox(r);
+    sim_forget_said(r);
     for (uint32_t i = c->n_flights; i-- > 0;)
         if (c->flights[i].from == rank) sim_drop_flight(c, i);
     c->group_epoch[r->group] = ++c->epoch;

@@ -45,6 +45,8 @@ struct sim_rank {
     bt_kv_pool   *pool;
     bt_down       inbox[1024];
     uint32_t      inbox_at, n_inbox;
+    bt_up         said[64]; /* to the coordinator, which has not heard it yet */
+    uint32_t      n_said;
     uint32_t      n_slots_used;
     bool          waiting, left; /* waiting: in the all-gather */
     bool          dead;
@@ -125,8 +127,12 @@ bt_worker_links sim_links(sim_rank *r);
 void            sim_drop_flight(sim_cell *c, uint32_t i);
 
 /* ---- sim_coordinator.c */
-/* A link of a worker: what the coordinator does with its message. */
+/* A link of a worker: its message is on the way. */
 bt_status sim_up(void *ctx, bt_up *u);
+/* What the coordinator does with the oldest of the rank's messages that it has not heard. */
+void sim_hear(sim_rank *r);
+/* Nobody will hear them. */
+void sim_forget_said(sim_rank *r);
 /* Queues a message of the coordinator for the rank; takes ownership. */
 void sim_give(sim_cell *c, uint32_t rank, const bt_down *m);
 /* Places a retracted or lost request again as soon as both ranks have let go. */

@@ -33,6 +33,7 @@ typedef struct {
     uint32_t prompt_logprobs, n_told; /* wanted, and told */
     uint64_t arrival;
     bool     joined, prefilling;
+    uint8_t  forms; /* how the prompt was computed */
 } sim_work;
 
 typedef struct {
@@ -67,6 +68,14 @@ static inline uint32_t sim_random(sim *s, uint32_t below)
 static inline uint32_t sim_token(uint32_t n_prompt, uint32_t i)
 {
     return (n_prompt * 3 + i) % SIM_VOCAB;
+}
+
+/* Two salts, or none. */
+static inline const char *sim_any_salt(sim *s)
+{
+    static const char *const SALTS[] = {NULL, NULL, "a", "b"};
+
+    return SALTS[sim_random(s, 4)];
 }
 
 /* ---- the relay's callbacks */
@@ -251,6 +260,7 @@ static inline bt_up sim_in(bt_up m, uint32_t epoch)
     case BT_UP_TOKENS: m.u.tokens.tokens[0].epoch = epoch; break;
     case BT_UP_FAILED: m.u.failed.epoch = epoch; break;
     case BT_UP_RETRACTED: m.u.retracted.epoch = epoch; break;
+    case BT_UP_FORM_MAP: m.u.form_map.epoch = epoch; break;
     case BT_UP_PROMPT_LOGPROBS: m.u.prompt_logprobs.epoch = epoch; break;
     default: m.u.released.epoch = epoch;
     }
@@ -269,6 +279,18 @@ static inline bt_up sim_prompt_logprobs(uint64_t number, uint32_t position, uint
     p->logprobs     = bt_calloc(n, sizeof(*p->logprobs));
     p->top_ids      = bt_calloc((size_t)n * n_top, sizeof(*p->top_ids));
     p->top_logprobs = bt_calloc((size_t)n * n_top, sizeof(*p->top_logprobs));
+    return m;
+}
+
+static inline bt_up sim_form_map(uint64_t number, size_t n_bytes, uint8_t of)
+{
+    bt_up m = {.kind = BT_UP_FORM_MAP};
+
+    m.u.form_map.request          = number;
+    m.u.form_map.epoch            = EPOCH;
+    m.u.form_map.n_form_map_bytes = n_bytes;
+    m.u.form_map.form_map         = bt_calloc(1, n_bytes);
+    memset(m.u.form_map.form_map, of, n_bytes);
     return m;
 }
 
@@ -304,6 +326,7 @@ static inline void sim_on_reserve(sim *s, uint32_t rank, const bt_down_reserve *
 
     for (uint32_t i = 0; i < m->n_replay; i++)
         EXPECT_EQ(m->replay[i], sim_token(m->n_prompt, i));
+    EXPECT((m->form_map != NULL) == (m->n_replay > 0));
     if ((int)sim_random(s, 100) < s->refuse_percent || n_pages > k->free_pages) {
         sim_up(s, rank, sim_in(sim_ticket(m->request, 0), m->epoch));
         return;
@@ -325,6 +348,12 @@ static inline void sim_on_reserve(sim *s, uint32_t rank, const bt_down_reserve *
     sim_up(s, rank, sim_in(sim_ticket(m->request, n_pages), m->epoch));
 }
 
+/* Those of its order, or others at each placement. */
+static inline uint8_t sim_forms(sim *s, const bt_down_prefill *m)
+{
+    return m->form_map != NULL ? *(const uint8_t *)m->form_map : (uint8_t)(1 + sim_random(s, 255));
+}
+
 static inline void sim_on_prefill(sim *s, uint32_t rank, const bt_down_prefill *m)
 {
     sim_rank *k = &s->ranks[rank];
@@ -334,6 +363,7 @@ static inline void sim_on_prefill(sim *s, uint32_t rank, const bt_down_prefill *
         sim_work *w = sim_find(k, m->request);
 
         if (w != NULL) w->joined = true;
+        if (w != NULL) w->forms = sim_forms(s, m);
         return;
     }
     n_pages = (m->n_prompt + SIM_PAGE - 1) / SIM_PAGE;
@@ -347,7 +377,8 @@ static inline void sim_on_prefill(sim *s, uint32_t rank, const bt_down_prefill *
                                       .n_pages         = n_pages,
                                       .prompt_logprobs = m->sampling.prompt_logprobs,
                                       .decode_rank     = m->decode_rank,
-                                      .prefilling      = true};
+                                      .prefilling      = true,
+                                      .forms           = sim_forms(s, m)};
     k->free_pages -= n_pages;
 }
 
@@ -491,6 +522,17 @@ static inline bool sim_tell_prompt(sim *s, uint32_t rank, sim_work *w)
     return true;
 }
 
+/* How the prompt was computed, and the first token. */
+static inline void sim_say_first(sim *s, uint32_t rank, const sim_work *w)
+{
+    size_t n_bytes = sim_pages(w->n_prompt) * (size_t)BT_PAGE_MAP_BYTES;
+
+    sim_up(s, rank, sim_in(sim_form_map(w->number, n_bytes, w->forms), w->epoch));
+    sim_up(s, rank,
+           sim_in(sim_tokens(w->number, w->n_prompt, sim_token(w->n_prompt, 0), sim_finish(w, 0)),
+                  w->epoch));
+}
+
 /* One of the rank's requests moves by one token. */
 static inline void sim_step(sim *s, uint32_t rank)
 {
@@ -510,12 +552,11 @@ static inline void sim_step(sim *s, uint32_t rank)
     if (w->prefilling) {
         bt_finish finish = sim_finish(w, 0);
 
-        sim_up(s, rank,
-               sim_in(sim_tokens(w->number, w->n_prompt, sim_token(w->n_prompt, 0), finish),
-                      w->epoch));
+        sim_say_first(s, rank, w);
         there = sim_find(&s->ranks[w->decode_rank], w->number);
         if (there != NULL && finish == BT_FINISH_NONE) {
             there->joined = true; /* handed over */
+            there->forms  = w->forms;
             /* It says the first token again, but not before the prompt's logprobs. */
             if (w->prompt_logprobs != 0 && there->n_out == 0) there->n_out = 1;
         }
@@ -525,10 +566,13 @@ static inline void sim_step(sim *s, uint32_t rank)
 
         if (!sim_grow(s, rank, w->number)) return;
         w = sim_find(k, number);
-        sim_up(s, rank,
-               sim_in(sim_tokens(w->number, w->n_prompt + w->n_out,
-                                 sim_token(w->n_prompt, w->n_out), finish),
-                      w->epoch));
+        if (w->n_out == 0)
+            sim_say_first(s, rank, w);
+        else
+            sim_up(s, rank,
+                   sim_in(sim_tokens(w->number, w->n_prompt + w->n_out,
+                                     sim_token(w->n_prompt, w->n_out), finish),
+                          w->epoch));
         w->n_out++;
         if (finish != BT_FINISH_NONE) sim_drop(s, rank, w);
     }

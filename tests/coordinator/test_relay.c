@@ -520,6 +520,7 @@ static void storm(uint32_t n_prefill, uint32_t n_decode, uint32_t n_ranks, uint6
         if (sim_random(&s, 40) == 0) {
             snprintf(name, sizeof(name), "r%d", n);
             s.prompt_logprobs = sim_random(&s, 3);
+            s.cache_salt      = sim_any_salt(&s);
             EXPECT_EQ(sim_submit(&s, &clients[n], name, 1 + sim_random(&s, 60),
                                  1 + sim_random(&s, 40), sim_random(&s, 60)),
                       BT_OK);

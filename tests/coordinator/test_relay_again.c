@@ -115,18 +115,6 @@ static void relay_retracted_request_keeps_its_salt(void)
     EXPECT_EQ(bt_alloc_live(), live);
 }
 
-static bt_up form_map(uint64_t number, size_t n_bytes, uint8_t of)
-{
-    bt_up m = {.kind = BT_UP_FORM_MAP};
-
-    m.u.form_map.request          = number;
-    m.u.form_map.epoch            = EPOCH;
-    m.u.form_map.n_form_map_bytes = n_bytes;
-    m.u.form_map.form_map         = bt_calloc(1, n_bytes);
-    memset(m.u.form_map.form_map, of, n_bytes);
-    return m;
-}
-
 /* How the prompt was computed goes with each later placement, to both ranks; a rank that has
  * computed it in another way than the client's tokens came from fails the request. */
 static void relay_form_map_binds_a_replay(void)
@@ -139,8 +127,8 @@ static void relay_form_map_binds_a_replay(void)
 
     for (int other = 0; other < 3; other++) {
         sim_bring(&s, &c, AT_PREFILL);
-        sim_tell(&s, 0, form_map(c.number, BYTES, 1)); /* of a step that broke off */
-        sim_tell(&s, 0, form_map(c.number, BYTES, 7));
+        sim_tell(&s, 0, sim_form_map(c.number, BYTES, 1)); /* of a step that broke off */
+        sim_tell(&s, 0, sim_form_map(c.number, BYTES, 7));
         sim_tell(&s, 0, sim_tokens(c.number, 6, sim_token(6, 0), BT_FINISH_NONE));
         sim_tell(&s, 1, sim_retracted(c.number, EPOCH));
         again = &last_down(&s, 1)->u.reserve;
@@ -151,7 +139,8 @@ static void relay_form_map_binds_a_replay(void)
         EXPECT_EQ(order->request, c.number + 1);
         EXPECT_EQ(order->n_form_map_bytes, BYTES);
         EXPECT(order->form_map != NULL && ((const uint8_t *)order->form_map)[0] == 7);
-        sim_tell(&s, 0, form_map(c.number + 1, other == 2 ? BYTES - 1 : BYTES, other == 1 ? 6 : 7));
+        sim_tell(&s, 0,
+                 sim_form_map(c.number + 1, other == 2 ? BYTES - 1 : BYTES, other == 1 ? 6 : 7));
         EXPECT_EQ(c.ends, other > 0);
         if (other > 0) EXPECT_EQ(c.end.code, GRPC_STATUS_INTERNAL);
         if (other > 0) EXPECT_HAS(c.message, "in other forms");
@@ -171,7 +160,7 @@ static void relay_form_map_of_the_decode_rank_binds_a_replay(void)
     sim_init_as(&s, 2, 1, 3, 200, true);
     EXPECT_EQ(sim_submit(&s, &c, "a", 6, 10, 100), BT_OK);
     sim_tell(&s, 2, sim_ticket(c.number, 2));
-    sim_tell(&s, 2, form_map(c.number, BYTES, 7));
+    sim_tell(&s, 2, sim_form_map(c.number, BYTES, 7));
     sim_tell(&s, 2, sim_tokens(c.number, 6, sim_token(6, 0), BT_FINISH_NONE));
     sim_lose(&s, 0);
     EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 1); /* it goes on */
@@ -492,6 +481,7 @@ static void relay_retractions_lose_nothing(void)
         s.state = seed;
         for (int n = 0; n < N; n++) {
             snprintf(name, sizeof(name), "r%d", n);
+            s.cache_salt = sim_any_salt(&s);
             EXPECT_EQ(sim_submit(&s, &clients[n], name, 1 + sim_random(&s, 20),
                                  10 + sim_random(&s, 30), sim_random(&s, 60)),
                       BT_OK);

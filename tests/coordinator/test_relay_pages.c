@@ -223,8 +223,7 @@ static void step_prefill(cell *c, uint32_t rank)
     if (k->n_work == 0) return;
     w      = &k->work[sim_random(&c->s, k->n_work)];
     finish = sim_finish(w, 0);
-    sim_up(&c->s, rank,
-           sim_in(sim_tokens(w->number, w->n_prompt, sim_token(w->n_prompt, 0), finish), w->epoch));
+    sim_say_first(&c->s, rank, w);
     h = find_held(&c->pools[w->decode_rank], w->number);
     if (h != NULL && finish == BT_FINISH_NONE) join(c, w->decode_rank, h);
     sim_drop(&c->s, rank, w);
@@ -356,6 +355,7 @@ static void submit(cell *c)
     if (n == N_CLIENTS || sim_loads(s).n_waiting > 12) return;
     s->first_token     = sim_random(s, FAMILIES);
     s->prompt_logprobs = 0;
+    s->cache_salt      = sim_random(s, 4) == 0 ? "salt" : NULL;
     n_prompt           = 1 + sim_random(s, 48);
     max_tokens         = 1 + sim_random(s, 40);
     snprintf(name, sizeof(name), "r%u", n);

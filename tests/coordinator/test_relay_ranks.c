@@ -9,6 +9,7 @@ static void submit_random(sim *s, sim_client *client, uint32_t serial)
 
     snprintf(name, sizeof(name), "c%u", serial);
     s->prompt_logprobs = sim_random(s, 3);
+    s->cache_salt      = sim_any_salt(s);
     EXPECT_EQ(sim_submit(s, client, name, 1 + sim_random(s, 20), 1 + sim_random(s, 12),
                          sim_random(s, 14)),
               BT_OK);

@@ -64,8 +64,8 @@ static inline void expect_clean_end(sim_cell *c, uint32_t n_pages)
     sim_destroy(c);
 }
 
-/* Some prompts of every length, greedy and drawn, with penalties and without, some held to a
- * grammar. */
+/* Some prompts of every length, greedy and drawn, with penalties, salts and stop tokens and
+ * without, some held to a grammar. */
 static inline void add_mix(sim_cell *c, sim_request **q, uint32_t n)
 {
     static const uint32_t PROMPTS[] = {1, 64, 5, 130, 63, 17, 65, 200};
@@ -79,6 +79,8 @@ static inline void add_mix(sim_cell *c, sim_request **q, uint32_t n)
         }
         if (i % 4 >= 2) q[i]->repetition = 0.45f;
         q[i]->ignore_eos = i % 2 == 0;
+        q[i]->cache_salt = i % 7 == 3 ? "salt" : NULL;
+        if (i % 3 == 2) q[i]->stop_token = q[i]->prompt[0] % 16;
         if (i % 5 != 3) continue;
         q[i]->held       = 10 + 7 * i;
         q[i]->held_after = i % 2 == 0 ? 0 : 1 + q[i]->prompt[0] % 8;

@@ -46,10 +46,11 @@ typedef struct {
     uint32_t held_after; /* 1 + the token that lets that begin; 0: from the start on */
     uint32_t top_logprobs;
     uint32_t
-        prompt_logprobs; /* not 0: it has no keys of pages either, as the coordinator does it */
-    uint64_t seed;
-    uint32_t stop_token;                       /* SIM_VOCAB: none */
-    uint32_t prefill_rank, decode_rank, epoch; /* epoch: of its placement */
+        prompt_logprobs;    /* not 0: it has no keys of pages either, as the coordinator does it */
+    const char *cache_salt; /* NULL: none */
+    uint64_t    seed;
+    uint32_t    stop_token;                       /* SIM_VOCAB: none */
+    uint32_t    prefill_rank, decode_rank, epoch; /* epoch: of its placement */
 
     uint32_t  n_tokens, tokens[SIM_CONTEXT]; /* released in order */
     uint32_t  n_repeats;                     /* tokens that came again, equal */

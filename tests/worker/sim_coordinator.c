@@ -92,15 +92,20 @@ static void *forced_of(const sim_request *q, size_t *bytes)
     return at;
 }
 
+static uint64_t prefix_seed_of(const sim_request *q)
+{
+    return bt_cache_salt_seed(SIM_PREFIX_SEED, q->cache_salt);
+}
+
 /* Chained over full pages, as the coordinator's are. */
 static void *keys_of(const sim_request *q, size_t *bytes)
 {
     uint32_t  n    = q->eval || q->prompt_logprobs != 0 ? 0 : q->n_prompt / BT_PAGE_TOKENS;
     uint64_t *keys = bt_calloc(2 * (size_t)n, sizeof(*keys)), key[2];
 
-    bt_prefix_key_begin(SIM_PREFIX_SEED, key);
+    bt_prefix_key_begin(prefix_seed_of(q), key);
     for (uint32_t i = 0; i < n; i++) {
-        bt_prefix_key_next(SIM_PREFIX_SEED, BT_PAGE_TOKENS, q->prompt + i * BT_PAGE_TOKENS, key);
+        bt_prefix_key_next(prefix_seed_of(q), BT_PAGE_TOKENS, q->prompt + i * BT_PAGE_TOKENS, key);
         memcpy(keys + 2 * i, key, sizeof(key));
     }
     *bytes = 2 * (size_t)n * sizeof(*keys);
@@ -197,7 +202,7 @@ void sim_start(sim_cell *c, sim_request *q)
     o->choices = open_choices(c, q, &o->n_choices, &o->replay, &o->n_replay, &o->replay_lengths);
     o->prefix_keys = keys_of(q, &o->n_prefix_key_bytes);
     o->form_map    = map_of(q, NULL, 0, &o->n_form_map_bytes);
-    o->prefix_seed = c->opt.share ? SIM_PREFIX_SEED : 0;
+    o->prefix_seed = c->opt.share ? prefix_seed_of(q) : 0;
     if (c->opt.share || c->opt.speculate != 0 || q->repetition != 0) {
         o->prompt = bt_calloc(q->n_prompt, sizeof(*o->prompt));
         memcpy(o->prompt, q->prompt, q->n_prompt * sizeof(*o->prompt));

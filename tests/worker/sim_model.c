@@ -132,6 +132,8 @@ void sim_expected(const sim_request *r, uint32_t *tokens_out, uint32_t *n_out, b
         if (holds) fill_allowed(r, n_bytes, allowed);
         if (holds) how.allowed = allowed;
         if (r->held != 0 && !holds) how.banned[0] = (bt_id_list){&eos, 1};
+        if (r->held != 0 && !holds && r->stop_token < SIM_VOCAB)
+            how.banned[1] = (bt_id_list){&r->stop_token, 1};
         if (!bt_sample(&sampler, logits, &how, &id)) abort();
         if (holds) {
             size_t text;

@@ -15,6 +15,8 @@ static void lose_ranks(sim_options opt)
     opt.mtp         = seed % 3 == 2 ? 1 + seed % BT_MTP_MAX : 0;
     c               = sim_create(&opt);
     add_mix(c, q, 12);
+    sim_split(c, q[5], 2);
+    sim_split(c, q[10], 3);
     for (uint32_t turn = 0; turn < 4000; turn++) {
         uint32_t rank = (turn * 7 + seed) % n, alive = 0;
         bool     prefill = opt.n_both != 0 || rank < opt.n_prefill;
@@ -28,7 +30,7 @@ static void lose_ranks(sim_options opt)
     }
     EXPECT(sim_run(c));
     for (uint32_t k = 0; k < 12; k++)
-        expect_right(q[k]);
+        expect_choices_right(c, q[k]);
     expect_clean_end(c, opt.n_pages);
 }
 

@@ -101,6 +101,74 @@ static void relay_spares_take_the_places_of_the_lost(void)
     }
 }
 
+/* All that a cell has goes on in the other one; its ranks are gone, and others come. */
+static void lose_cell(sim *from, sim *to)
+{
+    uint64_t          state = from->state;
+    bt_relay_request *q;
+
+    while ((q = bt_relay_take_open(from->relay)) != NULL)
+        EXPECT_EQ(bt_relay_adopt(to->relay, q, to->now), BT_OK);
+    sim_fini(from);
+    sim_init(from, 1, 2, 3, 16);
+    from->state = state;
+    from->now   = to->now;
+}
+
+static void move_first_queued(sim *from, sim *to)
+{
+    bt_relay_request *q = bt_relay_first_queued(from->relay);
+
+    if (q == NULL) return;
+    EXPECT_EQ(bt_relay_adopt(to->relay, bt_relay_take_queued(from->relay, q), to->now), BT_OK);
+}
+
+/* Requests change cells at any moment, waiting or open, retracted before and after. */
+static void relay_cells_that_come_and_go_lose_nothing(void)
+{
+    enum { N = 60 };
+
+    for (uint32_t seed = 1; seed <= 40; seed++) {
+        sim        cells[2];
+        sim_client clients[N];
+        uint32_t   n = 0, n_lost = 0;
+        long       live = bt_alloc_live();
+
+        sim_init(&cells[0], 1, 2, 3, 16);
+        sim_init(&cells[1], seed % 2, 2 * (seed % 2), 2 + seed % 2, 16);
+        for (uint32_t i = 0; i < 2; i++)
+            cells[i].state += 11 * seed + i;
+        for (uint32_t turn = 0; turn < 8000; turn++) {
+            sim *here = &cells[turn % 2], *there = &cells[1 - turn % 2];
+
+            if (n < N && sim_random(here, 12) == 0) {
+                submit_random(here, &clients[n], n);
+                n++;
+            }
+            if (sim_random(here, 20) == 0) move_first_queued(here, there);
+            if (n_lost < 4 && sim_random(here, 400) == 0) {
+                n_lost++;
+                lose_cell(here, there);
+            }
+            sim_once(here);
+        }
+        for (int k = 0; k < 20; k++) {
+            for (uint32_t i = 0; i < 2; i++) {
+                sim_settle(&cells[i]);
+                cells[i].now += 300 * BT_NS_PER_MS;
+                bt_relay_tick(cells[i].relay, cells[i].now);
+            }
+        }
+        for (uint32_t i = 0; i < n; i++)
+            sim_expect_done(&clients[i]);
+        for (uint32_t i = 0; i < 2; i++) {
+            sim_expect_idle(&cells[i]);
+            sim_fini(&cells[i]);
+        }
+        EXPECT_EQ(bt_alloc_live(), live);
+    }
+}
+
 /* One spare prepares for a prefill seat and hangs; the other one, which prepares for a decode seat
  * when the last prefill rank dies, goes where nobody is. */
 static void relay_a_spare_goes_where_nobody_is(void)
@@ -435,6 +503,7 @@ static void relay_a_tick_of_before_finds_nobody_silent(void)
 static const bt_test tests[] = {
     BT_TEST(relay_lost_ranks_lose_nothing),
     BT_TEST(relay_spares_take_the_places_of_the_lost),
+    BT_TEST(relay_cells_that_come_and_go_lose_nothing),
     BT_TEST(relay_a_spare_goes_where_nobody_is),
     BT_TEST(relay_spare_that_joins_is_woken_with_its_group),
     BT_TEST(relay_silent_spare_is_removed),

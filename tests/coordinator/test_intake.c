@@ -496,6 +496,33 @@ static void intake_lets_thoughts_end_before_a_constraint(void)
     }
 }
 
+/* Else nothing would ever end them: stop tokens are not drawn among them. */
+static void intake_refuses_to_stop_where_thoughts_end(void)
+{
+    bt_intake_limits limits = LIMITS;
+    uint32_t         stop   = 51;
+    char             text[BT_INTAKE_TEXT];
+
+    limits.tokenizer   = true;
+    limits.think_begin = 51;
+    limits.think_end   = 52;
+    for (uint32_t first = 50; first <= 51; first++) { /* the prompt begins thoughts; it ends them */
+        sample      s;
+        bt_sampling taken;
+
+        sample_init(&s, 4);
+        s.ids[0]                  = first;
+        s.params.constraint_case  = CONSTRAINT(REGEX);
+        s.params.regex            = "a";
+        s.params.n_stop_token_ids = 1;
+        s.params.stop_token_ids   = &stop;
+        taken                     = try_constraint(&s, &limits, text);
+        EXPECT_EQ(taken.constraint_kind != 0, first == 51);
+        if (first == 50) EXPECT_HAS(text, "regex with stop_token_ids that hold 51");
+        bt_sampling_free(&taken);
+    }
+}
+
 static const bt_test tests[] = {
     BT_TEST(intake_takes_all_that_fits_and_no_token_more),
     BT_TEST(intake_checks_every_id),
@@ -510,6 +537,7 @@ static const bt_test tests[] = {
     BT_TEST(intake_reads_a_constraint_once),
     BT_TEST(intake_makes_one_text_of_choices),
     BT_TEST(intake_lets_thoughts_end_before_a_constraint),
+    BT_TEST(intake_refuses_to_stop_where_thoughts_end),
 };
 
 int main(int argc, char **argv) { return BT_RUN_TESTS(tests, argc > 1 ? argv[1] : NULL); }

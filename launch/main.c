@@ -154,7 +154,18 @@ static int exit_code(int status)
  * anything, it need not be told. */
 static void stop_mpirun(pid_t mpirun)
 {
-    kill(mpirun, bt_mpirun_n_children(mpirun) > 0 ? SIGTERM : SIGKILL);
+    pid_t starter = bt_mpirun_starter(mpirun);
+
+    if (starter == 0) starter = mpirun;
+    kill(starter, bt_mpirun_n_children(starter) > 0 ? SIGTERM : SIGKILL);
+}
+
+/* mpirun passes it on to the ranks. */
+static void pass_on(int sig, pid_t mpirun)
+{
+    pid_t starter = bt_mpirun_starter(mpirun);
+
+    kill(starter != 0 ? starter : mpirun, sig);
 }
 
 /* A rank has failed, and mpirun ends the others: told to stop meanwhile, Open MPI 4 crashes. */
@@ -170,7 +181,7 @@ static void handle_signal(int sig, const bt_mpirun_options *opt, pid_t mpirun, u
 {
     switch (sig) {
     case SIGUSR1:
-    case SIGUSR2: kill(mpirun, sig); break; /* mpirun passes it on to the ranks */
+    case SIGUSR2: pass_on(sig, mpirun); break;
     case SIGTERM:
     case SIGINT:
     case SIGHUP:
@@ -188,9 +199,12 @@ static uint32_t count_lost(const bt_mpirun_options *opt, pid_t mpirun, uint32_t 
 {
     static uint64_t since_ns;
     static uint32_t n_before;
-    uint32_t        n = bt_mpirun_n_children(mpirun);
+    pid_t           starter;
+    uint32_t        n;
 
-    if (bt_mpirun_is_far(opt) || n == UINT32_MAX) return 0;
+    if (bt_mpirun_is_far(opt) || bt_mpirun_n_children(mpirun) == UINT32_MAX) return 0;
+    starter = bt_mpirun_starter(mpirun);
+    n       = starter != 0 ? bt_mpirun_n_children(starter) : 0;
     if (n != n_before || n + n_ended == 0 || n + n_ended >= opt->n_ranks) since_ns = bt_now_ns();
     n_before = n;
     return bt_now_ns() - since_ns < LOST_NS ? 0 : opt->n_ranks - n_ended - n;

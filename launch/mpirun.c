@@ -24,6 +24,7 @@
 /* mpirun hangs or crashes where it cannot open its pipes: a dozen and four a rank, and its own
  * sockets and plugins. */
 enum { FILES = BT_FILES, FILES_A_RANK = 8 };
+enum { COMM_BYTES = 16 }; /* of a process's name, with its end */
 
 #define NO_OWN_PATH "this program's path is not known: is /proc mounted?"
 
@@ -315,6 +316,55 @@ uint32_t bt_mpirun_n_children(pid_t mpirun)
         if (thread->d_name[0] != '.') n += n_children_of(mpirun, thread->d_name);
     closedir(threads);
     return n;
+}
+
+/* It runs `baton-launch --as-rank`. */
+static bool is_rank(long pid)
+{
+    char        path[PATH_MAX], name[32] = "";
+    const char *own;
+    FILE       *comm;
+
+    snprintf(path, sizeof(path), "/proc/%ld/comm", pid);
+    comm = fopen(path, "re");
+    if (comm == NULL) return false;
+    if (fgets(name, sizeof(name), comm) == NULL) name[0] = '\0';
+    fclose(comm);
+    name[strcspn(name, "\n")] = '\0';
+    if (!bt_own_path(path)) return false;
+    own = strrchr(path, '/') + 1;
+    return strncmp(own, name, COMM_BYTES - 1) == 0 && name[0] != '\0';
+}
+
+/* Of the children of one of the process's threads; 0: none is a rank, or has ranks below. */
+static pid_t find_starter(pid_t pid, const char *thread)
+{
+    char  path[NAME_MAX + 64];
+    FILE *children;
+    long  child;
+    pid_t found = 0;
+
+    snprintf(path, sizeof(path), "/proc/%d/task/%s/children", (int)pid, thread);
+    children = fopen(path, "re");
+    while (children != NULL && found == 0 && fscanf(children, "%ld", &child) == 1)
+        found = is_rank(child) ? pid : bt_mpirun_starter((pid_t)child);
+    if (children != NULL) fclose(children);
+    return found;
+}
+
+pid_t bt_mpirun_starter(pid_t mpirun)
+{
+    char           path[64];
+    DIR           *threads;
+    struct dirent *thread;
+    pid_t          found = 0;
+
+    snprintf(path, sizeof(path), "/proc/%d/task", (int)mpirun);
+    threads = opendir(path);
+    while (threads != NULL && found == 0 && (thread = readdir(threads)) != NULL)
+        if (thread->d_name[0] != '.') found = find_starter(mpirun, thread->d_name);
+    if (threads != NULL) closedir(threads);
+    return found;
 }
 
 void bt_mpirun_reap(pid_t mpirun, pid_t keep, bool session_only)

@@ -40,6 +40,10 @@ BT_NORETURN void bt_mpirun_exec(char **argv, pid_t parent, int out);
 /* Ranks may run on other hosts; else all of them are children of mpirun. */
 bool bt_mpirun_is_far(const bt_mpirun_options *options);
 
+/* The process that has ranks as children: mpirun, or the one that a script in its place waits for.
+ * 0: none has any yet, or they cannot be known. */
+pid_t bt_mpirun_starter(pid_t mpirun);
+
 /* The children of mpirun now, dead ones among them that it has not collected; UINT32_MAX: not to be
  * known. */
 uint32_t bt_mpirun_n_children(pid_t mpirun);

@@ -856,6 +856,37 @@ static void launch_rank_of_a_host_is_told_of_once(void)
     EXPECT(bt_process_gone((pid_t)number_after("pid ", 0), END_S));
 }
 
+/* The segments of others, which may still attach to them, stay; what dead jobs left is cleared. */
+static void launch_rank_of_a_host_leaves_others_their_memory(void)
+{
+    char        folder[]      = "/tmp/baton-test-XXXXXX", shm[64], own[96], others[96], old[64];
+    const char *environment[] = {"OMPI_COMM_WORLD_RANK=4", "OMPI_COMM_WORLD_LOCAL_RANK=1", NULL};
+    const char *argv[]        = {g_launch,
+                                 "--as-rank",
+                                 "--shm",
+                                 shm,
+                                 "--",
+                                 "/bin/sh",
+                                 "-c",
+                                 "cd $OMPI_MCA_btl_vader_backing_directory && "
+                                        "touch segment.n1.0.1.1 segment.n1.0.1.11",
+                                 NULL};
+    double      end           = bt_command_now() + END_S;
+
+    EXPECT(mkdtemp(folder) != NULL);
+    snprintf(shm, sizeof(shm), "%s/baton-job-new", folder);
+    snprintf(old, sizeof(old), "%s/baton-job-old", folder);
+    snprintf(own, sizeof(own), "%s/segment.n1.0.1.1", shm);
+    snprintf(others, sizeof(others), "%s/segment.n1.0.1.11", shm);
+    EXPECT_EQ(mkdir(old, 0700), 0);
+    EXPECT_EQ(bt_command_run(&g_command, argv, environment, END_S), 0);
+    EXPECT(access(old, F_OK) != 0);
+    while (access(own, F_OK) == 0 && bt_command_now() < end)
+        usleep(10000);
+    EXPECT(access(own, F_OK) != 0);
+    EXPECT(unlink(others) == 0 && rmdir(shm) == 0 && rmdir(folder) == 0);
+}
+
 /* By the names of 4 and of 5. */
 static void launch_users_shared_memory_wins_over_hosts(void)
 {
@@ -1145,6 +1176,7 @@ static const bt_test TESTS[] = {
     BT_TEST(launch_users_words_reach_5),
     BT_TEST(launch_users_shared_memory_wins_over_hosts),
     BT_TEST(launch_rank_of_a_host_is_told_of_once),
+    BT_TEST(launch_rank_of_a_host_leaves_others_their_memory),
     BT_TEST(launch_mpirun_is_told_what_the_job_needs),
     BT_TEST(launch_mpirun_is_told_the_rank_map),
     BT_TEST(launch_users_places_for_sessions_are_no_error),

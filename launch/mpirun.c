@@ -283,49 +283,60 @@ out:
     return st;
 }
 
-static uint32_t n_children_of(pid_t mpirun, const char *thread)
-{
-    char     path[NAME_MAX + 64];
-    FILE    *children;
-    long     pid;
-    uint32_t n = 0;
-
-    snprintf(path, sizeof(path), "/proc/%d/task/%s/children", (int)mpirun, thread);
-    children = fopen(path, "re");
-    if (children == NULL) return 0; /* the thread has ended */
-    while (fscanf(children, "%ld", &pid) == 1)
-        n++;
-    fclose(children);
-    return n;
-}
+/* true: no more are wanted. */
+typedef bool (*child_fn)(pid_t parent, pid_t child, void *ctx);
 
 /* From 32 ranks on this machine on, mpirun starts them from several threads. */
-uint32_t bt_mpirun_n_children(pid_t mpirun)
+static bool each_child(pid_t parent, child_fn fn, void *ctx)
 {
-    char           path[64];
+    char           path[NAME_MAX + 64];
     DIR           *threads;
     struct dirent *thread;
-    uint32_t       n = 0;
+    FILE          *children;
+    long           child;
+    bool           over = false;
+
+    snprintf(path, sizeof(path), "/proc/%d/task", (int)parent);
+    threads = opendir(path);
+    while (threads != NULL && !over && (thread = readdir(threads)) != NULL) {
+        if (thread->d_name[0] == '.') continue;
+        snprintf(path, sizeof(path), "/proc/%d/task/%s/children", (int)parent, thread->d_name);
+        children = fopen(path, "re");
+        if (children == NULL) continue; /* the thread has ended */
+        while (!over && fscanf(children, "%ld", &child) == 1)
+            over = fn(parent, (pid_t)child, ctx);
+        fclose(children);
+    }
+    if (threads != NULL) closedir(threads);
+    return over;
+}
+
+static bool count_child(pid_t parent, pid_t child, void *n_children)
+{
+    (void)parent, (void)child;
+    ++*(uint32_t *)n_children;
+    return false;
+}
+
+uint32_t bt_mpirun_n_children(pid_t mpirun)
+{
+    char     path[64];
+    uint32_t n = 0;
 
     snprintf(path, sizeof(path), "/proc/%d/task/%d/children", (int)mpirun, (int)mpirun);
     if (access(path, R_OK) != 0) return UINT32_MAX;
-    snprintf(path, sizeof(path), "/proc/%d/task", (int)mpirun);
-    threads = opendir(path);
-    if (threads == NULL) return UINT32_MAX;
-    while ((thread = readdir(threads)) != NULL)
-        if (thread->d_name[0] != '.') n += n_children_of(mpirun, thread->d_name);
-    closedir(threads);
+    each_child(mpirun, count_child, &n);
     return n;
 }
 
 /* It runs `baton-launch --as-rank`. */
-static bool is_rank(long pid)
+static bool is_rank(pid_t pid)
 {
     char        path[PATH_MAX], name[32] = "";
     const char *own;
     FILE       *comm;
 
-    snprintf(path, sizeof(path), "/proc/%ld/comm", pid);
+    snprintf(path, sizeof(path), "/proc/%d/comm", (int)pid);
     comm = fopen(path, "re");
     if (comm == NULL) return false;
     if (fgets(name, sizeof(name), comm) == NULL) name[0] = '\0';
@@ -336,35 +347,19 @@ static bool is_rank(long pid)
     return strncmp(own, name, COMM_BYTES - 1) == 0 && name[0] != '\0';
 }
 
-/* Of the children of one of the process's threads; 0: none is a rank, or has ranks below. */
-static pid_t find_starter(pid_t pid, const char *thread)
+static bool find_starter(pid_t parent, pid_t child, void *starter)
 {
-    char  path[NAME_MAX + 64];
-    FILE *children;
-    long  child;
-    pid_t found = 0;
-
-    snprintf(path, sizeof(path), "/proc/%d/task/%s/children", (int)pid, thread);
-    children = fopen(path, "re");
-    while (children != NULL && found == 0 && fscanf(children, "%ld", &child) == 1)
-        found = is_rank(child) ? pid : bt_mpirun_starter((pid_t)child);
-    if (children != NULL) fclose(children);
-    return found;
+    if (!is_rank(child)) return each_child(child, find_starter, starter);
+    *(pid_t *)starter = parent;
+    return true;
 }
 
 pid_t bt_mpirun_starter(pid_t mpirun)
 {
-    char           path[64];
-    DIR           *threads;
-    struct dirent *thread;
-    pid_t          found = 0;
+    pid_t starter = 0;
 
-    snprintf(path, sizeof(path), "/proc/%d/task", (int)mpirun);
-    threads = opendir(path);
-    while (threads != NULL && found == 0 && (thread = readdir(threads)) != NULL)
-        if (thread->d_name[0] != '.') found = find_starter(mpirun, thread->d_name);
-    if (threads != NULL) closedir(threads);
-    return found;
+    each_child(mpirun, find_starter, &starter);
+    return starter;
 }
 
 void bt_mpirun_reap(pid_t mpirun, pid_t keep, bool session_only)

@@ -188,18 +188,23 @@ out:
     return st;
 }
 
-/* The world ranks of the lanes whose send (or receive) is unfinished, as "1, 3". */
+/* The world ranks of the lanes whose send (or receive) is unfinished, as "1, 3 and 90 more". */
 static const char *list_ranks(const bt_group *group, bool receiving, char text[RANK_LIST_BYTES])
 {
-    size_t n = 0;
+    size_t   n      = 0;
+    uint32_t n_more = 0;
 
     text[0] = '\0';
-    for (uint32_t i = 0; i < group->n && n < RANK_LIST_BYTES - 16; i++) {
+    for (uint32_t i = 0; i < group->n; i++) {
         if (!is_open(group, i, receiving)) continue;
-        n += (size_t)snprintf(text + n, RANK_LIST_BYTES - n, "%s%u", n > 0 ? ", " : "",
-                              group->lanes[i].peer);
+        if (n < RANK_LIST_BYTES - 32)
+            n += (size_t)snprintf(text + n, RANK_LIST_BYTES - n, "%s%u", n > 0 ? ", " : "",
+                                  group->lanes[i].peer);
+        else
+            n_more++;
     }
-    return text[0] != '\0' ? text : "none";
+    if (n_more > 0) snprintf(text + n, RANK_LIST_BYTES - n, " and %u more", n_more);
+    return n > 0 ? text : "none";
 }
 
 const char *bt_wait_name(const bt_wait *wait)

@@ -323,11 +323,13 @@ static void chat_templates_that_call_themselves_fit_the_stack(void)
 #else
     enum { STACK_BYTES = 512 << 10 };
 #endif
+    static const char NESTED[] =
+        "{% macro f() %}{% for i in [1] %}{% if 1 %}{% set x = f()|trim %}{% endif %}"
+        "{% endfor %}{% endmacro %}{{ f() }}";
     static const char *const TEMPLATES[] = {
         "{% macro f(n) %}{{ f(n + 1) }}{% endmacro %}{{ f(0) }}",
         "{% macro f(a=1|default(f())) %}{% endmacro %}{{ f() }}",
-        "{% macro f() %}{% for i in [1] %}{% if 1 %}{% set x = f()|trim %}{% endif %}"
-        "{% endfor %}{% endmacro %}{{ f() }}",
+        NESTED,
     };
     pthread_attr_t attr;
     pthread_t      thread;

@@ -25,7 +25,7 @@ static bt_status find_cell(bt_fleet *fleet, const bt_up_hello *hello, bt_fleet_c
     bt_fleet_cell     *c = bt_fleet_find(fleet, hello->cell), *fresh = NULL;
     const bt_up_hello *facts = fleet->has_facts ? &fleet->facts : NULL;
 
-    BT_REQUIRE(c == NULL || c->state != BT_CELL_LEAVING, BT_ERR_PEER,
+    BT_REQUIRE(c == NULL || c->state != BT_CELL_LEAVING || fleet->stopped, BT_ERR_PEER,
                "rank %u comes too early: the cell \"%s\" before it has not left yet", hello->rank,
                hello->cell);
     if (facts == NULL && c == NULL && fleet->n_cells > 0)

@@ -166,6 +166,25 @@ class Start(unittest.TestCase):
         self.assertEqual(c.wait(), 0)
         self.assertNotIn(" E ", c.text())
 
+    def test_rank_that_comes_after_a_start_has_failed_is_told_to_leave(self):
+        c = self.coordinator()
+        cell = self.cell(c)
+        cell.leave_on_shutdown = False
+        cell.ranks = [Rank(cell, 0), Rank(cell, 1)]
+        cell.ranks[0].send(progress=control.Progress(done_bytes=5, total_bytes=10))
+        c.line("progress")
+        cell.ranks[1].send(leaving=control.Leaving(code=3, reason="no memory"))
+        cell.ranks[1].leave()
+        c.line("failed")
+        wait_for(lambda: cell.seen("shutdown"), "the shutdown")
+        cell.ranks.append(Rank(cell, 2))
+        cell.wait_shutdown({0, 2})
+        for _, m in cell.seen("shutdown"):
+            self.assertIn("was lost while the cell was starting: no memory", m.reason)
+        for r in (cell.ranks[0], cell.ranks[2]):
+            r.leave()
+        self.assertEqual(c.wait(), 1)
+
 
 class Stop(Served):
     def test_sigint_ends_everything_cleanly(self):

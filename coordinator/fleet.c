@@ -242,6 +242,7 @@ out:
 
 void bt_fleet_advance(bt_fleet_cell *c)
 {
+    if (c->fleet->stopped) return;
     if (c->state == BT_CELL_ATTACHING && bt_cell_complete(&c->cell)) {
         bt_fleet_welcome(c);
         c->state       = BT_CELL_LOADING;

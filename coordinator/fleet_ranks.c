@@ -60,9 +60,8 @@ static bt_status attach(bt_fleet_cell *c, bt_control_peer *peer, bt_up_hello *he
     if (c->fleet->stopped) { /* as those before it were told */
         BT_INFO("rank %u comes while the coordinator ends", rank);
         bt_fleet_tell_to_leave(&c->streams[rank], c->fleet->stop_reason);
-    } else {
-        bt_fleet_advance(c);
     }
+    bt_fleet_advance(c);
 out:
     return st;
 }

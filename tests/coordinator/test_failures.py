@@ -150,6 +150,19 @@ class Start(unittest.TestCase):
         self.assertEqual(c.wait(), 0)
         cell.wait_shutdown()
 
+    def test_cell_that_is_loaded_when_it_stops_does_not_serve(self):
+        c = self.coordinator()
+        cell = self.cell(c).attach()
+        cell.leave_on_shutdown = False
+        wait_for(lambda: len(cell.seen("welcome")) == 4, "the welcomes")
+        c.process.send_signal(signal.SIGINT)
+        cell.wait_shutdown()
+        cell.ready()    # the shutdown and this have crossed
+        for r in cell.ranks:
+            r.leave()
+        self.assertEqual(c.wait(), 0)
+        self.assertNotIn("serves", c.text())
+
     def test_rank_that_comes_while_it_stops_is_told_to_leave(self):
         c = self.coordinator()
         cell = self.cell(c)

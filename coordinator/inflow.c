@@ -44,15 +44,12 @@ bt_epoll_ctl(int poll_fd, int op, int fd, struct epoll_event *event) __asm__("ep
 
 int bt_epoll_ctl(int poll_fd, int op, int fd, struct epoll_event *event)
 {
-    bool known = fd >= 0 && fd < FILES_MAX;
-    int  rc;
+    int rc;
 
-    if (known) pthread_mutex_lock(&g_lock);
+    pthread_mutex_lock(&g_lock);
     rc = (int)syscall(SYS_epoll_ctl, poll_fd, op, fd, event);
-    if (known) {
-        if (rc == 0) note(poll_fd, op, fd, event);
-        pthread_mutex_unlock(&g_lock);
-    }
+    if (rc == 0 && fd < FILES_MAX) note(poll_fd, op, fd, event);
+    pthread_mutex_unlock(&g_lock);
     return rc;
 }
 

@@ -144,6 +144,9 @@ static void hear_that_a_rank_failed_ends_those_that_load(void)
     static const char LINE[] =
         "2026-01-01 00:00:00.000 E rank=1 - launch/rank.c:71 the worker died: "
         "baton-worker (pid 9) was ended by signal 9 (Killed)";
+    static const char *const OTHERS[] = {
+        "I rank=1 - launch/rank.c:60 rank 1 runs", "I rank=1 - launch/main.c:9 2 ranks",
+        "I rank=1 - worker/main.c:1 ranks have failed, was ended by signal 9, with exit code 1"};
     bt_account accounts[2] = {0};
 
     for (int i = 0; i < 4; i++) {
@@ -155,6 +158,9 @@ static void hear_that_a_rank_failed_ends_those_that_load(void)
         s.accounts          = accounts;
         s.phase             = i == 2 ? SERVING : LOADING;
         s.launch_has_served = i == 3;
+        for (size_t k = 0; k < sizeof(OTHERS) / sizeof(OTHERS[0]); k++)
+            bt_supervisor_on_rank_line(&s, OTHERS[k]);
+        EXPECT(s.launch_term_ns == 0 && s.heard_ns != 0);
         bt_supervisor_on_rank_line(&s, LINE);
         EXPECT_EQ(s.launch_term_ns != 0, i == 0);
         EXPECT_EQ(s.rank_failed, i == 0);

@@ -201,6 +201,7 @@ static void hosts_question_that_never_ends_is_ended(void)
     s.hosts.asked_ns = now;
     s.hosts.limit_s  = 5;
     bt_supervisor_watch_hosts(&s, now + 7 * BT_NS_PER_S);
+    usleep(50000); /* for its end */
     EXPECT_EQ(waitpid(pid, &status, WNOHANG), 0);
     bt_supervisor_watch_hosts(&s, now + 9 * BT_NS_PER_S);
     EXPECT_EQ(waitpid(pid, &status, 0), pid);

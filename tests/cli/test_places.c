@@ -164,6 +164,8 @@ static void places_left_out_are_filled_by_spares(void)
         {"n1 n4",    "P n3 D n2 D n2 D n3"               },
         {"n2 n3 n4", NULL                                }, /* nobody for decode */
         {"n1 n3 n4", NULL                                },
+        {"n1 n2 n3", NULL                                }, /* one spare for two roles */
+        {"n2 n3",    "P n1 P n1 D n4"                    },
         {"nobody",   "P n1 P n1 D n2 D n2 D n3 S n3 S n4"},
     };
 

@@ -131,6 +131,25 @@ static void epoll_ctl_of_a_connection_grants_nothing(void)
     close_one(&c);
 }
 
+static void connections_that_are_cut_short_are_all_read_on(void)
+{
+    connection c[3];
+
+    for (int i = 0; i < 3; i++) {
+        open_one(&c[i], true);
+        send_all(&c[i]);
+        EXPECT_EQ(n_events(&c[i]), 1);
+    }
+    for (int i = 0; i < 3; i++)
+        EXPECT_EQ(read_on(&c[i], 0), BT_INFLOW_BYTES);
+    EXPECT_EQ(epoll_wait(c[0].poll_fd, &(struct epoll_event){0}, 1, 0), 1);
+    for (int i = 0; i < 3; i++) {
+        EXPECT_EQ(syscall(SYS_epoll_pwait, c[i].poll_fd, &(struct epoll_event){0}, 1, 0, NULL, 0),
+                  i > 0); /* all have their edge by one call */
+        close_one(&c[i]);
+    }
+}
+
 static void messages_of_many_pieces_are_read_in_part(void)
 {
     enum { N = PIECES_MAX + 5 };
@@ -192,6 +211,7 @@ static const bt_test TESTS[] = {
     BT_TEST(another_connection_of_its_number_begins_anew),
     BT_TEST(what_is_not_polled_has_no_bound),
     BT_TEST(epoll_ctl_of_a_connection_grants_nothing),
+    BT_TEST(connections_that_are_cut_short_are_all_read_on),
     BT_TEST(messages_of_many_pieces_are_read_in_part),
     BT_TEST(epoll_wait_waits),
 };

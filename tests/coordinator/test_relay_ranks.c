@@ -169,6 +169,34 @@ static void relay_cells_that_come_and_go_lose_nothing(void)
     }
 }
 
+/* Rank 4, once a spare, has the seat of rank 0; nobody has that of rank 2. */
+static void relay_of_ranks_that_come_back_has_their_seats(void)
+{
+    uint32_t        prefill[] = {4, 1}, decode[] = {BT_NO_RANK, 3}, taken[2];
+    bt_down_regroup seats = {
+        .groups = {{.n = 2, .ranks = prefill}, {.n = 2, .ranks = decode}}
+    };
+    sim s;
+
+    sim_init_as(&s, 2, 2, 5, 32, true);
+    bt_relay_destroy(s.relay);
+    s.cfg.seats      = &seats;
+    s.limits[0].lost = s.limits[2].lost = s.limits[3].lost = true; /* rank 3 has not come */
+    EXPECT_EQ(sim_relay_create(&s, &s.relay), BT_OK);
+    bt_relay_count_seats(s.relay, taken);
+    EXPECT(taken[0] == 2 && taken[1] == 0);
+    EXPECT_EQ(bt_relay_n_spares(s.relay), 0);
+    sim_lose(&s, 4);
+    bt_relay_count_seats(s.relay, taken);
+    EXPECT(taken[0] == 1 && taken[1] == 0);
+    bt_relay_destroy(s.relay);
+    s.limits[3].lost = false;
+    EXPECT_EQ(sim_relay_create(&s, &s.relay), BT_OK);
+    bt_relay_count_seats(s.relay, taken);
+    EXPECT(taken[0] == 2 && taken[1] == 1);
+    sim_fini(&s);
+}
+
 /* One spare prepares for a prefill seat and hangs; the other one, which prepares for a decode seat
  * when the last prefill rank dies, goes where nobody is. */
 static void relay_a_spare_goes_where_nobody_is(void)
@@ -369,6 +397,14 @@ static void relay_blame_is_forgotten_with_its_epoch(void)
     bt_relay_tick(s.relay, s.now);
     EXPECT(s.n_stuck == 2 && s.last_stuck == 3);
     sim_fini(&s);
+
+    sim_init_as(&s, 2, 4, 6, 32, true);
+    sim_tell(&s, 2, expired(EPOCH - 1, 1, 4, 0));
+    sim_lose(&s, 0); /* which is the epoch of another group */
+    s.now += 101 * BT_NS_PER_MS;
+    bt_relay_tick(s.relay, s.now);
+    EXPECT(s.n_stuck == 1 && s.last_stuck == 4);
+    sim_fini(&s);
 }
 
 /* A decode rank does not wait for rank 1, which prefills: it has said nothing of use. */
@@ -504,6 +540,7 @@ static const bt_test tests[] = {
     BT_TEST(relay_lost_ranks_lose_nothing),
     BT_TEST(relay_spares_take_the_places_of_the_lost),
     BT_TEST(relay_cells_that_come_and_go_lose_nothing),
+    BT_TEST(relay_of_ranks_that_come_back_has_their_seats),
     BT_TEST(relay_a_spare_goes_where_nobody_is),
     BT_TEST(relay_spare_that_joins_is_woken_with_its_group),
     BT_TEST(relay_silent_spare_is_removed),

@@ -351,6 +351,25 @@ static void handoff_is_complete_with_one_last_message(void)
     tear_down(&e);
 }
 
+/* They may be others' too. */
+static void handoff_refuses_rows_of_pages_that_were_there(void)
+{
+    ends e;
+
+    set_up(&e, 9 * ROW_BYTES);
+    run_prompt(&e, BT_PAGE_TOKENS, 1000);
+    bt_handoff_in_fini(&e.in);
+    EXPECT_EQ(bt_handoff_in_init(&e.in, e.dst_pool, PROMPT, BT_PAGE_TOKENS, VOCAB, e.dst,
+                                 &(bt_handoff_tail){CHOICES, e.firsts_in, e.map_in, MAP, 16}),
+              BT_OK);
+    for (uint32_t i = 0; i < e.n; i++) {
+        EXPECT(!bt_handoff_in_complete(&e.in));
+        EXPECT_EQ(accept(&e, i), e.messages[i].token0 < BT_PAGE_TOKENS ? BT_ERR_CHECKSUM : BT_OK);
+    }
+    EXPECT(bt_handoff_in_complete(&e.in));
+    tear_down(&e);
+}
+
 /* Pages that were given back and taken again have another generation. */
 static void handoff_refuses_rows_for_an_earlier_owner(void)
 {
@@ -420,6 +439,7 @@ int main(int argc, char **argv)
         BT_TEST(handoff_without_its_first_token_holds_the_last_message),
         BT_TEST(handoff_refuses_what_does_not_fit_and_writes_nothing),
         BT_TEST(handoff_refuses_rows_that_come_twice),
+        BT_TEST(handoff_refuses_rows_of_pages_that_were_there),
         BT_TEST(handoff_is_complete_with_one_last_message),
         BT_TEST(handoff_refuses_rows_for_an_earlier_owner),
         BT_TEST(handoff_ends_unwind_at_every_allocation),

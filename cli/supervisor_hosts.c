@@ -222,7 +222,7 @@ bool bt_supervisor_silent_host(const supervisor *s, char *buf, size_t capacity)
 {
     const bt_cell_hosts *h = &s->hosts;
 
-    if (h->asked_ns == 0 || bt_child_running(&s->asker)) return false;
+    if (bt_child_running(&s->asker)) return false;
     for (uint32_t i = 0; i < h->n; i++) {
         if (!h->at[i].asked || h->at[i].heard) continue;
         snprintf(buf, capacity, "host %s: %s", h->at[i].name, h->at[i].why);

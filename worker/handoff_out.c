@@ -65,7 +65,7 @@ bool bt_handoff_out_next(const bt_handoff_out *out, const bt_handoff_out_view *v
     }
     bytes *= l1 - l0;
     last = l1 == v->n_layers && t1 == v->n_prompt;
-    full = bytes >= ENOUGH_BYTES || 2 * bytes > room || t1 - t0 == fit;
+    full = bytes >= ENOUGH_BYTES || 2 * bytes > room;
     if (last ? !out->first_known : !full && !v->flush) return false;
 
     page0  = t0 / BT_PAGE_TOKENS;

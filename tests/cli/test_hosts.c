@@ -191,7 +191,8 @@ static void hosts_question_that_never_ends_is_ended(void)
     supervisor s;
     uint64_t   now    = bt_now_ns();
     int        status = 0;
-    pid_t      pid    = fork();
+    char       text[256];
+    pid_t      pid = fork();
 
     if (pid == 0)
         for (;;)
@@ -200,6 +201,9 @@ static void hosts_question_that_never_ends_is_ended(void)
     s.asker.pid      = pid;
     s.hosts.asked_ns = now;
     s.hosts.limit_s  = 5;
+
+    s.hosts.at[0].asked = true;
+    EXPECT(!bt_supervisor_silent_host(&s, text, sizeof(text))); /* it may still answer */
     bt_supervisor_watch_hosts(&s, now + 7 * BT_NS_PER_S);
     usleep(50000); /* for its end */
     EXPECT_EQ(waitpid(pid, &status, WNOHANG), 0);

@@ -6,6 +6,7 @@
 #ifndef BT_TESTS_COORDINATOR_RELAY_SIM_H
 #define BT_TESTS_COORDINATOR_RELAY_SIM_H
 
+#include "coordinator/relay_state.h"
 #include "coordinator/relay_view.h"
 #include "core/alloc.h"
 #include "core/clock.h"
@@ -648,6 +649,7 @@ static inline void sim_expect_idle(const sim *s)
     EXPECT_EQ(sim_loads(s).n_running, 0);
     EXPECT_EQ(sim_loads(s).used_tokens, 0);
     EXPECT_EQ(bt_relay_queued_tokens(s->relay), 0);
+    EXPECT(s->relay->placed.first == NULL); /* nor one that has ended */
     for (uint32_t i = 0; i < s->cfg.n_ranks; i++) {
         bt_relay_rank_view v;
 

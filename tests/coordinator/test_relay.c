@@ -475,8 +475,9 @@ static void relay_other_epochs_are_not_heard(void)
  * theirs to say. */
 static void relay_ranks_are_heard_of_what_they_have(void)
 {
-    sim        s;
-    sim_client c;
+    sim                s;
+    sim_client         c;
+    bt_relay_rank_view v;
 
     sim_init(&s, 1, 2, 3, 8);
     s.prompt_logprobs = 2;
@@ -497,6 +498,8 @@ static void relay_ranks_are_heard_of_what_they_have(void)
     sim_tell(&s, 0, sim_retracted(c.number, EPOCH));
     sim_tell(&s, 2, sim_released(c.number));
     EXPECT(c.n == 0 && c.ends == 0);
+    bt_relay_view_rank(s.relay, 0, &v);
+    EXPECT_EQ(v.n_held, 1);
     sim_tell(&s, 0, sim_tokens(c.number, 6, sim_token(6, 0), BT_FINISH_NONE));
     EXPECT(c.n == 1 && c.ends == 0);
     sim_fini(&s);

@@ -257,6 +257,25 @@ static void relay_silent_spare_is_removed(void)
     sim_fini(&s);
 }
 
+/* Its counter stands still where its step thread does. */
+static void relay_beats_are_progress_while_their_counter_moves(void)
+{
+    sim        s;
+    sim_client c;
+
+    sim_init_as(&s, 0, 0, 2, 32, true);
+    EXPECT_EQ(sim_submit(&s, &c, "a", 6, 10, 100), BT_OK);
+    for (uint32_t second = 1; second <= 50; second++) {
+        s.now += BT_NS_PER_S;
+        for (uint32_t rank = 0; rank < 2; rank++)
+            sim_tell(&s, rank,
+                     (bt_up){.kind = BT_UP_BEAT, .u.beat.progress = second < 30 ? second : 30});
+        bt_relay_tick(s.relay, s.now);
+        EXPECT_EQ(s.n_stuck, second < 50 ? 0 : 1);
+    }
+    sim_fini(&s);
+}
+
 /* Ranks that could not go on without a lost one have their quiet time again. */
 static void relay_lost_rank_is_no_fault_of_those_that_waited(void)
 {
@@ -306,6 +325,7 @@ static void relay_waits_for_ranks_until_the_deadline(void)
     EXPECT_EQ(sim_submit(&s, &first, "a", 6, 10, 100), BT_OK);
     sim_tell(&s, 1, sim_ticket(first.number, 4));
     sim_tell(&s, 0, sim_tokens(first.number, 6, sim_token(6, 0), BT_FINISH_NONE));
+    s.now += 9 * BT_NS_PER_S;
     sim_lose(&s, 1);
     bt_relay_count_seats(s.relay, taken);
     EXPECT(taken[0] == 1 && taken[1] == 0);
@@ -318,8 +338,10 @@ static void relay_waits_for_ranks_until_the_deadline(void)
     EXPECT_EQ(later.ends, 1);
     EXPECT_EQ(later.end.code, GRPC_STATUS_UNAVAILABLE);
     EXPECT_HAS(later.message, "no decode rank is left");
-    for (int i = 0; i < 5; i++, s.now += 9 * BT_NS_PER_S)
+    for (int i = 0; i < 5; i++, s.now += 9 * BT_NS_PER_S) {
+        EXPECT_EQ(first.ends, 0); /* 60 s from when it was lost */
         bt_relay_tick(s.relay, s.now);
+    }
     EXPECT_EQ(first.end.code, GRPC_STATUS_UNAVAILABLE);
     sim_fini(&s);
 }
@@ -544,6 +566,7 @@ static const bt_test tests[] = {
     BT_TEST(relay_a_spare_goes_where_nobody_is),
     BT_TEST(relay_spare_that_joins_is_woken_with_its_group),
     BT_TEST(relay_silent_spare_is_removed),
+    BT_TEST(relay_beats_are_progress_while_their_counter_moves),
     BT_TEST(relay_lost_rank_is_no_fault_of_those_that_waited),
     BT_TEST(relay_lost_rank_is_not_heard),
     BT_TEST(relay_waits_for_ranks_until_the_deadline),

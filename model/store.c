@@ -102,7 +102,7 @@ static void *map(int fd, uint64_t offset, uint64_t bytes, int protection)
     at = room +
          (BT_HUGE_BYTES + offset % BT_HUGE_BYTES - (uintptr_t)room % BT_HUGE_BYTES) % BT_HUGE_BYTES;
     if (at > room) munmap(room, (size_t)(at - room));
-    if (at < room + BT_HUGE_BYTES) munmap(at + bytes, (size_t)(room + BT_HUGE_BYTES - at));
+    munmap(at + bytes, (size_t)(room + BT_HUGE_BYTES - at));
     if (mmap(at, bytes, protection, MAP_SHARED | MAP_FIXED | MAP_NORESERVE, fd, (off_t)offset) ==
         MAP_FAILED) {
         munmap(at, bytes);

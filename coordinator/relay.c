@@ -276,15 +276,7 @@ void bt_relay_requeue(bt_relay *r, bt_relay_request *q, bool abort_decode, uint6
     if (!q->prefill_holds && q->prefill_pages != 0) bt_relay_free_prefill(r, q);
     if (q->prefill_holds) bt_relay_send_abort(r, q, q->prefill_rank, 0);
     if (abort_decode && q->decode_holds) bt_relay_send_abort(r, q, q->decode_rank, 0);
-    q->name       = NULL; /* these are its successor's */
-    q->cache_salt = NULL;
-    q->prompt     = NULL;
-    q->keys       = NULL;
-    q->matches    = NULL;
-    q->form_map   = NULL;
-    q->choices    = NULL;
-    q->client     = NULL;
-    q->sampling   = (bt_sampling){0};
+    bt_relay_request_disown(q);
     bt_relay_turn(r, q, BT_ENDED);
     bt_relay_settle(r, q);
 }

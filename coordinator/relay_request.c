@@ -63,6 +63,19 @@ void bt_relay_request_destroy(bt_relay_request *q)
     bt_free(q);
 }
 
+void bt_relay_request_disown(bt_relay_request *q)
+{
+    q->choices    = NULL;
+    q->name       = NULL;
+    q->cache_salt = NULL;
+    q->prompt     = NULL;
+    q->keys       = NULL;
+    q->matches    = NULL;
+    q->form_map   = NULL;
+    q->sampling   = (bt_sampling){0};
+    q->client     = NULL;
+}
+
 /* Two names with the same 64-bit key count as duplicates.  That does not happen by chance, and
  * whoever makes it happen gets a refusal. */
 uint64_t bt_relay_name_key(const char *name)

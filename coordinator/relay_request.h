@@ -81,6 +81,8 @@ bt_status bt_relay_request_create(bt_relay_submission *from, void *client, uint6
 void bt_relay_request_return(bt_relay_request *q, bt_relay_submission *to);
 /* q: in no relay and no list, or NULL. */
 void bt_relay_request_destroy(bt_relay_request *q);
+/* All that destroy() would free is its copy's now, and so is its client, but for held_pages. */
+void bt_relay_request_disown(bt_relay_request *q);
 
 /* What stands for a name in tables: never 0. */
 uint64_t bt_relay_name_key(const char *name);

@@ -61,13 +61,6 @@ static uint32_t begins_after(const bt_ask *ask, const bt_intake_limits *limits)
     return open ? limits->think_end : 0;
 }
 
-static bool stops_at(const bt_sampling *s, uint32_t id)
-{
-    for (uint32_t i = 0; i < s->n_stop; i++)
-        if (s->stop_tokens[i] == id) return true;
-    return false;
-}
-
 static bool is_known(const bt_intake_known *known, XXH128_hash_t hash)
 {
     for (uint32_t i = 0; i < BT_INTAKE_KNOWN && i < known->n; i++)
@@ -120,7 +113,8 @@ bt_status bt_intake_constraint(const bt_ask *ask, const bt_intake_limits *limits
     s->constraint_kind    = (uint32_t)ask->constraint;
     s->n_constraint_bytes = (uint32_t)n;
     s->constraint_after   = begins_after(ask, limits);
-    BT_INTAKE_REFUSE_UNLESS(s->constraint_after == 0 || !stops_at(s, s->constraint_after - 1),
+    BT_INTAKE_REFUSE_UNLESS(s->constraint_after == 0 ||
+                                !bt_sampling_stops_at(s, s->constraint_after - 1),
                             "%s with stop_token_ids that hold %u: the reply begins behind that "
                             "token, the end of the thoughts",
                             ask->constraint_name, s->constraint_after - 1);

@@ -305,6 +305,13 @@ bt_status bt_sampling_copy(const bt_sampling *from, bt_sampling *to_out);
 bt_sampling bt_sampling_take(bt_sampling *from);
 /* Frees what it owns and leaves it without. */
 void bt_sampling_free(bt_sampling *sampling);
+/* Whether the token is one of stop_tokens. */
+static inline bool bt_sampling_stops_at(const bt_sampling *sampling, uint32_t id)
+{
+    for (uint32_t i = 0; i < sampling->n_stop; i++)
+        if (sampling->stop_tokens[i] == id) return true;
+    return false;
+}
 /* The choice depends on the tokens of the prompt / on those that were generated before it. */
 static inline bool bt_sampling_needs_prompt(const bt_sampling *s)
 {

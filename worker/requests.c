@@ -474,8 +474,7 @@ bt_finish bt_request_finish(const bt_model_config *model, const bt_request *r, u
 {
     for (uint32_t i = 0; i < model->n_eos && !r->sampling.ignore_eos; i++)
         if (model->eos_tokens[i] == id) return BT_FINISH_EOS;
-    for (uint32_t i = 0; i < r->sampling.n_stop; i++)
-        if (r->sampling.stop_tokens[i] == id) return BT_FINISH_STOP_TOKEN;
+    if (bt_sampling_stops_at(&r->sampling, id)) return BT_FINISH_STOP_TOKEN;
     if (position + 1 - r->n_prompt >= r->sampling.max_tokens) return BT_FINISH_LENGTH;
     return BT_FINISH_NONE;
 }

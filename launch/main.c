@@ -150,22 +150,21 @@ static int exit_code(int status)
     return WEXITSTATUS(status);
 }
 
+/* mpirun, also where a script in its place waits for it. */
+static pid_t whom_to_tell(pid_t mpirun)
+{
+    pid_t starter = bt_mpirun_starter(mpirun);
+
+    return starter != 0 ? starter : mpirun;
+}
+
 /* Open MPI 4 hangs or crashes when it is told to stop while it starts; before it has started
  * anything, it need not be told. */
 static void stop_mpirun(pid_t mpirun)
 {
-    pid_t starter = bt_mpirun_starter(mpirun);
+    pid_t pid = whom_to_tell(mpirun);
 
-    if (starter == 0) starter = mpirun;
-    kill(starter, bt_mpirun_n_children(starter) > 0 ? SIGTERM : SIGKILL);
-}
-
-/* mpirun passes it on to the ranks. */
-static void pass_on(int sig, pid_t mpirun)
-{
-    pid_t starter = bt_mpirun_starter(mpirun);
-
-    kill(starter != 0 ? starter : mpirun, sig);
+    kill(pid, bt_mpirun_n_children(pid) > 0 ? SIGTERM : SIGKILL);
 }
 
 /* A rank has failed, and mpirun ends the others: told to stop meanwhile, Open MPI 4 crashes. */
@@ -181,7 +180,7 @@ static void handle_signal(int sig, const bt_mpirun_options *opt, pid_t mpirun, u
 {
     switch (sig) {
     case SIGUSR1:
-    case SIGUSR2: pass_on(sig, mpirun); break;
+    case SIGUSR2: kill(whom_to_tell(mpirun), sig); break; /* mpirun passes it on to the ranks */
     case SIGTERM:
     case SIGINT:
     case SIGHUP:

@@ -2,6 +2,10 @@
 #ifndef BT_TESTS_LAUNCH_LAUNCH_H
 #define BT_TESTS_LAUNCH_LAUNCH_H
 
+#include <stdarg.h>
+#include <sys/stat.h>
+
+#include "core/log.h"
 #include "tests/support/command.h"
 #include "tests/support/test.h"
 
@@ -38,6 +42,32 @@ static inline void expect_removed(const char *word, const bt_command *of)
     while (access(path, F_OK) == 0 && bt_command_now() < end)
         usleep(10000);
     EXPECT(access(path, F_OK) != 0);
+}
+
+/* The number after the n-th `word`; 0 when there is none. */
+static inline long number_after(const char *word, int n)
+{
+    const char *p = g_command.output;
+
+    for (; n >= 0 && p != NULL; n--) {
+        p = strstr(p, word);
+        if (p != NULL) p += strlen(word);
+    }
+    return p != NULL ? strtol(p, NULL, 10) : 0;
+}
+
+/* What stands there for mpirun: a script for sh. */
+BT_PRINTF(2, 3) static inline void write_mpirun(const char *path, const char *format, ...)
+{
+    FILE   *f = fopen(path, "w");
+    va_list ap;
+
+    EXPECT(f != NULL && fputs("#!/bin/sh\n", f) >= 0);
+    va_start(ap, format);
+    EXPECT(vfprintf(f, format, ap) > 0);
+    va_end(ap);
+    fclose(f);
+    EXPECT_EQ(chmod(path, 0700), 0);
 }
 
 #endif

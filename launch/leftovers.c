@@ -16,6 +16,7 @@
 #include "core/log.h"
 #include "launch/endings.h"
 #include "launch/openmpi.h"
+#include "launch/processes.h"
 #include "launch/scratch.h"
 
 enum { HOLD_TRIES = 20 };
@@ -38,12 +39,13 @@ static void remove_segments(const char *dir, const char *local_rank)
 }
 
 /* A zombie has ended: a daemon that hangs leaves its children so. */
-static bool lives(long pid)
+static bool lives(pid_t daemon, pid_t pid, void *ctx)
 {
     char  path[64], state = 'Z';
     FILE *f;
 
-    snprintf(path, sizeof(path), "/proc/%ld/stat", pid);
+    (void)daemon, (void)ctx;
+    snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
     f = fopen(path, "re");
     if (f == NULL) return false;
     if (fscanf(f, "%*d (%*[^)]) %c", &state) != 1) state = 'Z';
@@ -53,33 +55,14 @@ static bool lives(long pid)
 
 static bool is_daemon(pid_t pid)
 {
-    char  path[64], name[32] = "";
-    FILE *f;
+    char name[BT_PROCESS_NAME];
 
-    snprintf(path, sizeof(path), "/proc/%d/comm", (int)pid);
-    f = fopen(path, "re");
-    if (f == NULL) return false;
-    if (fscanf(f, "%31s", name) != 1) name[0] = '\0';
-    fclose(f);
+    bt_process_name(pid, name);
     return strcmp(name, "orted") == 0 || strcmp(name, "prted") == 0;
 }
 
 /* Ranks of the job live here: where others go on, the daemon is needed. */
-static bool has_ranks(pid_t daemon)
-{
-    char  path[64];
-    FILE *f;
-    long  child;
-    bool  any = false;
-
-    snprintf(path, sizeof(path), "/proc/%d/task/%d/children", (int)daemon, (int)daemon);
-    f = fopen(path, "re");
-    if (f == NULL) return false;
-    while (!any && fscanf(f, "%ld", &child) == 1)
-        any = lives(child);
-    fclose(f);
-    return any;
-}
+static bool has_ranks(pid_t daemon) { return bt_process_each_child(daemon, lives, NULL); }
 
 /* The last rank's guard ends a daemon that stays: one whose mpirun cannot be reached does. */
 static void end_daemon(pid_t pid)

@@ -1,6 +1,5 @@
 #include "launch/mpirun.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -20,11 +19,11 @@
 #include "launch/bind.h"
 #include "launch/endings.h"
 #include "launch/openmpi.h"
+#include "launch/processes.h"
 
 /* mpirun hangs or crashes where it cannot open its pipes: a dozen and four a rank, and its own
  * sockets and plugins. */
 enum { FILES = BT_FILES, FILES_A_RANK = 8 };
-enum { COMM_BYTES = 16 }; /* of a process's name, with its end */
 
 #define NO_OWN_PATH "this program's path is not known: is /proc mounted?"
 
@@ -283,34 +282,6 @@ out:
     return st;
 }
 
-/* true: no more are wanted. */
-typedef bool (*child_fn)(pid_t parent, pid_t child, void *ctx);
-
-/* From 32 ranks on this machine on, mpirun starts them from several threads. */
-static bool each_child(pid_t parent, child_fn fn, void *ctx)
-{
-    char           path[NAME_MAX + 64];
-    DIR           *threads;
-    struct dirent *thread;
-    FILE          *children;
-    long           child;
-    bool           over = false;
-
-    snprintf(path, sizeof(path), "/proc/%d/task", (int)parent);
-    threads = opendir(path);
-    while (threads != NULL && !over && (thread = readdir(threads)) != NULL) {
-        if (thread->d_name[0] == '.') continue;
-        snprintf(path, sizeof(path), "/proc/%d/task/%s/children", (int)parent, thread->d_name);
-        children = fopen(path, "re");
-        if (children == NULL) continue; /* the thread has ended */
-        while (!over && fscanf(children, "%ld", &child) == 1)
-            over = fn(parent, (pid_t)child, ctx);
-        fclose(children);
-    }
-    if (threads != NULL) closedir(threads);
-    return over;
-}
-
 static bool count_child(pid_t parent, pid_t child, void *n_children)
 {
     (void)parent, (void)child;
@@ -325,31 +296,23 @@ uint32_t bt_mpirun_n_children(pid_t mpirun)
 
     snprintf(path, sizeof(path), "/proc/%d/task/%d/children", (int)mpirun, (int)mpirun);
     if (access(path, R_OK) != 0) return UINT32_MAX;
-    each_child(mpirun, count_child, &n);
+    bt_process_each_child(mpirun, count_child, &n);
     return n;
 }
 
 /* It runs `baton-launch --as-rank`. */
 static bool is_rank(pid_t pid)
 {
-    char        path[PATH_MAX], name[32] = "";
-    const char *own;
-    FILE       *comm;
+    char path[PATH_MAX], name[BT_PROCESS_NAME];
 
-    snprintf(path, sizeof(path), "/proc/%d/comm", (int)pid);
-    comm = fopen(path, "re");
-    if (comm == NULL) return false;
-    if (fgets(name, sizeof(name), comm) == NULL) name[0] = '\0';
-    fclose(comm);
-    name[strcspn(name, "\n")] = '\0';
-    if (!bt_own_path(path)) return false;
-    own = strrchr(path, '/') + 1;
-    return strncmp(own, name, COMM_BYTES - 1) == 0 && name[0] != '\0';
+    bt_process_name(pid, name);
+    return name[0] != '\0' && bt_own_path(path) &&
+           strncmp(strrchr(path, '/') + 1, name, sizeof(name) - 1) == 0;
 }
 
 static bool find_starter(pid_t parent, pid_t child, void *starter)
 {
-    if (!is_rank(child)) return each_child(child, find_starter, starter);
+    if (!is_rank(child)) return bt_process_each_child(child, find_starter, starter);
     *(pid_t *)starter = parent;
     return true;
 }
@@ -358,7 +321,7 @@ pid_t bt_mpirun_starter(pid_t mpirun)
 {
     pid_t starter = 0;
 
-    each_child(mpirun, find_starter, &starter);
+    bt_process_each_child(mpirun, find_starter, &starter);
     return starter;
 }
 

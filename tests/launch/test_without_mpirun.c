@@ -1,7 +1,10 @@
 /* Without Open MPI: what a script that stands for mpirun is told, and what is made of what it says
  * and does; and the parent of a rank by itself. */
+#include <pthread.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 
 #include "tests/launch/launch.h"
 
@@ -22,6 +25,46 @@ static void launch_daemon_that_hangs_is_ended(void)
     EXPECT_EQ(bt_command_finish(&g_command, END_S), 128 + 9);
     snprintf(script, sizeof(script), "rm -r %s", folder);
     EXPECT_EQ(system(script), 0);
+}
+
+/* With its shared memory elsewhere a job has none in the folder that the guards watch. */
+static void *start_two_ranks(void *shm)
+{
+    static const char *const PROGRAMS[] = {"sleep", "true"};
+
+    for (int i = 0; i < 2; i++) {
+        if (fork() != 0) continue;
+        setenv("OMPI_COMM_WORLD_LOCAL_RANK", i == 0 ? "0" : "1", 1);
+        execl(g_launch, g_launch, "--as-rank", "--shm", (char *)shm, "--", PROGRAMS[i], "600",
+              (char *)NULL);
+        _exit(127);
+    }
+    for (;;) /* they are this thread's children while it is there */
+        pause();
+}
+
+/* Daemons start ranks from several threads, from 32 on: those that live on keep it. */
+static void launch_daemon_whose_threads_have_ranks_stays(void)
+{
+    char      folder[] = "/tmp/baton-test-XXXXXX", shm[64];
+    pthread_t thread;
+    pid_t     daemon;
+
+    EXPECT(mkdtemp(folder) != NULL);
+    snprintf(shm, sizeof(shm), "%s/shm", folder);
+    EXPECT_EQ(prctl(PR_SET_CHILD_SUBREAPER, 1), 0); /* guards outlive the ranks' parents */
+    daemon = fork();
+    if (daemon == 0) {
+        prctl(PR_SET_NAME, "orted");
+        if (pthread_create(&thread, NULL, start_two_ranks, shm) == 0) pthread_join(thread, NULL);
+        _exit(1);
+    }
+    EXPECT(waitpid(-1, NULL, 0) != daemon); /* but the guard of the rank that has ended */
+    kill(daemon, SIGKILL);
+    while (waitpid(-1, NULL, 0) > 0)
+        continue;
+    EXPECT_EQ(prctl(PR_SET_CHILD_SUBREAPER, 0), 0);
+    EXPECT_EQ(rmdir(folder), 0);
 }
 
 /* A rank's parent, without mpirun. */
@@ -543,6 +586,7 @@ static void launch_endings_are_counted_once(void)
 
 static const bt_test TESTS[] = {
     BT_TEST(launch_daemon_that_hangs_is_ended),
+    BT_TEST(launch_daemon_whose_threads_have_ranks_stays),
     BT_TEST(launch_rank_takes_its_part_of_the_bindings),
     BT_TEST(launch_rank_tells_how_its_program_ended),
     BT_TEST(launch_mpirun_that_starts_nothing_is_told),

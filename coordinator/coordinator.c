@@ -112,12 +112,7 @@ static void open_port(void *ctx)
     BT_INFO("ready: %s serves %s on %s", c->opt->served_name, config.facts->model_type, address);
     bt_announce(c->opt->announce_fd, true, "ready %s", address);
 out:
-    if (st != BT_OK) {
-        char why[TEXT_MAX];
-
-        snprintf(why, sizeof(why), "%s", bt_error_text());
-        fail(c, "%s", why);
-    }
+    if (st != BT_OK) fail(c, "%s", bt_error_text());
 }
 
 static bt_status create_fleet(coordinator *c)

@@ -232,12 +232,7 @@ static void serve(bt_fleet_cell *c)
     bt_announce(fleet->cfg.announce_fd, true, "serving %s", c->cell.name);
     bt_fleet_balance(fleet, bt_now_ns());
 out:
-    if (st != BT_OK) {
-        char why[BT_FLEET_TEXT];
-
-        snprintf(why, sizeof(why), "%s", bt_error_text());
-        bt_fleet_lose(c, "%s", why);
-    }
+    if (st != BT_OK) bt_fleet_lose(c, "%s", bt_error_text());
 }
 
 void bt_fleet_advance(bt_fleet_cell *c)
@@ -386,8 +381,10 @@ void bt_fleet_tick(bt_fleet *fleet, uint64_t now_ns)
 
         if (c->relay != NULL) bt_relay_tick(c->relay, now_ns);
         if (c->stuck[0] != 0) bt_fleet_lose(c, "%s", c->stuck);
-        if (c->relay != NULL) note_groups(c);
-        if (c->relay != NULL) check_seats(c, now_ns);
+        if (c->relay != NULL) {
+            note_groups(c);
+            check_seats(c, now_ns);
+        }
         check_deadline(c, now_ns);
         if (c->state == BT_CELL_DRAINING) {
             bt_fleet_move_queue(fleet, c, now_ns); /* what was retracted meanwhile */

@@ -342,29 +342,20 @@ void bt_fleet_get_loads(const bt_fleet *fleet, bt_relay_loads *loads_out)
     *loads_out = all;
 }
 
-uint64_t bt_fleet_max_tokens(const bt_fleet *fleet)
+static uint64_t most_of(const bt_fleet *fleet, uint64_t (*of)(const bt_relay *relay))
 {
     uint64_t most = 0;
 
     for (uint32_t i = 0; i < fleet->n_cells; i++) {
-        const bt_relay *relay = fleet->cells[i]->relay;
+        uint64_t n = fleet->cells[i]->relay != NULL ? of(fleet->cells[i]->relay) : 0;
 
-        if (relay != NULL && bt_relay_max_tokens(relay) > most) most = bt_relay_max_tokens(relay);
+        if (n > most) most = n;
     }
     return most;
 }
 
-uint64_t bt_fleet_max_prompt(const bt_fleet *fleet)
-{
-    uint64_t most = 0;
-
-    for (uint32_t i = 0; i < fleet->n_cells; i++) {
-        const bt_relay *relay = fleet->cells[i]->relay;
-
-        if (relay != NULL && bt_relay_max_prompt(relay) > most) most = bt_relay_max_prompt(relay);
-    }
-    return most;
-}
+uint64_t bt_fleet_max_tokens(const bt_fleet *fleet) { return most_of(fleet, bt_relay_max_tokens); }
+uint64_t bt_fleet_max_prompt(const bt_fleet *fleet) { return most_of(fleet, bt_relay_max_prompt); }
 
 uint64_t bt_fleet_queued_tokens(const bt_fleet *fleet)
 {

@@ -21,25 +21,23 @@ static uint64_t wait_for(const bt_fleet *fleet, const bt_up_hello *hello)
 /* The cell that the hello names, made when it is the first of it. */
 static bt_status find_cell(bt_fleet *fleet, const bt_up_hello *hello, bt_fleet_cell **cell_out)
 {
-    bt_status          st = BT_OK;
-    bt_fleet_cell     *c = bt_fleet_find(fleet, hello->cell), *fresh = NULL;
-    const bt_up_hello *facts = fleet->has_facts ? &fleet->facts : NULL;
+    bt_status          st    = BT_OK;
+    bt_fleet_cell     *c     = bt_fleet_find(fleet, hello->cell);
+    const bt_up_hello *facts = bt_fleet_facts(fleet);
 
     BT_REQUIRE(c == NULL || c->state != BT_CELL_LEAVING || fleet->stopped, BT_ERR_PEER,
                "rank %u comes too early: the cell \"%s\" before it has not left yet", hello->rank,
                hello->cell);
-    if (facts == NULL && c == NULL && fleet->n_cells > 0)
-        facts = bt_cell_facts(&fleet->cells[0]->cell);
-    if (facts != NULL && c == NULL) BT_TRY(bt_hello_agree(facts, hello));
     if (c == NULL) {
+        if (facts == NULL && fleet->n_cells > 0) facts = bt_cell_facts(&fleet->cells[0]->cell);
+        if (facts != NULL) BT_TRY(bt_hello_agree(facts, hello));
         BT_REQUIRE(fleet->n_cells < BT_FLEET_CELLS, BT_ERR_INVALID_ARG,
                    "there are %d cells already", BT_FLEET_CELLS);
-        fresh = bt_calloc(1, sizeof(*fresh));
-        BT_REQUIRE(fresh != NULL, BT_ERR_NO_MEMORY, "a cell");
-        fresh->fleet                   = fleet;
-        fresh->deadline_ns             = bt_now_ns() + wait_for(fleet, hello);
-        fleet->cells[fleet->n_cells++] = fresh;
-        c                              = fresh;
+        c = bt_calloc(1, sizeof(*c));
+        BT_REQUIRE(c != NULL, BT_ERR_NO_MEMORY, "a cell");
+        c->fleet                       = fleet;
+        c->deadline_ns                 = bt_now_ns() + wait_for(fleet, hello);
+        fleet->cells[fleet->n_cells++] = c;
     }
     *cell_out = c;
 out:
@@ -68,8 +66,8 @@ out:
 
 static void on_hello(bt_fleet *fleet, bt_control_peer *peer, bt_up_hello *hello)
 {
-    bt_fleet_cell *c     = NULL;
-    bool           again = hello->incarnation != 0;
+    bt_fleet_cell *c = NULL;
+    bool           again;
     char           name[96];
 
     snprintf(name, sizeof(name), "%s", hello->cell); /* which may be handed over */

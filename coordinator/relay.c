@@ -256,9 +256,7 @@ void bt_relay_requeue(bt_relay *r, bt_relay_request *q, bool abort_decode, uint6
     again->number             = r->next_number++;
     again->state              = BT_QUEUED;
     again->resumed            = true;
-    again->decode_holds = again->prefill_holds = false;
-    again->prefill_counts = again->decode_pages = again->prefill_pages = 0;
-    again->held_pages = NULL; /* these stay with the placement */
+    bt_relay_request_unplace(again); /* held_pages stay with q */
     bt_relay_forget_early(again);
     again->heard_ns = now_ns;
     bt_table_remove(&r->names, q->name_key);

@@ -63,15 +63,12 @@ static bt_relay_request *take(bt_relay *r, bt_relay_list *list, bt_relay_request
     bt_table_remove(&r->names, q->name_key);
     if (list == &r->queue) bt_relay_count_queued(r, q, false);
     bt_relay_forget_keys(q);
-    bt_free(q->held_pages);
-    q->held_pages = NULL;
     bt_relay_forget_early(q);
     r->n_in[q->state]--;
     q->resumed = q->resumed || q->state != BT_QUEUED;
     q->state   = BT_QUEUED;
-
-    q->decode_holds = q->prefill_holds = q->is_long = false;
-    q->prefill_counts = q->decode_pages = q->prefill_pages = q->decode_choices = 0;
+    bt_free(q->held_pages);
+    bt_relay_request_unplace(q);
     return q;
 }
 

@@ -84,6 +84,9 @@ void bt_relay_request_destroy(bt_relay_request *q);
 /* All that destroy() would free is its copy's now, and so is its client, but for held_pages. */
 void bt_relay_request_disown(bt_relay_request *q);
 
+/* No rank has anything of it or for it; held_pages belong to whoever had that counted. */
+void bt_relay_request_unplace(bt_relay_request *q);
+
 /* What stands for a name in tables: never 0. */
 uint64_t bt_relay_name_key(const char *name);
 

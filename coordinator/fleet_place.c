@@ -263,7 +263,7 @@ bt_status bt_fleet_submit(bt_fleet *fleet, bt_relay_submission *request, void *c
     wish              w  = {.n_prompt   = request->n_prompt,
                             .cache_salt = request->cache_salt,
                             .max_tokens = request->sampling.max_tokens,
-                            .n_choices  = request->n_choices == 0 ? 1 : request->n_choices,
+                            .n_choices  = request->n_choices,
                             .prompt = request->sampling.prompt_logprobs == 0 ? request->prompt : NULL};
     bt_fleet_cell    *c;
 

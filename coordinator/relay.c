@@ -93,7 +93,7 @@ bt_status bt_relay_create(const bt_relay_config *config, const bt_relay_events *
     r->cfg.ranks   = NULL;
     r->cfg.seats   = NULL;
     r->events      = *events;
-    r->next_number = config->first_number != 0 ? config->first_number : 1;
+    r->next_number = config->first_number;
     r->ranks       = bt_calloc(config->n_ranks, sizeof(*r->ranks));
     r->gone        = bt_calloc(config->n_ranks, sizeof(*r->gone));
     BT_REQUIRE(r->ranks != NULL && r->gone != NULL, BT_ERR_NO_MEMORY, "table of %u ranks",
@@ -105,9 +105,8 @@ bt_status bt_relay_create(const bt_relay_config *config, const bt_relay_events *
         BT_TRY(bt_prefix_index_init(&r->ranks[i].index, config->ranks[i].n_pages));
     for (uint32_t i = 0; i < config->n_ranks; i++)
         BT_TRY(bt_held_pages_init(&r->ranks[i].held, config->ranks[i].n_pages));
-    r->prefix_seed = config->prefix_seed != 0 ? config->prefix_seed : bt_prefix_seed();
-    *relay_out     = r;
-    r              = NULL; /* handed over */
+    *relay_out = r;
+    r          = NULL; /* handed over */
 out:
     bt_relay_destroy(r);
     return st;

@@ -52,7 +52,7 @@ typedef struct {
     bool     speculates;      /* decode ranks make drafts: they get the prompts */
     uint64_t rank_quiet_ns; /* a rank that holds a request and makes no progress so long is stuck */
     uint64_t stall_ns;      /* a request that has begun and has not moved for so long has failed */
-    uint64_t prefix_seed;   /* of the keys of cached prefixes; 0: one of its own */
+    uint64_t prefix_seed;   /* of the keys of cached prefixes */
     uint32_t prefill_window; /* prompt tokens sent ahead to one prefill rank; prompts of which one
                               * step computes the rest do not wait for longer ones */
 } bt_relay_config;

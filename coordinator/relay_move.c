@@ -18,7 +18,7 @@ bt_status bt_relay_enter(bt_relay *relay, bt_relay_request *q)
     bool      named  = false;
     uint64_t  number = relay->next_number;
 
-    q->prefix_seed = bt_cache_salt_seed(relay->prefix_seed, q->cache_salt);
+    q->prefix_seed = bt_cache_salt_seed(relay->cfg.prefix_seed, q->cache_salt);
     /* A cached prefix has no logits: a request for prompt logprobs neither uses nor leaves one. */
     if (q->sampling.prompt_logprobs == 0)
         BT_TRY(bt_page_keys(q->prefix_seed, relay->cfg.page_tokens, q->n_prompt, q->prompt,
@@ -29,7 +29,6 @@ bt_status bt_relay_enter(bt_relay *relay, bt_relay_request *q)
     BT_TRY(bt_table_put(&relay->numbers, number, q));
     relay->next_number++;
     q->number = number;
-    if (q->arrival == 0) q->arrival = number;
     bt_relay_list_insert(&relay->queue, q);
     relay->n_in[BT_QUEUED]++;
     bt_relay_count_queued(relay, q, true);

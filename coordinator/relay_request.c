@@ -19,7 +19,7 @@ bt_status bt_relay_request_create(bt_relay_submission *from, void *client, uint6
         q->cache_salt = bt_strdup(from->cache_salt);
         BT_REQUIRE(q->cache_salt != NULL, BT_ERR_NO_MEMORY, "request salt");
     }
-    q->n_choices = q->n_open = from->n_choices == 0 ? 1 : from->n_choices;
+    q->n_choices = q->n_open = from->n_choices;
     q->choices               = bt_calloc(q->n_choices, sizeof(*q->choices));
     BT_REQUIRE(q->choices != NULL, BT_ERR_NO_MEMORY, "%u choices", q->n_choices);
     q->name_key   = bt_relay_name_key(from->name);

@@ -44,7 +44,7 @@ struct bt_relay_request {
     uint32_t   *held_pages; /* owned: where its decode rank has them, as the ticket says; or NULL */
     void       *form_map; /* owned: how its prompt was computed, for a replay; NULL: by its role */
     size_t      n_form_map_bytes;
-    uint64_t    arrival; /* its first number: the smaller, the older */
+    uint64_t    arrival; /* the smaller, the older */
     bool        resumed; /* placed before: it waits as long as its cell moves */
     uint32_t    n_held;  /* prompt tokens that its decode rank had, as the ticket says */
     bt_sampling sampling;
@@ -70,8 +70,8 @@ typedef struct {
     uint32_t    n_prompt;
     uint32_t   *prompt;    /* owned */
     bt_sampling sampling;  /* owned: its arrays */
-    uint32_t    n_choices; /* at most BT_CHOICES_MAX; 0 and 1: one */
-    uint64_t    arrival;   /* order among several relays; 0: by the first relay's numbers */
+    uint32_t    n_choices; /* 1 to BT_CHOICES_MAX */
+    uint64_t    arrival;   /* its place among all requests, of whatever relay: from 1 */
 } bt_relay_submission;
 
 /* Takes what `from` owns, unless out of memory. */

@@ -58,7 +58,7 @@ struct bt_relay {
     bt_table         numbers, names;
     uint64_t         next_number, tokens_out, next_scan_ns;
     uint64_t         queued_tokens, queued_text; /* of prompts, and bytes of constraints */
-    uint64_t         prefix_seed, n_retracted;
+    uint64_t         n_retracted;
     bt_relay_block   blocked;       /* of the queue's first request, when it was last looked at */
     bool             freed;         /* room has come back since then */
     uint64_t         moved_ns;      /* when a request was last computed for, or let go of a rank */

@@ -58,6 +58,7 @@ typedef struct {
     const char     *cache_salt;  /* of what is submitted */
     int             n_stuck, refuse_percent, fail_percent, n_retracted;
     uint32_t        n_down[BT_DOWN_SHUTDOWN + 1];
+    uint64_t        n_arrived;
 } sim;
 
 static inline uint32_t sim_random(sim *s, uint32_t below)
@@ -172,6 +173,7 @@ static inline void sim_init_as(sim *s, uint32_t n_prefill, uint32_t n_decode, ui
                                         .rank_quiet_ns  = 20 * BT_NS_PER_S,
                                         .stall_ns       = 60 * BT_NS_PER_S,
                                         .prefill_window = 64,
+                                        .first_number   = 1,
                                         .prefix_seed    = 1}; /* else keys share slots now and then */
     s->cfg.replace  = replace;
     s->cfg.n_spares = n_decode == 0 ? 0 : n_ranks - n_prefill - n_decode;
@@ -217,6 +219,7 @@ static inline bt_status sim_submit_choices(sim *s, sim_client *c, const char *na
                           .prompt_logprobs    = s->prompt_logprobs,
                           .n_constraint_bytes = s->n_constraint_bytes},
            .n_choices  = n_choices,
+           .arrival    = ++s->n_arrived,
     };
     bt_status st;
 

@@ -490,10 +490,11 @@ static void fleet_places_a_prompt_whose_keys_get_no_memory(void)
     bt_control_peer     a, b;
     uint64_t            number = 0;
     grpc_status_code    code   = GRPC_STATUS_OK;
-    bt_relay_submission r      = {.name     = "long",
-                                  .n_prompt = LONG,
-                                  .prompt   = bt_calloc(LONG, sizeof(uint32_t)),
-                                  .sampling = {.max_tokens = 5}};
+    bt_relay_submission r      = {.name      = "long",
+                                  .n_prompt  = LONG,
+                                  .prompt    = bt_calloc(LONG, sizeof(uint32_t)),
+                                  .sampling  = {.max_tokens = 5},
+                                  .n_choices = 1};
 
     set_up(&s, 1);
     come(&s, &a, "a", 64);
@@ -517,7 +518,8 @@ static void run_in(site *s, uint32_t i, uint32_t first_token, bt_control_peer *t
                                   .cache_salt = s->cache_salt,
                                   .n_prompt   = LONG,
                                   .prompt     = prompt,
-                                  .sampling   = {.max_tokens = 1}};
+                                  .sampling   = {.max_tokens = 1},
+                                  .n_choices  = 1};
     bt_up               said[3];
 
     prompt[0] = first_token;

@@ -336,10 +336,12 @@ static void relay_missing_prompt_logprobs_end_their_request(void)
         sim_client          c    = {.n_prompt = 6, .max_tokens = 10, .n_choices = 1};
         grpc_status_code    code = GRPC_STATUS_OK;
         bt_relay_submission r    = {
-               .name     = "a",
-               .n_prompt = 6,
-               .prompt   = bt_calloc(6, sizeof(uint32_t)),
-               .sampling = {.max_tokens = 10, .prompt_logprobs = 2},
+               .name      = "a",
+               .n_prompt  = 6,
+               .prompt    = bt_calloc(6, sizeof(uint32_t)),
+               .sampling  = {.max_tokens = 10, .prompt_logprobs = 2},
+               .n_choices = 1,
+               .arrival   = 1,
         };
 
         sim_init(&s, 1, 1, 2, 8);

@@ -103,7 +103,7 @@ static void relay_retracted_request_keeps_its_salt(void)
     sim_tell(&s, 0, sim_released(c.number));
     sim_tell(&s, 1, sim_retracted(c.number, EPOCH));
     sim_tell(&s, 1, sim_released(c.number)); /* nothing is left of the first placement */
-    EXPECT_EQ(bt_page_keys(bt_cache_salt_seed(s.relay->prefix_seed, "a"), SIM_PAGE, N_PROMPT,
+    EXPECT_EQ(bt_page_keys(bt_cache_salt_seed(s.relay->cfg.prefix_seed, "a"), SIM_PAGE, N_PROMPT,
                            prompt, &keys, &n),
               BT_OK);
     EXPECT_EQ(last_down(&s, 1)->u.reserve.n_prefix_key_bytes, n * sizeof(*keys));

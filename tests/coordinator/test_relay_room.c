@@ -282,7 +282,7 @@ static void relay_generated_pages_are_those_of_the_salt(void)
         bt_page_key *keys = NULL;
         uint32_t     n    = 0;
 
-        EXPECT_EQ(bt_page_keys(bt_cache_salt_seed(s.relay->prefix_seed, SALTS[i]), SIM_PAGE,
+        EXPECT_EQ(bt_page_keys(bt_cache_salt_seed(s.relay->cfg.prefix_seed, SALTS[i]), SIM_PAGE,
                                N_KEYS * SIM_PAGE, all, &keys, &n),
                   BT_OK);
         EXPECT_EQ(bt_prefix_index_match(&s.relay->ranks[0].index, n, keys), i == 0 ? n : 0);

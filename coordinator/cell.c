@@ -56,10 +56,8 @@ static void hear(bt_cell *cell, uint32_t rank)
 }
 
 /* As launched: 0 prefill (or both roles), 1 decode, 2 spare. */
-static uint32_t launch_group(const bt_cell *cell, uint32_t rank)
+static uint32_t launch_group(const bt_up_hello *h, uint32_t rank)
 {
-    const bt_up_hello *h = bt_cell_facts(cell);
-
     if (rank >= h->n_ranks - h->n_spares) return 2;
     return h->n_decode != 0 && rank >= h->n_prefill;
 }
@@ -88,6 +86,8 @@ bt_status bt_cell_attach(bt_cell *cell, bt_up_hello *hello)
         BT_REQUIRE(cell->ranks != NULL, BT_ERR_NO_MEMORY, "table of %u ranks", hello->n_ranks);
         cell->n_ranks = hello->n_ranks;
         cell->first = cell->speaker = rank;
+        for (uint32_t i = 0; i < cell->n_ranks; i++)
+            cell->ranks[i].group = launch_group(hello, i);
     }
     BT_REQUIRE(
         !cell->ranks[rank].attached, BT_ERR_INVALID_ARG,
@@ -100,9 +100,6 @@ bt_status bt_cell_attach(bt_cell *cell, bt_up_hello *hello)
     cell->ranks[rank].hello    = *hello;
     cell->ranks[rank].attached = true;
     cell->name                 = cell->ranks[cell->first].hello.cell;
-    for (uint32_t i = 0; i < cell->n_ranks && cell->n_attached == 0; i++)
-        cell->ranks[i].group = launch_group(cell, i);
-    cell->n_attached++;
     if (hello->epoch > cell->max_epoch) cell->max_epoch = hello->epoch;
     memset(hello, 0, sizeof(*hello)); /* ours now */
     hear(cell, rank);
@@ -167,7 +164,7 @@ void bt_cell_count(const bt_cell *cell, bt_cell_counts *sum)
 void bt_cell_rank_text(const bt_cell *cell, uint32_t rank, char *buf, size_t capacity)
 {
     const bt_up_hello *h    = &cell->ranks[rank].hello;
-    uint32_t           g    = launch_group(cell, rank);
+    uint32_t           g    = launch_group(bt_cell_facts(cell), rank);
     bool               both = bt_cell_facts(cell)->n_decode == 0;
     const char        *role = g == 2 ? "spare " : both ? "" : g == 0 ? "prefill " : "decode ";
 

@@ -45,10 +45,10 @@ typedef struct {
 } bt_cell_counts;
 
 typedef struct {
-    const char   *name;                /* the first rank's; "" unless it names its cell */
-    uint32_t      n_ranks, n_attached; /* n_ranks: 0 before the first hello */
-    bt_cell_rank *ranks;               /* owned [n_ranks] */
-    uint32_t      first;               /* the rank that the others must agree with */
+    const char   *name;    /* the first rank's; "" unless it names its cell */
+    uint32_t      n_ranks; /* 0 before the first hello */
+    bt_cell_rank *ranks;   /* owned [n_ranks] */
+    uint32_t      first;   /* the rank that the others must agree with */
     uint32_t      max_epoch;
     uint64_t      incarnation; /* the highest that any rank has followed; 0: a cell as launched */
     uint32_t      speaker;     /* then: the rank that has heard last who sits where */

@@ -60,6 +60,12 @@ static inline const bt_up_hello *bt_cell_memory(const bt_cell *cell)
     return &cell->ranks[cell->speaker].hello;
 }
 
+/* Where the rank sits: its group, but 2 when it is lost. */
+static inline uint32_t bt_cell_group(const bt_cell *cell, uint32_t rank)
+{
+    return cell->ranks[rank].lost ? 2 : cell->ranks[rank].group;
+}
+
 void bt_cell_fini(bt_cell *cell); /* a cell of zeroes is an empty one */
 /* Could it be a rank of this cell, by what it says of itself and of the others? */
 bt_status bt_cell_fits(const bt_cell *cell, const bt_up_hello *hello);

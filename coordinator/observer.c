@@ -117,12 +117,6 @@ static void rank_second(bt_rank_rates *r, const bt_up_beat *b)
     r->beat = *b;
 }
 
-/* As bt_cell_rank has it; of a lost one 2. */
-static uint32_t group_of(const bt_cell *cell, uint32_t rank)
-{
-    return cell->ranks[rank].lost ? 2 : cell->ranks[rank].group;
-}
-
 /* Logs once that a rank holds its group up, and again when it keeps pace. */
 static void note_slow(bt_cell *cell, uint32_t rank, double slowness)
 {
@@ -151,7 +145,7 @@ static void find_slow(bt_cell *cell)
         uint32_t n = 0;
 
         for (uint32_t i = 0; i < cell->n_ranks && n < BT_RANKS_MAX; i++) {
-            if (group_of(cell, i) != group) continue;
+            if (bt_cell_group(cell, i) != group) continue;
             ranks[n]    = i;
             sorted[n++] = cell->ranks[i].rates.own;
         }
@@ -161,21 +155,11 @@ static void find_slow(bt_cell *cell)
     }
 }
 
-static void find_slow_pairs(bt_cell *cell)
-{
-    uint32_t groups[BT_PAIR_RANKS];
-
-    if (cell->n_ranks > BT_PAIR_RANKS) return;
-    for (uint32_t i = 0; i < cell->n_ranks; i++)
-        groups[i] = group_of(cell, i);
-    bt_pairs_compare(cell, groups);
-}
-
 static void cell_second(bt_cell *cell, bt_second *sum, uint32_t n[2])
 {
     for (uint32_t i = 0; i < cell->n_ranks; i++) {
         bt_rank_rates *r     = &cell->ranks[i].rates;
-        uint32_t       group = group_of(cell, i);
+        uint32_t       group = bt_cell_group(cell, i);
 
         rank_second(r, &cell->ranks[i].beat);
         if (group == 0) {
@@ -189,7 +173,7 @@ static void cell_second(bt_cell *cell, bt_second *sum, uint32_t n[2])
         sum->handoff_bytes += (float)r->handoff_rate;
     }
     find_slow(cell);
-    find_slow_pairs(cell);
+    bt_pairs_compare(cell);
 }
 
 static void ranks_second(bt_fleet *fleet, bt_second *out)

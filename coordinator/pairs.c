@@ -8,7 +8,7 @@
 #include "core/alloc.h"
 #include "core/log.h"
 
-enum { QUIET_S = 3 };
+enum { QUIET_S = 3, RANKS_MAX = 128 }; /* larger cells' pairs are not compared */
 
 #define BUSY 0.3 /* part of the time below which nobody is held up much */
 
@@ -45,7 +45,7 @@ void bt_pairs_hear(bt_cell *cell, uint32_t rank, uint64_t at_ns, uint32_t n,
     bt_cell_rank *k = &cell->ranks[rank];
     double        s = (double)(at_ns - k->peers_at_ns) * 1e-9;
 
-    if (cell->n_ranks > BT_PAIR_RANKS || at_ns <= k->peers_at_ns) return;
+    if (cell->n_ranks > RANKS_MAX || at_ns <= k->peers_at_ns) return;
     if (k->peers == NULL) k->peers = bt_calloc(cell->n_ranks, sizeof(*k->peers));
     if (k->peers == NULL) return;
     for (uint32_t i = 0; i < n; i++) {
@@ -173,8 +173,7 @@ static bool are_apart(const bt_cell *cell, uint32_t a, uint32_t b)
 }
 
 /* The pairs of that kind; in a group each one once. */
-static uint32_t collect(const bt_cell *cell, bt_pair_kind kind, uint32_t group,
-                        const uint32_t *group_of, pair *out)
+static uint32_t collect(const bt_cell *cell, bt_pair_kind kind, uint32_t group, pair *out)
 {
     uint32_t n = 0;
 
@@ -182,8 +181,8 @@ static uint32_t collect(const bt_cell *cell, bt_pair_kind kind, uint32_t group,
         for (uint32_t b = kind == BT_PAIR_EXCHANGE ? a + 1 : 0; b < cell->n_ranks; b++) {
             uint32_t want = kind == BT_PAIR_EXCHANGE ? group : 1;
 
-            if (group_of[a] != group || group_of[b] != want || !are_apart(cell, a, b) ||
-                !cost_of(cell, kind, a, b, &out[n].cost))
+            if (bt_cell_group(cell, a) != group || bt_cell_group(cell, b) != want ||
+                !are_apart(cell, a, b) || !cost_of(cell, kind, a, b, &out[n].cost))
                 continue;
             out[n].a = a;
             out[n].b = b;
@@ -192,18 +191,18 @@ static uint32_t collect(const bt_cell *cell, bt_pair_kind kind, uint32_t group,
     return n;
 }
 
-void bt_pairs_compare(bt_cell *cell, const uint32_t *group_of)
+void bt_pairs_compare(bt_cell *cell)
 {
     size_t n_max = (size_t)cell->n_ranks * cell->n_ranks;
     pair  *pairs;
 
-    if (cell->n_ranks > BT_PAIR_RANKS) return;
+    if (cell->n_ranks > RANKS_MAX) return;
     pairs = bt_calloc(n_max, sizeof(*pairs));
     if (pairs == NULL) return;
     fade(cell);
     for (int i = 0; i < 3; i++) { /* from group 0 to 1, in group 0, in group 1 */
         bt_pair_kind kind = i == 0 ? BT_PAIR_HANDOFF : BT_PAIR_EXCHANGE;
-        uint32_t     n    = collect(cell, kind, i == 2, group_of, pairs);
+        uint32_t     n    = collect(cell, kind, i == 2, pairs);
 
         qsort(pairs, n, sizeof(*pairs), by_cost);
         judge(cell, kind, pairs, n);

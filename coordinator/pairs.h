@@ -15,7 +15,6 @@
 
 #include "coordinator/cell.h"
 
-enum { BT_PAIR_RANKS = 128 }; /* larger cells' pairs are not compared */
 enum { BT_VIEW_PAIRS = 64 };
 
 typedef enum { BT_PAIR_HANDOFF, BT_PAIR_EXCHANGE, BT_N_PAIR_KINDS } bt_pair_kind;
@@ -24,9 +23,9 @@ typedef enum { BT_PAIR_HANDOFF, BT_PAIR_EXCHANGE, BT_N_PAIR_KINDS } bt_pair_kind
 void bt_pairs_hear(bt_cell *cell, uint32_t rank, uint64_t at_ns, uint32_t n,
                    const bt_peer_load *peers);
 
-/* Once a second; group_of[n_ranks]: 0, 1, or 2 for ranks without a seat.  Warns of a pair that has
- * been slow for BT_SLOW_SECONDS, and says when it keeps pace again. */
-void bt_pairs_compare(bt_cell *cell, const uint32_t *group_of);
+/* Once a second.  Warns of a pair that has been slow for BT_SLOW_SECONDS, and says when it keeps
+ * pace again. */
+void bt_pairs_compare(bt_cell *cell);
 
 typedef struct {
     bt_pair_kind kind;

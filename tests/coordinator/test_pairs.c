@@ -9,8 +9,7 @@
 
 enum { N = 5, SECONDS = 10 };
 
-static const uint32_t    GROUPS[N] = {0, 0, 1, 1, 1};
-static const char *const HOSTS[N]  = {"n1", "n1", "n2", "n3", "n4"};
+static const char *const HOSTS[N] = {"n1", "n1", "n2", "n3", "n4"};
 
 typedef struct {
     bt_cell      cell;
@@ -28,6 +27,7 @@ static void begin(site *s)
     for (uint32_t i = 0; i < N; i++) {
         s->cell.ranks[i].hello = (bt_up_hello){
             .rank = i, .n_ranks = N, .n_prefill = 2, .n_decode = 3, .host = bt_strdup(HOSTS[i])};
+        s->cell.ranks[i].group = i >= 2;
         for (uint32_t k = 0; k < N; k++)
             s->sums[i][k].rank = k;
     }
@@ -50,7 +50,7 @@ static void second(site *s, double wait[N][N], double rate[N][N], double busy)
         }
         bt_pairs_hear(&s->cell, a, s->now_ns, N, s->sums[a]);
     }
-    bt_pairs_compare(&s->cell, GROUPS);
+    bt_pairs_compare(&s->cell);
 }
 
 static uint32_t named(site *s, bt_pair_view *out) { return bt_pairs_view(&s->cell, out, 64); }
@@ -178,7 +178,7 @@ static void pairs_that_wait_for_each_other_are_a_slow_link(void)
     EXPECT(v[0].kind == BT_PAIR_EXCHANGE && v[0].from == 2 && v[0].to == 4);
     EXPECT(v[0].slowness > 10);
     for (int i = 0; i < SECONDS; i++) /* silence is no waiting */
-        bt_pairs_compare(&s.cell, GROUPS);
+        bt_pairs_compare(&s.cell);
     EXPECT_EQ(named(&s, v), 0);
     end(&s);
 }
@@ -210,7 +210,7 @@ static void pairs_of_which_others_never_wait_have_a_measure(void)
     s.cell.ranks[4].lost = false;
     bt_free(s.cell.ranks[2].peers);
     s.cell.ranks[2].peers = NULL;
-    bt_pairs_compare(&s.cell, GROUPS);
+    bt_pairs_compare(&s.cell);
     EXPECT_EQ(named(&s, v), 0);
     end(&s);
 }
@@ -253,13 +253,13 @@ static void pairs_fade_without_reports(void)
     for (int i = 0; i < SECONDS; i++)
         second(&s, none, rate, 0.5);
     bt_pairs_hear(&s.cell, 0, s.now_ns, N, s.sums[0]); /* twice is once */
-    bt_pairs_compare(&s.cell, GROUPS);
+    bt_pairs_compare(&s.cell);
     EXPECT_EQ(named(&s, v), 1);
     bt_pairs_hear(&s.cell, 0, s.now_ns + 1, 1, &bad);
     bad = (bt_peer_load){.rank = 2};
     bt_pairs_hear(&s.cell, 0, s.now_ns + 2, 1, &bad);
     for (int i = 0; i < SECONDS; i++)
-        bt_pairs_compare(&s.cell, GROUPS);
+        bt_pairs_compare(&s.cell);
     EXPECT_EQ(named(&s, v), 0);
     end(&s);
 }

@@ -33,7 +33,6 @@ static void add_time(bt_time_histogram *h, uint64_t ns)
 static void add_size(bt_size_histogram *h, double size)
 {
     h->counts[find(bt_size_limits, BT_SIZE_BUCKETS - 1, size)]++;
-    h->n++;
     h->sum += size;
 }
 

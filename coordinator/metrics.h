@@ -24,7 +24,6 @@ typedef struct {
 
 typedef struct {
     uint64_t counts[BT_SIZE_BUCKETS];
-    uint64_t n;
     double   sum;
 } bt_size_histogram;
 

@@ -14,8 +14,8 @@ uint32_t bt_relay_pages(const bt_relay *relay, uint64_t n_tokens)
     return pages > UINT32_MAX ? UINT32_MAX : (uint32_t)pages;
 }
 
-/* Of the ranks that have the role; if none is left, of those that once had a seat, since another
- * one will come. */
+/* Of the ranks that have the role; if none is left, of all ranks, lost ones among them, since
+ * another one will come. */
 static uint64_t most_pages(const bt_relay *r, bool (*has_role)(const bt_relay *, uint32_t))
 {
     uint64_t left = 0, ever = 0;

@@ -13,8 +13,6 @@ const char *bt_phase_name(bt_phase phase)
     return names[phase];
 }
 
-/* ---- JSON */
-
 static void put(json_t *o, const char *key, json_t *value) { json_object_set_new(o, key, value); }
 static void put_int(json_t *o, const char *key, uint64_t value)
 {

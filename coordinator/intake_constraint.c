@@ -20,23 +20,16 @@ static bt_status check_choices(const bt_ask *ask, char *refusal)
     return BT_OK;
 }
 
-/* The text that the ranks get; the caller frees.  NULL: no memory. */
-static char *text_of(const bt_ask *ask, size_t *n_out)
+/* The choices as a list in JSON; the caller frees.  NULL: no memory. */
+static char *list_of(const bt_ask *ask)
 {
     json_t *list = json_array();
-    char   *json, *text = NULL;
+    char   *json = NULL, *text;
 
-    if (ask->constraint != BT_CONSTRAINT_CHOICE) {
-        json_decref(list);
-        *n_out = strlen(ask->constraint_text);
-        return bt_strdup(ask->constraint_text);
-    }
     for (size_t i = 0; i < ask->n_constraint_choices; i++)
         json_array_append_new(list, json_string(ask->constraint_choices[i]));
-    json =
-        json_array_size(list) == ask->n_constraint_choices ? json_dumps(list, JSON_COMPACT) : NULL;
-    if (json != NULL) text = bt_strdup(json);
-    *n_out = text != NULL ? strlen(text) : 0;
+    if (json_array_size(list) == ask->n_constraint_choices) json = json_dumps(list, JSON_COMPACT);
+    text = json != NULL ? bt_strdup(json) : NULL;
     free(json);
     json_decref(list);
     return text;
@@ -95,7 +88,6 @@ bt_status bt_intake_constraint(const bt_ask *ask, const bt_intake_limits *limits
 {
     bt_status        st;
     bt_intake_known *known                     = limits->known;
-    size_t           n                         = 0;
     XXH128_hash_t    hash                      = {0, 0};
     char             why[BT_GRAMMAR_WHY_BYTES] = "";
 
@@ -108,10 +100,11 @@ bt_status bt_intake_constraint(const bt_ask *ask, const bt_intake_limits *limits
                             ask->constraint_name);
     st = check_choices(ask, refusal);
     if (st != BT_OK) return st;
-    s->constraint = text_of(ask, &n);
+    s->constraint =
+        ask->constraint == BT_CONSTRAINT_CHOICE ? list_of(ask) : bt_strdup(ask->constraint_text);
     BT_INTAKE_NEED(s->constraint != NULL);
     s->constraint_kind    = (uint32_t)ask->constraint;
-    s->n_constraint_bytes = (uint32_t)n;
+    s->n_constraint_bytes = (uint32_t)strlen(s->constraint);
     s->constraint_after   = begins_after(ask, limits);
     BT_INTAKE_REFUSE_UNLESS(s->constraint_after == 0 ||
                                 !bt_sampling_stops_at(s, s->constraint_after - 1),
@@ -119,7 +112,8 @@ bt_status bt_intake_constraint(const bt_ask *ask, const bt_intake_limits *limits
                             "token, the end of the thoughts",
                             ask->constraint_name, s->constraint_after - 1);
     if (known != NULL)
-        hash = XXH3_128bits_withSeed(s->constraint, n, known->seed + ask->constraint);
+        hash = XXH3_128bits_withSeed(s->constraint, s->n_constraint_bytes,
+                                     known->seed + ask->constraint);
     if (known != NULL && is_known(known, hash)) return BT_OK;
     st = read_text(s, why);
     if (known != NULL && st == BT_OK) put_known(known, hash);

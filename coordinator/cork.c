@@ -122,10 +122,8 @@ static void cork(const bt_connection *c, int on)
     setsockopt(c->fd, IPPROTO_TCP, TCP_CORK, &on, sizeof(on));
 }
 
-void bt_cork_hold(bt_corks *corks, bt_connection *connection)
+void bt_cork_hold(bt_corks *corks, bt_connection *c)
 {
-    bt_connection *c = connection;
-
     if (c == NULL || c->n_calls < 2) return;
     if (c->fd == NOT_LOOKED) look(corks, c);
     if (c->fd < 0) return;

@@ -145,11 +145,10 @@ static bt_status take_logprobs(const bt_ask *p, bt_sampling *s, bt_intake_answer
     return BT_OK;
 }
 
-bt_status bt_intake_sampling(const bt_ask *p, const bt_intake_limits *limits, bt_sampling *sampling,
+bt_status bt_intake_sampling(const bt_ask *p, const bt_intake_limits *limits, bt_sampling *s,
                              bt_intake_answer *answer, char *refusal)
 {
-    bt_status    st = BT_OK;
-    bt_sampling *s  = sampling;
+    bt_status st = BT_OK;
 
     BT_TRY(take_filters(p, s, refusal));
     BT_TRY(take_penalties(p, s, refusal));

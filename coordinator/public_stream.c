@@ -360,11 +360,10 @@ static bt_status read_salt(const bt_call *call, char salt_out[BT_CACHE_SALT_MAX 
 
 void bt_public_generate(bt_call *call, const ProtobufCMessage *request, const bt_dialect *dialect)
 {
-    static const bt_intake_answer plain = {.n = 1};
-    bt_relay_submission           r = {0}, nothing = {.name = "", .sampling.max_tokens = 1};
-    bt_intake_answer              how = plain;
-    char                          salt[BT_CACHE_SALT_MAX + 1];
-    bt_status                     st;
+    bt_relay_submission r = {0}, nothing = {.name = "", .sampling.max_tokens = 1};
+    bt_intake_answer    how = {.n = 1};
+    char                salt[BT_CACHE_SALT_MAX + 1];
+    bt_status           st;
 
     call->pub->last_receive = bt_unix_s();
     st                      = dialect->intake(request, &call->pub->limits, &r, &how, call->why);

@@ -90,6 +90,19 @@ static const struct argp_option OPTIONS[] = {
     {0},
 };
 
+static void check(struct argp_state *state, options *opt)
+{
+    bt_mpirun_options *m = &opt->mpirun;
+
+    if (m->map != NULL && opt->n_ranks != 0)
+        argp_error(state, "--rank-map says how many ranks there are: it goes without --ranks");
+    m->n_ranks = m->map != NULL ? m->map->n_ranks : opt->n_ranks;
+    if (!opt->as_rank && m->n_ranks == 0) argp_error(state, "--ranks is missing");
+    if ((m->hosts != NULL) + (m->hostfile != NULL) + (m->map != NULL) + m->slurm > 1)
+        argp_error(state, "--host, --hostfile, --rank-map and --slurm exclude each other");
+    if (m->slurm) bt_option_slurm(state);
+}
+
 static error_t parse(int key, char *arg, struct argp_state *state)
 {
     options *opt = state->input;
@@ -125,20 +138,10 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         state->next      = state->argc;
         return 0;
     case ARGP_KEY_NO_ARGS:
-        if (opt->tell_mpi) return 0;
-        argp_error(state, "no program to start; put it after --");
+        if (!opt->tell_mpi) argp_error(state, "no program to start; put it after --");
         return 0;
     case ARGP_KEY_END:
-        if (opt->tell_mpi) return 0;
-        if (opt->mpirun.map != NULL && opt->n_ranks != 0)
-            argp_error(state, "--rank-map says how many ranks there are: it goes without --ranks");
-        opt->mpirun.n_ranks = opt->mpirun.map != NULL ? opt->map.n_ranks : opt->n_ranks;
-        if (!opt->as_rank && opt->mpirun.n_ranks == 0) argp_error(state, "--ranks is missing");
-        if ((opt->mpirun.hosts != NULL) + (opt->mpirun.hostfile != NULL) +
-                (opt->mpirun.map != NULL) + opt->mpirun.slurm >
-            1)
-            argp_error(state, "--host, --hostfile, --rank-map and --slurm exclude each other");
-        if (opt->mpirun.slurm) bt_option_slurm(state);
+        if (!opt->tell_mpi) check(state, opt);
         return 0;
     default: return ARGP_ERR_UNKNOWN;
     }

@@ -20,10 +20,10 @@ static rank_name name_of(const bt_up_hello *h, const bt_up_hello *other)
     return name;
 }
 
-#define AGREE_U64(field, format)                                                 \
-    BT_REQUIRE(a->field == b->field, BT_ERR_INVALID_ARG,                         \
-               "%s on %s says " #field " " format ", but %s on %s says " format, \
-               name_of(b, a).text, b->host, b->field, name_of(a, b).text, a->host, a->field)
+#define AGREE_U32(field)                                                                         \
+    BT_REQUIRE(a->field == b->field, BT_ERR_INVALID_ARG,                                         \
+               "%s on %s says " #field " %u, but %s on %s says %u", name_of(b, a).text, b->host, \
+               b->field, name_of(a, b).text, a->host, a->field)
 #define AGREE_TEXT(field)                                                         \
     BT_REQUIRE(strcmp(a->field, b->field) == 0, BT_ERR_INVALID_ARG,               \
                "%s on %s says " #field " \"%.80s\", but %s on %s says \"%.80s\"", \
@@ -42,10 +42,10 @@ bt_status bt_hello_agree(const bt_up_hello *a, const bt_up_hello *b)
                name_of(b, a).text, b->host, (unsigned long long)b->model_fingerprint,
                name_of(a, b).text, a->host, (unsigned long long)a->model_fingerprint);
     AGREE_TEXT(arithmetic);
-    AGREE_U64(page_tokens, "%u");
-    AGREE_U64(vocab_size, "%u");
-    AGREE_U64(max_context, "%u");
-    AGREE_U64(n_eos, "%u");
+    AGREE_U32(page_tokens);
+    AGREE_U32(vocab_size);
+    AGREE_U32(max_context);
+    AGREE_U32(n_eos);
     BT_REQUIRE(a->n_eos == 0 ||
                    memcmp(a->eos_tokens, b->eos_tokens, a->n_eos * sizeof(*a->eos_tokens)) == 0,
                BT_ERR_INVALID_ARG, "%s on %s has other eos_tokens than %s on %s",
@@ -60,11 +60,11 @@ bt_status bt_hello_same_cell(const bt_up_hello *a, const bt_up_hello *b)
 {
     bt_status st = BT_OK;
 
-    AGREE_U64(n_ranks, "%u");
-    AGREE_U64(n_prefill, "%u");
-    AGREE_U64(n_decode, "%u");
-    AGREE_U64(n_spares, "%u");
-    AGREE_U64(mtp, "%u");
+    AGREE_U32(n_ranks);
+    AGREE_U32(n_prefill);
+    AGREE_U32(n_decode);
+    AGREE_U32(n_spares);
+    AGREE_U32(mtp);
     BT_TRY(bt_hello_agree(a, b));
 out:
     return st;

@@ -274,31 +274,13 @@ static void turn_away(bt_control_peer *p)
     begin(p, ops, 3, &p->finished);
 }
 
-static void on_attached(bt_rpc_tag *tag, bool ok)
+static void open_stream(bt_control_peer *p)
 {
-    bt_control_peer   *p          = tag->ctx;
-    bt_control_server *s          = p->server;
-    grpc_metadata      header     = {.key   = grpc_slice_from_static_string(BT_CONTROL_HEADER),
-                                     .value = grpc_slice_from_static_string("1")};
-    grpc_op            open       = {.op = GRPC_OP_SEND_INITIAL_METADATA};
-    grpc_op            wait_close = {.op = GRPC_OP_RECV_CLOSE_ON_SERVER};
+    grpc_metadata header     = {.key   = grpc_slice_from_static_string(BT_CONTROL_HEADER),
+                                .value = grpc_slice_from_static_string("1")};
+    grpc_op       open       = {.op = GRPC_OP_SEND_INITIAL_METADATA};
+    grpc_op       wait_close = {.op = GRPC_OP_RECV_CLOSE_ON_SERVER};
 
-    if (!ok) { /* the server is stopping */
-        done(p);
-        return;
-    }
-    p->unknown = admit(s);
-    if (!p->unknown) {
-        done(p);
-        listen_for_peer(s);
-        return;
-    }
-    if (!knows_the_secret(p)) {
-        turn_away(p);
-        done(p);
-        listen_for_peer(s);
-        return;
-    }
     open.data.send_initial_metadata.count          = 1;
     open.data.send_initial_metadata.metadata       = &header;
     wait_close.data.recv_close_on_server.cancelled = &p->cancelled;
@@ -306,8 +288,21 @@ static void on_attached(bt_rpc_tag *tag, bool ok)
     begin(p, &wait_close, 1, &p->closed);
     begin(p, &open, 1, &p->opened);
     recv_next(p);
+}
+
+static void on_attached(bt_rpc_tag *tag, bool ok)
+{
+    bt_control_peer *p = tag->ctx;
+
+    if (ok) { /* else the server is stopping */
+        listen_for_peer(p->server);
+        p->unknown = admit(p->server);
+        if (p->unknown && knows_the_secret(p))
+            open_stream(p);
+        else if (p->unknown)
+            turn_away(p);
+    }
     done(p);
-    listen_for_peer(s);
 }
 
 static void listen_for_peer(bt_control_server *s)

@@ -290,10 +290,8 @@ out:
     return st;
 }
 
-void bt_control_client_stop(bt_control_client *client, uint64_t flush_ns)
+void bt_control_client_stop(bt_control_client *c, uint64_t flush_ns)
 {
-    bt_control_client *c = client;
-
     if (c == NULL) return;
     pthread_mutex_lock(&c->lock);
     c->stopping          = true;
@@ -340,11 +338,10 @@ bt_status bt_control_client_send(bt_control_client *client, bt_up *m)
     return st;
 }
 
-bool bt_control_client_poll(bt_control_client *client, bt_down *m_out)
+bool bt_control_client_poll(bt_control_client *c, bt_down *m_out)
 {
-    bt_control_client *c = client;
-    bool               any;
-    uint64_t           count;
+    bool     any;
+    uint64_t count;
 
     pthread_mutex_lock(&c->lock);
     any = bt_ring_pop(&c->down, m_out);

@@ -239,22 +239,16 @@ const grpc_channel_args *bt_rpc_client_args(void)
     return &all;
 }
 
+/* 0, or the error. */
 static int try_one(const struct addrinfo *a)
 {
-    int one = 1, fd = socket(a->ai_family, a->ai_socktype, a->ai_protocol), rc = -1;
+    int one = 1, fd = socket(a->ai_family, a->ai_socktype, a->ai_protocol), error = 0;
 
-    if (fd < 0) return -1;
+    if (fd < 0) return errno;
     setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one)); /* as gRPC does */
-    if (bind(fd, a->ai_addr, a->ai_addrlen) == 0) rc = listen(fd, 1);
-    if (rc != 0) {
-        int cause = errno;
-
-        close(fd);
-        errno = cause;
-        return -1;
-    }
+    if (bind(fd, a->ai_addr, a->ai_addrlen) != 0 || listen(fd, 1) != 0) error = errno;
     close(fd);
-    return 0;
+    return error;
 }
 
 bt_status bt_rpc_try_bind(const char *address)
@@ -272,11 +266,12 @@ bt_status bt_rpc_try_bind(const char *address)
     port = bt_split_address(address, host);
     rc   = getaddrinfo(host, port, &hints, &info);
     BT_REQUIRE(rc == 0, BT_ERR_IO, "cannot listen on %s: %s", address, gai_strerror(rc));
-    for (const struct addrinfo *a = info; a != NULL; a = a->ai_next)
-        if (try_one(a) == 0)
-            any = true; /* of a name's addresses gRPC too is content with one */
-        else if (cause != EADDRINUSE)
-            cause = errno;
+    for (const struct addrinfo *a = info; a != NULL; a = a->ai_next) {
+        int error = try_one(a);
+
+        any = any || error == 0; /* of a name's addresses gRPC too is content with one */
+        if (error != 0 && cause != EADDRINUSE) cause = error;
+    }
     BT_REQUIRE(any && cause != EADDRINUSE, BT_ERR_IO, "cannot listen on %s: %s%s", address,
                strerror(cause),
                cause == EADDRINUSE ? " by another program; 0 takes any free port"

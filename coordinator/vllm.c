@@ -83,7 +83,8 @@ static bt_status check_params(const params *p, char *refusal)
     BT_INTAKE_REFUSE_UNLESS(p->_truncate_prompt_tokens_case ==
                                 PB_CASE(SAMPLING_PARAMS___TRUNCATE_PROMPT_TOKENS__NOT_SET),
                             "truncate_prompt_tokens is not supported");
-    return BT_OK;
+    if (p->constraint_case != PB_CASE(SAMPLING_PARAMS__CONSTRAINT_CHOICE)) return BT_OK;
+    return check_known(&p->choice->base, refusal);
 }
 
 static bool bias(const void *from, size_t i, const char **key_out, int64_t *id_out, float *bias_out)

@@ -444,6 +444,11 @@ static void intake_makes_one_text_of_choices(void)
     list[1] = (char *)"a\xc3";
     EXPECT_EQ(try_constraint(&s, &limits, text).constraint_kind, 0);
     EXPECT_HAS(text, "choice: choice 1 is not UTF-8");
+    list[1]                      = (char *)"b";
+    choice.base.n_unknown_fields = 1;
+    choice.base.unknown_fields   = &(ProtobufCMessageUnknownField){.tag = 9};
+    EXPECT_EQ(try_constraint(&s, &limits, text).constraint_kind, 0);
+    EXPECT_HAS(text, "field 9 of ChoiceConstraint is not known here");
     s.params.constraint_case = CONSTRAINT(JSON_OBJECT);
     s.params.choice          = NULL;                                 /* the union */
     EXPECT_EQ(try_constraint(&s, &limits, text).constraint_kind, 0); /* false asks for nothing */

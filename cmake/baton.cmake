@@ -13,7 +13,7 @@ add_compile_options($<$<COMPILE_LANGUAGE:C>:-fmacro-prefix-map=${CMAKE_SOURCE_DI
 add_compile_definitions(_GNU_SOURCE)
 include_directories(${CMAKE_SOURCE_DIR} ${CMAKE_BINARY_DIR})
 if(BT_SANITIZE_ADDRESS OR BT_SANITIZE_THREAD OR BT_FUZZ)
-  add_compile_options(-g1) # line numbers: with all of -g these builds take half as long again
+  add_compile_options(-g1 -O1) # line numbers, and few passes: with all of -g and -O2 these builds take twice as long
 endif()
 if(BT_SANITIZE_ADDRESS)
   add_compile_options(-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer)

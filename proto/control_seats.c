@@ -20,7 +20,7 @@ void bt_pb_make_regroup(const bt_down_regroup *r, PB(Seats) seats[2], PB(Regroup
     pb->gone    = r->gone;
 }
 
-static uint32_t seat_of(const bt_seats groups[2], uint32_t i)
+static uint32_t seat_of(const bt_seats *groups, uint32_t i)
 {
     return i < groups[0].n ? groups[0].ranks[i] : groups[1].ranks[i - groups[0].n];
 }

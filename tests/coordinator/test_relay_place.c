@@ -26,7 +26,7 @@ static void relay_wakes_a_group_that_has_nothing_to_do(void)
 {
     sim        s;
     sim_client c[24];
-    char       name[8];
+    char       name[12];
 
     sim_init(&s, 2, 4, 6, 1024);
     for (uint32_t wave = 1; wave <= 2; wave++) {
@@ -551,7 +551,7 @@ static void relay_choices_wait_for_rows(void)
 {
     sim        s;
     sim_client c[5];
-    char       name[8];
+    char       name[12];
 
     sim_init(&s, 1, 1, 2, 200);
     for (int i = 0; i < 5; i++) {

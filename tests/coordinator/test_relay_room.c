@@ -73,7 +73,7 @@ static void relay_rank_is_kept_for_choices_that_wait_for_rows(void)
     static const uint32_t N[] = {4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 1, 2}; /* 16, 13 and 14 of 16 rows */
     sim                   s;
     sim_client            full[12], four, one;
-    char                  name[8];
+    char                  name[12];
     uint32_t              n_down;
 
     sim_init(&s, 0, 0, 3, 400);
@@ -172,7 +172,7 @@ static void relay_pages_that_were_found_count_while_they_are_held(void)
     };
     sim        s;
     sim_client c[4], big;
-    char       name[8];
+    char       name[12];
 
     sim_init(&s, 1, 1, 2, 16);
     for (uint32_t i = 0; i < 3; i++) {

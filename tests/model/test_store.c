@@ -557,7 +557,7 @@ static void entries_beyond_the_room_have_no_place(void)
     int            fd = new_file();
     bt_store      *a  = open_store(fd, 0);
     bt_store_entry x;
-    char           name[16];
+    char           name[24];
 
     EXPECT_EQ(bt_store_take(a, "large", ROOM + 1, &x), BT_STORE_FULL);
     EXPECT_EQ(bt_store_take(a, "x", ROOM - PAGE, &x), BT_STORE_MINE);

@@ -9,7 +9,8 @@
 /* How fast a rank is, smoothed over the last seconds; and its beat a second ago. */
 typedef struct {
     bt_up_beat beat;
-    double     handoff_s;            /* of the last second with one: prompt's end to last message */
+    uint64_t   stepped_ns; /* its time in the model when it was last seen to have ended steps */
+    double     handoff_s;  /* of the last second with one: prompt's end to last message */
     double     busy, gather, sample; /* fractions of the time */
     double     own;                  /* likewise: computing, not waiting for others */
     double     slowness;             /* own, by that of the others of its group; 0: not slow */

@@ -94,26 +94,28 @@ static void add_rates(bt_rank_rates *r, const bt_up_beat *b, double s)
     bt_smooth(&r->generated_rate, delta(b->generated_rows, r->beat.generated_rows) / s, s);
     bt_smooth(&r->handoff_rate, delta(b->handoff_bytes, r->beat.handoff_bytes) / s, s);
     if (steps > 0) { /* of the last steps that were */
-        r->step_s        = delta(b->model_ns, r->beat.model_ns) * 1e-9 / steps;
+        r->step_s        = delta(b->model_ns, r->stepped_ns) * 1e-9 / steps;
         r->rows_per_step = rows / steps;
     }
     n_handoffs = sum_of(b->handoff_times) - sum_of(r->beat.handoff_times);
     if (n_handoffs > 0) r->handoff_s = delta(b->handoff_ns, r->beat.handoff_ns) * 1e-9 / n_handoffs;
 }
 
-/* A rank beats between its steps.  A beat is about the time since the last one, by the clock of
- * the rank, which may be shorter or much longer than one of our seconds. */
+/* A rank beats between its steps, and between the layers of one; while a layer takes longer, no
+ * beat comes.  A beat is about the time since the last one, by the clock of the rank, which may be
+ * shorter or much longer than one of our seconds. */
 static void rank_second(bt_rank_rates *r, const bt_up_beat *b)
 {
     uint64_t before_ns = r->beat.at_ns;
 
-    if (b->at_ns == before_ns) { /* in a long step, or gone; or silent with nothing to do */
+    if (b->at_ns == before_ns) { /* in a long layer, or gone; or silent with nothing to do */
         if (b->n_requests == 0) add_rates(r, b, 1);
         return;
     }
     /* The first one is about the time since the rank's start. */
     if (before_ns != 0 && b->at_ns > before_ns)
         add_rates(r, b, (double)(b->at_ns - before_ns) * 1e-9);
+    if (before_ns == 0 || b->steps != r->beat.steps) r->stepped_ns = b->model_ns;
     r->beat = *b;
 }
 

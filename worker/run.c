@@ -82,6 +82,19 @@ static void take_back(bt_batch *b)
     }
 }
 
+/* Phases of steps do not overlap: this is the host's time.  Beats within count what has passed. */
+static uint64_t enter_model(bt_worker *w) { return w->model_from_ns = bt_worker_now_ns(w); }
+
+/* How long that took. */
+static uint64_t leave_model(bt_worker *w)
+{
+    uint64_t took_ns = bt_worker_now_ns(w) - w->model_from_ns;
+
+    w->model_ns += took_ns;
+    w->model_from_ns = 0;
+    return took_ns;
+}
+
 static bt_status launch(bt_worker *w)
 {
     bt_status st;
@@ -89,7 +102,7 @@ static bt_status launch(bt_worker *w)
 
     BT_DEBUG("step %llu: %u prompt and %u generated rows", (unsigned long long)w->n_steps,
              b->n_rows[BT_ROLE_PROMPT], b->n_rows[BT_ROLE_GENERATED]);
-    b->from_ns         = bt_worker_now_ns(w);
+    b->from_ns         = enter_model(w);
     b->step.layer_done = layer_done;
     b->step.ctx        = w;
     for (uint32_t i = 0; i < b->n_pieces; i++) {
@@ -103,7 +116,7 @@ static bt_status launch(bt_worker *w)
         r->draw = b->first_draw[i];
     }
     st = w->cfg.links.launch(w->cfg.links.ctx, &b->step);
-    w->model_ns += bt_worker_now_ns(w) - b->from_ns;
+    leave_model(w);
     w->layers_done = 0;
     w->n_steps++;
     if (st != BT_OK) take_back(b);
@@ -153,22 +166,21 @@ static void count_in(bt_worker *w, bt_batch *b)
  * that fails. */
 static bt_status draft(bt_worker *w, bt_batch *b)
 {
-    uint64_t  from_ns = bt_worker_now_ns(w), took_ns;
-    bt_status st      = bt_worker_run_mtp(w, b);
+    bt_status st;
 
-    took_ns = bt_worker_now_ns(w) - from_ns;
-    w->model_ns += took_ns;
-    w->ended_ns += took_ns; /* sample_ns is without */
+    enter_model(w);
+    st = bt_worker_run_mtp(w, b);
+    w->ended_ns += leave_model(w); /* sample_ns is without */
     return st;
 }
 
 static bt_status end_step(bt_worker *w, bt_batch *b)
 {
     bt_status st = BT_OK, drafted = BT_OK;
-    uint64_t  from_ns = bt_worker_now_ns(w);
 
+    enter_model(w);
     st = w->cfg.links.await(w->cfg.links.ctx);
-    w->model_ns += bt_worker_now_ns(w) - from_ns; /* the host's: phases of steps do not overlap */
+    leave_model(w);
     if (st != BT_OK) {
         take_back(b);
         goto out;

@@ -165,6 +165,17 @@ class Page(Browsed):
         for call in calls:
             list(call)
 
+    def test_a_step_is_as_long_as_it_was(self):
+        """Steps of 4 s, with beats between their layers."""
+        begin = time.monotonic()
+
+        def told():
+            s = time.monotonic() - begin
+            self.cell.ranks[2].send(beat=control.Beat(progress=int(100 * s), at_ns=int(1e9 * (s + 1)), n_requests=2, steps=int(s / 4), model_ns=int(1e9 * s)))
+            rank = self.status()["ranks"][2]
+            return 3 < rank["step_s"] < 5 and 0.9 < rank["busy"] < 1.01
+        wait_for(told, "the length of its steps")
+
     def test_idle_cell(self):
         page = browse(self.http, "--dump-dom")[0]
         self.screenshot("idle")

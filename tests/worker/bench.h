@@ -38,6 +38,8 @@ typedef struct {
     uint64_t        sent;          /* a bit for each request that it has sent pages of */
     uint32_t        n_quarantined; /* as the last beat says */
     uint64_t        progress;      /* likewise */
+    uint64_t        model_ns;      /* likewise */
+    uint64_t        layer_ns;      /* how long each layer takes, where they are told */
     bt_graph_offer  offer;         /* of the rank's model, for every step */
     bt_graph_choice graph;         /* of the last step */
     uint32_t        group_rows;    /* all that one had */
@@ -52,6 +54,7 @@ static inline bt_status bench_up(void *ctx, bt_up *m)
 
     if (m->kind == BT_UP_BEAT) b->n_quarantined = m->u.beat.slots_quarantined;
     if (m->kind == BT_UP_BEAT) b->progress = m->u.beat.progress;
+    if (m->kind == BT_UP_BEAT) b->model_ns = m->u.beat.model_ns;
     if (m->kind == BT_UP_BEAT || b->n_up == BENCH_MAX_UP)
         bt_up_free(m);
     else
@@ -105,8 +108,10 @@ static inline bt_status bench_launch(void *ctx, bt_step *step)
         b->group_rows += step->group_rows.n_rows[i][BT_ROLE_GENERATED];
     for (uint32_t i = 0; i < step->n_logit_rows * BENCH_VOCAB; i++)
         step->logits[i] = b->uneven ? (float)(i * 2654435761u >> 16) * 0x1p-14f : b->logit;
-    for (uint32_t layer = 0; b->tells_layers && layer < BENCH_LAYERS; layer++)
+    for (uint32_t layer = 0; b->tells_layers && layer < BENCH_LAYERS; layer++) {
+        b->now += b->layer_ns;
         step->layer_done(step->ctx, layer);
+    }
     return b->step_status;
 }
 

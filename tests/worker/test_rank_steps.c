@@ -526,6 +526,23 @@ static void every_layer_is_progress(void)
     bench_tear_down(&b);
 }
 
+/* A beat between layers counts those before it, else a rank in a long step would look idle, and
+ * after it busy for more than all of its time. */
+static void beat_within_a_step_counts_the_time_so_far(void)
+{
+    bench b;
+
+    bench_set_up(&b, 0, 0, 0);
+    b.tells_layers = true;
+    b.layer_ns     = BT_NS_PER_S;
+    EXPECT_EQ(run_prompt(&b, bench_reserve(1, 10, 5)), BT_OK);
+    EXPECT_EQ(b.model_ns, BENCH_LAYERS * BT_NS_PER_S); /* the last one comes before the end */
+    b.now += BT_NS_PER_S;
+    bt_worker_background(b.worker);
+    EXPECT_EQ(b.model_ns, BENCH_LAYERS * BT_NS_PER_S);
+    bench_tear_down(&b);
+}
+
 static void step_that_fails_is_passed_on(void)
 {
     bench b;
@@ -626,6 +643,7 @@ int main(int argc, char **argv)
         BT_TEST(choices_do_not_depend_on_threads),
         BT_TEST(replay_that_begins_otherwise_fails_the_request),
         BT_TEST(every_layer_is_progress),
+        BT_TEST(beat_within_a_step_counts_the_time_so_far),
         BT_TEST(step_that_fails_is_passed_on),
         BT_TEST(step_that_came_to_nothing_is_computed_in_the_same_form),
         BT_TEST(rank_that_has_lost_a_page_does_not_park),

@@ -213,6 +213,7 @@ static void check_model(struct argp_state *state, const char *dir)
     char path[PATH_MAX];
 
     if (dir == NULL) argp_error(state, "--model is missing: the directory of a model");
+    bt_option_model(state, "--model", dir);
     bt_model_config_file(dir, path);
     if (access(path, R_OK) != 0) {
         argp_failure(state, EXIT_FAILURE, errno, "--model %s is no model directory: %s", dir, path);

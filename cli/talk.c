@@ -83,7 +83,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         state->child_inputs[1] = &opt->tls;
         return 0;
     case 'a': opt->address = bt_option_address(state, "--address", arg); return 0;
-    case 'm': opt->model = bt_option_name(state, "--model", "a directory", arg); return 0;
+    case 'm': opt->model = bt_option_model(state, "--model", arg); return 0;
     case 'q': opt->quiet = true; return 0;
     case OPT_JSON: opt->json = true; return 0;
     case OPT_TIMEOUT:

@@ -179,7 +179,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     bt_coordinator_options *o = state->input;
 
     switch (key) {
-    case OPT_MODEL: o->model = bt_option_name(state, "--model", "a directory", arg); break;
+    case OPT_MODEL: o->model = bt_option_model(state, "--model", arg); break;
     case OPT_PORT:
         o->port    = (uint32_t)bt_option_number(state, "--port", arg, 0, 65535);
         g_has_port = true;

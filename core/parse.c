@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "core/file.h"
 
@@ -191,6 +192,19 @@ const char *bt_option_name(struct argp_state *state, const char *option, const c
                            const char *arg)
 {
     if (!bt_parse_name(arg)) argp_error(state, "%s is \"%s\", expected %s", option, arg, what);
+    return arg;
+}
+
+const char *bt_option_model(struct argp_state *state, const char *option, const char *arg)
+{
+    struct stat info;
+
+    bt_option_name(state, option, "a directory", arg);
+    if (stat(arg, &info) == 0 && S_ISREG(info.st_mode))
+        argp_error(state,
+                   "%s is \"%s\", expected a directory, found a file (of a GGUF file `baton "
+                   "convert` makes one)",
+                   option, arg);
     return arg;
 }
 

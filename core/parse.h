@@ -72,6 +72,8 @@ const char *bt_option_address(struct argp_state *state, const char *option, cons
 /* A name, whose kind `what` says: "a directory". */
 const char *bt_option_name(struct argp_state *state, const char *option, const char *what,
                            const char *arg);
+/* A model's directory, which a GGUF file is not. */
+const char *bt_option_model(struct argp_state *state, const char *option, const char *arg);
 /* Where ranks run, for baton-launch and for the verbs that start it. */
 void bt_option_hosts(struct argp_state *state, const char *option, const char *list);
 void bt_option_hostfile(struct argp_state *state, const char *option, const char *path);

@@ -153,7 +153,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     char     why[BT_RANK_FLAG_WHY];
 
     switch (key) {
-    case 'm': opt->model = bt_option_name(state, "--model", "a directory", arg); return 0;
+    case 'm': opt->model = bt_option_model(state, "--model", arg); return 0;
     case OPT_MAP: opt->map = bt_option_name(state, "--rank-map", "a file", arg); return 0;
     case OPT_HOSTS:
         do {

@@ -40,7 +40,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     switch (key) {
     case ARGP_KEY_ARG:
         if (opt->dir != NULL) argp_error(state, "expected one directory, found \"%s\" too", arg);
-        opt->dir = bt_option_name(state, "DIR", "a directory", arg);
+        opt->dir = bt_option_model(state, "DIR", arg);
         return 0;
     case ARGP_KEY_END:
         if (opt->dir == NULL) argp_error(state, "the model's directory is missing");

@@ -490,6 +490,8 @@ static void run_bad_command_lines_are_refused(void)
         {{"--chat", "", NULL},                                                                  "--chat is empty",                              64},
         {{"--served-model-name", "", NULL},                                                     "--served-model-name is \"\", expected a name", 64},
         {{"--control", "127.0.0.1:99999", NULL},                                                "expected HOST:PORT",                           64},
+        {{"--model", BT_SOURCE_DIR "/README.md", NULL},
+         "README.md\", expected a directory, found a file",                                                                                     64},
         {{"extra", NULL},                                                                       "\"extra\" is not an option; the model",        64},
         {{"--device", "WRONG", NULL},
          "--device must be auto, cpu, cuda or cuda:N, not \"WRONG\"",                                                                           64},

@@ -168,6 +168,8 @@ static void inspect_teaches_its_usage(void)
     expect_run(BT_INSPECT " --help", 0, "baton inspect models/demo");
     expect_run(BT_INSPECT " 2>&1", 64, "the model's directory is missing");
     expect_run(BT_INSPECT " a b 2>&1", 64, "expected one directory");
+    expect_run(BT_INSPECT " " BT_SOURCE_DIR "/README.md 2>&1", 64,
+               "README.md\", expected a directory, found a file (of a GGUF file `baton convert`");
     expect_run(BT_INSPECT " /nonexistent 2>&1 | sed s/^/:/", 0, ":baton inspect: ");
     expect_run(BT_INSPECT " /nonexistent 2>&1", 1, "/nonexistent/config.json: No such file");
     expect_run(BT_INSPECT " " BT_SOURCE_DIR "/models/demo 2>&1 >/dev/full", 1, "No space left");

@@ -256,7 +256,8 @@ static void print_json(bt_answer *a, const bt_client_result *r)
     if (a->request->prompt_logprobs) json_object_set(o, "prompt_logprobs", a->prompt_logprobs);
     if (a->request->prompt_logprobs && a->request->top_prompt_logprobs > 0)
         json_object_set(o, "prompt_top_logprobs", a->prompt_tops);
-    json_dumpf(o, stdout, JSON_COMPACT); /* a failure stays in stdout's error flag */
+    /* 9 digits tell one float from the next.  A failure stays in stdout's error flag. */
+    json_dumpf(o, stdout, JSON_COMPACT | JSON_REAL_PRECISION(9));
     putchar('\n');
     flush_out(a);
     json_decref(list);

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import pty
+import re
 import select
 import shutil
 import signal
@@ -128,6 +129,8 @@ class Flags(Served):
         self.assertEqual([float(line.split()[0]) for line in out.splitlines()], [-0.125, -0.25, -0.375])
         a = self.answer("--max-tokens", "3", "--logprobs")
         self.assertEqual(a["logprobs"], [-0.125, -0.25, -0.375])
+        out, _ = self.generate("--max-tokens", "3", "--json")
+        self.assertEqual([n for n in re.findall(r"[1-9][\d.]*", out) if len(n.replace(".", "")) > 9], [], out)  # more digits than a float has
 
     def test_logprobs_of_the_prompt_come_before_the_answer(self):
         def with_prompt(rank, reserve, m):

@@ -351,8 +351,8 @@ static void judge_alone(const options *opt, const bt_asked_node *n, double share
     judge_cores(host, f, &opt->places);
     if (g_wrong == before)
         printf(
-            "%-12s ok     %u cores, %.1f GiB of memory, model %016llx of %.2f GiB, %.2f GB/s from "
-            "its files, %s, %s\n",
+            "%-12s ok     %u cores, %.1f GiB of memory free, model %016llx of %.2f GiB, %.2f GB/s "
+            "from its files, %s, %s\n",
             host, f->n_cores, gib(f->memory_bytes), (unsigned long long)f->fingerprint,
             gib(f->weight_bytes), f->read_rate * 1e-9, f->arithmetic, f->mpi);
 }

@@ -173,7 +173,7 @@ def main():
             done = subprocess.run(["taskset", "-c", str(own[0]), CHECK, "--model", MODEL, "--rank-map", rank_map, "--agent", agent], capture_output=True, text=True,
                                   timeout=300, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""})
             assert done.returncode == (words is not None), done.stdout + done.stderr
-            has(done.stdout, words or "localhost    ok     1 cores, ")
+            has(done.stdout, words or "localhost    ok     1 cores, ", *([] if words else [" GiB of memory free, model "]))
         with open(rank_map, "w") as f:
             f.write("prefil localhost\n")
         assert check("--rank-map", rank_map, code=64) == f"baton check: {rank_map}:1: \"prefil\" is not a role: expected prefill, decode, both or spare\n"

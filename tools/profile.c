@@ -34,13 +34,13 @@ static const char DOC[] =
     "crossover between the normal and the absorbed form, KV per rank under TP, DP and PD, hand-off "
     "times, "
     "and what laws A and B of docs/architecture.md cost.\n\n"
+    "Exit code: 0, 1 when it failed or a variant's result was another one, 64 for wrong usage.\n\n"
     "Examples:\n"
     "  baton profile --like v2                the study's model, a minute\n"
     "  baton profile --like v2-lite --out d   files and plots in d/ too\n"
     "  baton profile models/demo --analysis   a checkpoint's sizes\n"
     "  baton profile --like v3 --analysis --gpu H100\n"
-    "  baton profile --like v3 --explain 64,8192,4\n\n"
-    "Exit code: 0, 1 when it failed or a variant's result was another one, 64 for wrong usage.";
+    "  baton profile --like v3 --explain 64,8192,4";
 
 enum {
     KEY_LIKE = 256,

@@ -192,28 +192,36 @@ static bt_part read_any_of(bt_schema *s, const json_t *schema, const char *keywo
 /* ---- enum and const */
 
 /* Of a type that must be an integer: written as one, where 64 bits hold it. */
-static bt_part literal(bt_schema *s, const json_t *v, uint32_t types, const bt_schema_at *at)
+static bt_part literal(bt_schema *s, const json_t *v, const json_t *schema, uint32_t types,
+                       const bt_schema_at *at)
 {
     json_t *whole;
     bt_part part;
 
     if (!json_is_real(v) || (types & BT_TYPE_NUMBER) != 0 || fabs(json_real_value(v)) >= 0x1p63)
-        return bt_schema_literal(s, v, at);
+        return bt_schema_literal(s, v, schema, at);
     whole = bt_schema_owned(s, json_integer((json_int_t)json_real_value(v)));
-    part  = whole == NULL ? bt_part_never(s->g) : bt_schema_literal(s, whole, at);
+    part  = whole == NULL ? bt_part_never(s->g) : bt_schema_literal(s, whole, NULL, at);
     json_decref(whole);
     return part;
 }
 
 /* As JSON, or in a style. */
-static bt_part written(bt_schema *s, const json_t *v, uint32_t types, const bt_schema_at *at)
+static bt_part written(bt_schema *s, const json_t *v, const json_t *schema, uint32_t types,
+                       const bt_schema_at *at)
 {
     const char *text = json_string_value(v);
+    bt_part     value;
 
-    if (s->place == BT_SCHEMA_JSON) return literal(s, v, types, at);
+    if (s->place == BT_SCHEMA_JSON) return literal(s, v, schema, types, at);
     if (s->place == BT_SCHEMA_OUTERMOST)
         bt_schema_refuse(s, at, "enum or const in the style %s is not supported", s->style->name);
-    if (text == NULL) return bt_style_json(s, literal(s, v, types, at));
+    if (text == NULL) {
+        s->place = BT_SCHEMA_JSON;
+        value    = bt_style_json(s, literal(s, v, schema, types, at));
+        s->place = BT_SCHEMA_VALUE;
+        return value;
+    }
     if (strstr(text, s->style->end) != NULL)
         bt_schema_refuse(s, at, "a text with the end of the style %s in it", s->style->name);
     return bt_style_text(s, bt_part_bytes(s->g, text, json_string_length(v)));
@@ -230,10 +238,11 @@ static bt_part read_enum(bt_schema *s, const json_t *schema, uint32_t spoken,
     if (values != NULL && !json_is_array(values))
         bt_schema_unexpected(s, schema, "enum", at, "an array of values");
     for (size_t i = 0; (v = bt_schema_listed(schema, i)) != NULL && s->g->st == BT_OK; i++) {
+        bool says = (bt_schema_type_of(v) & spoken) != 0;
+
         if (!bt_schema_lists(s, schema, types, v, at)) continue;
-        if ((bt_schema_type_of(v) & spoken) != 0 && !bt_schema_keeps_bounds(s, schema, v, at))
-            continue;
-        bt_part_add(s->g, part, written(s, v, types, at));
+        if (says && !bt_schema_keeps_bounds(s, schema, v, at)) continue;
+        bt_part_add(s->g, part, written(s, v, says ? schema : NULL, types, at));
     }
     return part;
 }

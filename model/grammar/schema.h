@@ -6,7 +6,7 @@
  *   schema_not.c     not, if and dependencies, said by other keywords
  *   schema_look.c    patterns that hold with others, or not
  *   schema_listed.c  values of enum and const, beside other keywords
- *   schema_value.c   JSON without a schema: whitespace, any value, literals
+ *   schema_value.c   JSON without a schema: whitespace, any value; literals
  *   schema_object.c  schema_keys.c  schema_patterns.c  schema_array.c  schema_unique.c
  *   schema_string.c  schema_counted.c  schema_number.c
  *   schema_style.c   the outermost object as a tool's arguments that are no JSON
@@ -190,15 +190,17 @@ bool bt_schema_lists(bt_schema *s, const json_t *schema, uint32_t types, const j
 bool bt_schema_lists_none(bt_schema *s, const json_t *schema, uint32_t types,
                           const bt_schema_at *at);
 /* Whether a value of enum or const is as the keywords beside it say: lengths, bounds, pattern,
- * multipleOf of whole numbers.  A text that is not as `format` says, and what else they say of it,
- * is refused. */
+ * multipleOf of whole numbers; of an object or array its size, names and what is unique, not what
+ * they say of each member or item.  A text that is not as `format` says is refused. */
 bool bt_schema_keeps_bounds(bt_schema *s, const json_t *schema, const json_t *v,
                             const bt_schema_at *at);
 
 /* ---- schema_value.c */
 
 bt_part bt_schema_call(bt_schema *s, bt_schema_common which);
-bt_part bt_schema_literal(bt_schema *s, const json_t *value, const bt_schema_at *at);
+/* A value, which is no text where a member or item is not as the schema says; NULL: any may be. */
+bt_part bt_schema_literal(bt_schema *s, const json_t *value, const json_t *schema,
+                          const bt_schema_at *at);
 bt_part bt_schema_string_literal(bt_schema *s, const char *text, size_t n);
 /* ", " and what comes then. */
 bt_part bt_schema_next(bt_schema *s, bt_part item);
@@ -247,11 +249,17 @@ bt_part bt_style_pattern(bt_schema *s, const char *text, size_t n);
 /* ---- one file each */
 
 bt_part bt_schema_object(bt_schema *s, const json_t *schema, const bt_schema_at *at);
+/* What the schema says of each member of a value: an owned object of schemas. */
+json_t *bt_schema_of_members(bt_schema *s, const json_t *schema, const json_t *value,
+                             const bt_schema_at *at);
 /* Between a key and its value. */
 bt_part bt_schema_colon(bt_schema *s);
 bt_part bt_schema_array(bt_schema *s, const json_t *schema, const bt_schema_at *at);
 bt_part bt_schema_string(bt_schema *s, const json_t *schema, const bt_schema_at *at);
 bt_part bt_schema_number(bt_schema *s, const json_t *schema, bool integer, const bt_schema_at *at);
+/* The schema of item i, borrowed; NULL: there is none. */
+const json_t *bt_schema_of_item(bt_schema *s, const json_t *schema, size_t i,
+                                const bt_schema_at *at);
 /* The number that a keyword says; NULL where it is not there.  Anything else is refused. */
 const json_t *bt_schema_bound(bt_schema *s, const json_t *schema, const char *keyword,
                               const bt_schema_at *at);

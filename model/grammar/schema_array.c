@@ -15,7 +15,7 @@ typedef struct {
 
 static bool is_unlimited(uint32_t n) { return n == BT_UNLIMITED; }
 
-static bounds read_bounds(bt_schema *s, const json_t *schema, const bt_schema_at *at)
+static bounds read_places(bt_schema *s, const json_t *schema, const bt_schema_at *at)
 {
     bounds b = {.prefix       = json_object_get(schema, "prefixItems"),
                 .rest         = json_object_get(schema, "items"),
@@ -31,8 +31,15 @@ static bounds read_bounds(bt_schema *s, const json_t *schema, const bt_schema_at
     if (b.prefix != NULL && !json_is_array(b.prefix))
         bt_schema_unexpected(s, schema, b.keyword, at, "an array of schemas");
     b.n_prefix = json_array_size(b.prefix);
-    b.min      = bt_schema_count(s, schema, "minItems", 0, at);
-    b.max      = bt_schema_count(s, schema, "maxItems", BT_UNLIMITED, at);
+    return b;
+}
+
+static bounds read_bounds(bt_schema *s, const json_t *schema, const bt_schema_at *at)
+{
+    bounds b = read_places(s, schema, at);
+
+    b.min = bt_schema_count(s, schema, "minItems", 0, at);
+    b.max = bt_schema_count(s, schema, "maxItems", BT_UNLIMITED, at);
     if (b.n_prefix > 0 && b.rest == NULL && b.min <= b.n_prefix && b.max > b.n_prefix)
         b.max = (uint32_t)b.n_prefix; /* as with properties: none that no schema speaks of */
     b.unique = json_is_true(json_object_get(schema, "uniqueItems")) && b.max > 1;
@@ -107,4 +114,12 @@ bt_part bt_schema_array(bt_schema *s, const json_t *schema, const bt_schema_at *
     if (b.min == 0) bt_part_add(g, inner, bt_part_nothing(g));
     inner = bt_part_then(g, inner, bt_schema_call(s, BT_COMMON_SPACE));
     return bt_part_then(g, bt_part_text(g, "["), bt_part_then(g, inner, bt_part_text(g, "]")));
+}
+
+const json_t *bt_schema_of_item(bt_schema *s, const json_t *schema, size_t i,
+                                const bt_schema_at *at)
+{
+    bounds b = read_places(s, schema, at);
+
+    return i < b.n_prefix ? json_array_get(b.prefix, i) : b.rest;
 }

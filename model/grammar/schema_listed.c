@@ -167,11 +167,52 @@ static bool keeps_multiple(bt_schema *s, const json_t *schema, const json_t *v,
     return false;
 }
 
+static bool keeps_names(bt_schema *s, const json_t *schema, const json_t *v, const bt_schema_at *at)
+{
+    const json_t *required = json_object_get(schema, "required"), *one;
+    size_t        n        = json_object_size(v), i;
+
+    if (required != NULL && !json_is_array(required))
+        bt_schema_unexpected(s, schema, "required", at, "an array of names");
+    json_array_foreach(required, i, one)
+    {
+        if (!json_is_string(one))
+            bt_schema_unexpected(s, schema, "required", at, "an array of names");
+        if (!bt_schema_step(s, at, 1) || json_object_get(v, json_string_value(one)) == NULL)
+            return false;
+    }
+    return n >= bt_schema_count(s, schema, "minProperties", 0, at) &&
+           n <= bt_schema_count(s, schema, "maxProperties", BT_UNLIMITED, at);
+}
+
+static bool is_unique(bt_schema *s, const json_t *v, const bt_schema_at *at)
+{
+    size_t n = json_array_size(v);
+
+    for (size_t i = 1; i < n; i++) {
+        const json_t *one = json_array_get(v, i);
+
+        if (!bt_schema_step(s, at, i * bt_schema_weight(one))) return false;
+        for (size_t k = 0; k < i; k++)
+            if (bt_schema_is_equal(json_array_get(v, k), one)) return false;
+    }
+    return true;
+}
+
+static bool keeps_items(bt_schema *s, const json_t *schema, const json_t *v, const bt_schema_at *at)
+{
+    size_t n = json_array_size(v);
+
+    return n >= bt_schema_count(s, schema, "minItems", 0, at) &&
+           n <= bt_schema_count(s, schema, "maxItems", BT_UNLIMITED, at) &&
+           (!json_is_true(json_object_get(schema, "uniqueItems")) || is_unique(s, v, at));
+}
+
 bool bt_schema_keeps_bounds(bt_schema *s, const json_t *schema, const json_t *v,
                             const bt_schema_at *at)
 {
     if (json_is_string(v)) return keeps_text(s, schema, v, at);
-    if (json_is_number(v)) return keeps_range(s, schema, v, at) && keeps_multiple(s, schema, v, at);
-    bt_schema_refuse(s, at, "enum or const beside keywords that describe such a value");
-    return false;
+    if (json_is_object(v)) return keeps_names(s, schema, v, at);
+    if (json_is_array(v)) return keeps_items(s, schema, v, at);
+    return keeps_range(s, schema, v, at) && keeps_multiple(s, schema, v, at);
 }

@@ -85,20 +85,28 @@ static void check_counts(bt_schema *s, members *m, const json_t *schema, const b
     m->last = m->max < m->n_members ? m->max : m->min > 1 ? m->min : 1;
 }
 
-static void read_patterns(bt_schema *s, members *m, const json_t *schema, const bt_schema_at *at)
+/* NULL: there are none. */
+static json_t *patterns_of(bt_schema *s, const json_t *schema, const bt_schema_at *at)
 {
-    json_t       *patterns = json_object_get(schema, "patternProperties");
-    const json_t *rest     = json_object_get(schema, "additionalProperties");
-    json_t       *value    = json_object_iter_value(json_object_iter(patterns));
-    bt_schema_at  here     = {.up = at, .key = "patternProperties"};
-    bool          held;
+    json_t *patterns = json_object_get(schema, "patternProperties");
 
     if (patterns != NULL && !json_is_object(patterns))
         bt_schema_unexpected(s, schema, "patternProperties", at, "an object of schemas");
     if (json_object_size(patterns) > BT_SCHEMA_MOST_PATTERNS)
         bt_schema_refuse(s, at, "more than %d of \"patternProperties\" is not supported",
                          (int)BT_SCHEMA_MOST_PATTERNS);
-    if (json_object_size(patterns) == 0 || s->g->st != BT_OK) return;
+    return json_object_size(patterns) == 0 || s->g->st != BT_OK ? NULL : patterns;
+}
+
+static void read_patterns(bt_schema *s, members *m, const json_t *schema, const bt_schema_at *at)
+{
+    json_t       *patterns = patterns_of(s, schema, at);
+    const json_t *rest     = json_object_get(schema, "additionalProperties");
+    json_t       *value    = json_object_iter_value(json_object_iter(patterns));
+    bt_schema_at  here     = {.up = at, .key = "patternProperties"};
+    bool          held;
+
+    if (patterns == NULL) return;
     if (json_is_false(rest) || bt_schema_says_nothing(rest)) rest = NULL;
     held = json_object_size(m->members) != 0 &&
            bt_schema_hold_patterns(s, m->members, m->properties, patterns, &here);
@@ -142,24 +150,19 @@ static void allow(bt_schema *s, members *m, const json_t *allowed, const bt_sche
 static void allow_listed(bt_schema *s, members *m, const json_t *key, const bt_schema_at *at,
                          const bt_schema_at *here)
 {
-    const json_t *values = json_object_get(key, "enum"), *fixed = json_object_get(key, "const");
-    size_t        n_lists = (size_t)(values != NULL) + (size_t)(fixed != NULL);
-    size_t        n       = values == NULL ? (size_t)(fixed != NULL) : json_array_size(values);
-    bool          strings = bt_schema_types(s, key, here) != 0;
+    const json_t *values  = json_object_get(key, "enum"), *one;
+    uint32_t      types   = bt_schema_types(s, key, here);
     json_t       *allowed = bt_schema_owned(s, json_object());
 
-    if (n_lists != 0 && bt_schema_n_keywords(key) != 1 + n_lists)
-        bt_schema_refuse(s, here, "enum or const beside keywords that describe such a value");
+    if (json_object_get(key, "anyOf") != NULL || json_object_get(key, "oneOf") != NULL)
+        bt_schema_refuse(s, here, "enum or const beside anyOf or oneOf is not supported");
     if (values != NULL && !json_is_array(values))
         bt_schema_unexpected(s, key, "enum", here, "an array of values");
-    for (size_t i = 0; i < n && bt_schema_step(s, here, 1); i++) {
-        const json_t *one  = values == NULL ? fixed : json_array_get(values, i);
-        const char   *name = json_string_value(one);
-
-        if (name != NULL && strings && (fixed == NULL || json_equal(one, fixed)) &&
-            json_object_set_new(allowed, name, json_true()) != 0)
+    for (size_t i = 0; (one = bt_schema_listed(key, i)) != NULL && s->g->st == BT_OK; i++)
+        if (bt_schema_lists(s, key, types, one, here) &&
+            bt_schema_keeps_bounds(s, key, one, here) &&
+            json_object_set_new(allowed, json_string_value(one), json_true()) != 0)
             bt_schema_owned(s, NULL);
-    }
     allow(s, m, allowed, at);
     json_decref(allowed);
 }
@@ -189,14 +192,22 @@ static void read_names(bt_schema *s, members *m, const json_t *schema, const bt_
     }
 }
 
-static members read_members(bt_schema *s, const json_t *schema, const bt_schema_at *at)
+/* NULL: there is no such keyword. */
+static json_t *properties_of(bt_schema *s, const json_t *schema, const bt_schema_at *at)
 {
     json_t *named = json_object_get(schema, "properties");
-    members m     = {.properties = named,
-                     .additional = json_object_get(schema, "additionalProperties")};
 
     if (named != NULL && !json_is_object(named))
         bt_schema_unexpected(s, schema, "properties", at, "an object of schemas");
+    return named;
+}
+
+static members read_members(bt_schema *s, const json_t *schema, const bt_schema_at *at)
+{
+    json_t *named = properties_of(s, schema, at);
+    members m     = {.properties = named,
+                     .additional = json_object_get(schema, "additionalProperties")};
+
     if (m.additional == NULL && named == NULL) m.additional = json_true();
     if (json_is_false(m.additional)) m.additional = NULL;
     m.required = bt_schema_owned(s, json_object());
@@ -390,4 +401,25 @@ bt_part bt_schema_object(bt_schema *s, const json_t *schema, const bt_schema_at 
     members_fini(&m);
     if (s->place != BT_SCHEMA_JSON) return inner;
     return bt_part_then(g, bt_part_text(g, "{"), bt_part_then(g, inner, bt_part_text(g, "}")));
+}
+
+json_t *bt_schema_of_members(bt_schema *s, const json_t *schema, const json_t *value,
+                             const bt_schema_at *at)
+{
+    const json_t *named = properties_of(s, schema, at), *own;
+    const json_t *other = json_object_get(schema, "additionalProperties");
+    json_t       *said  = bt_schema_owned(s, json_object()), *patterns, *one;
+    bt_schema_at  here  = {.up = at, .key = "patternProperties"};
+    const char   *name;
+
+    json_object_foreach((json_t *)value, name, one)
+    {
+        if (!bt_schema_step(s, at, 1)) break;
+        own = json_object_get(named, name);
+        if (own == NULL) own = other == NULL ? json_true() : other;
+        if (json_object_set(said, name, (json_t *)own) != 0) bt_schema_owned(s, NULL);
+    }
+    patterns = patterns_of(s, schema, at);
+    if (patterns != NULL) bt_schema_hold_patterns(s, said, named, patterns, &here);
+    return said;
 }

@@ -22,18 +22,15 @@ typedef struct {
 
 /* ---- the list of values */
 
-/* False: a value of values, whose equality is not looked into. */
-static bool add(bt_schema *s, json_t *values, json_t *value, const bt_schema_at *at)
+static void add(bt_schema *s, json_t *values, json_t *value, const bt_schema_at *at)
 {
     const json_t *one;
     size_t        i;
 
-    if (json_is_object(value) || json_is_array(value)) return false;
-    if (json_array_size(values) > MOST_VALUES) return true; /* refused in any case */
-    if (!bt_schema_step(s, at, 1 + json_array_size(values) * bt_schema_weight(value))) return false;
-    json_array_foreach(values, i, one) if (bt_schema_is_equal(one, value)) return true;
+    if (json_array_size(values) > MOST_VALUES) return; /* refused in any case */
+    if (!bt_schema_step(s, at, 1 + json_array_size(values) * bt_schema_weight(value))) return;
+    json_array_foreach(values, i, one) if (bt_schema_is_equal(one, value)) return;
     if (json_array_append(values, value) != 0) bt_schema_owned(s, NULL);
-    return true;
 }
 
 static bool list(bt_schema *s, json_t *values, const json_t *schema, const bt_schema_at *at);
@@ -68,12 +65,13 @@ static bool list_keywords(bt_schema *s, json_t *values, const json_t *schema,
     const json_t *ref = json_object_get(schema, "$ref"), *one;
     size_t        i;
 
-    if (fixed != NULL) return add(s, values, fixed, at);
-    if (json_is_array(many)) {
-        json_array_foreach(many, i, one) if (!add(s, values, (json_t *)one, at)) return false;
+    if (fixed != NULL) {
+        add(s, values, fixed, at);
         return true;
     }
-    return (ref != NULL && list(s, values, bt_schema_resolve(s, ref, at), at)) ||
+    json_array_foreach(many, i, one) add(s, values, (json_t *)one, at);
+    return json_is_array(many) ||
+           (ref != NULL && list(s, values, bt_schema_resolve(s, ref, at), at)) ||
            list_branches(s, values, json_object_get(schema, "anyOf"), false, at) ||
            list_branches(s, values, json_object_get(schema, "oneOf"), false, at) ||
            list_branches(s, values, json_object_get(schema, "allOf"), true, at) ||

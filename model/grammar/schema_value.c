@@ -1,4 +1,5 @@
-/* model/grammar/schema_value.c - JSON (RFC 8259) without a schema: whitespace, any value, literals.
+/* model/grammar/schema_value.c - JSON (RFC 8259) without a schema: whitespace, any value; and the
+ * values of enum and const.
  *
  * Whitespace is bounded, so that a reply cannot go on with nothing else: between tokens comes
  * nothing, a space, or a new line and an indent.  It is none at the start and the end. */
@@ -252,26 +253,44 @@ static bt_part scalar_literal(bt_schema *s, const json_t *value)
     }
 }
 
-static bt_part members(bt_schema *s, const json_t *value, const bt_schema_at *at)
+/* The value, or no text where it is not as the schema says; NULL: there is none. */
+static bt_part under(bt_schema *s, const json_t *schema, const json_t *value,
+                     const bt_schema_at *at)
 {
-    bt_part     all = bt_part_nothing(s->g), member;
-    const char *key;
-    json_t     *one;
-    bool        first = true;
+    json_t *merged;
+
+    if (schema == NULL || bt_schema_says_nothing(schema))
+        return bt_schema_literal(s, value, NULL, at);
+    merged = bt_schema_made(s, json_pack("{s[O]}", "enum", value));
+    bt_schema_merge(s, merged, schema, at);
+    return bt_schema_read(s, merged, at);
+}
+
+static bt_part members(bt_schema *s, const json_t *value, const json_t *schema,
+                       const bt_schema_at *at)
+{
+    bt_part       all   = bt_part_nothing(s->g), member;
+    const json_t *names = json_object_get(schema, "propertyNames");
+    json_t       *said  = schema == NULL ? NULL : bt_schema_of_members(s, schema, value, at), *one;
+    const char   *key;
+    bool          first = true;
 
     json_object_foreach((json_t *)value, key, one)
     {
-        member = bt_part_then(s->g, bt_schema_string_literal(s, key, strlen(key)),
-                              bt_part_text(s->g, ":"));
-        member = bt_part_then(s->g, member, bt_schema_call(s, BT_COMMON_SPACE));
-        member = bt_part_then(s->g, member, bt_schema_literal(s, one, at));
+        if (s->g->st != BT_OK) break;
+        member = names == NULL ? bt_schema_string_literal(s, key, strlen(key))
+                               : under(s, names, bt_schema_made(s, json_string(key)), at);
+        member = bt_part_then(s->g, member, bt_schema_colon(s));
+        member = bt_part_then(s->g, member, under(s, json_object_get(said, key), one, at));
         all    = bt_part_then(s->g, all, first ? member : bt_schema_next(s, member));
         first  = false;
     }
+    json_decref(said);
     return all;
 }
 
-static bt_part items(bt_schema *s, const json_t *value, const bt_schema_at *at)
+static bt_part items(bt_schema *s, const json_t *value, const json_t *schema,
+                     const bt_schema_at *at)
 {
     bt_part all = bt_part_nothing(s->g), item;
     json_t *one;
@@ -279,13 +298,15 @@ static bt_part items(bt_schema *s, const json_t *value, const bt_schema_at *at)
 
     json_array_foreach(value, i, one)
     {
-        item = bt_schema_literal(s, one, at);
+        if (s->g->st != BT_OK) break;
+        item = under(s, bt_schema_of_item(s, schema, i, at), one, at);
         all  = bt_part_then(s->g, all, i == 0 ? item : bt_schema_next(s, item));
     }
     return all;
 }
 
-bt_part bt_schema_literal(bt_schema *s, const json_t *value, const bt_schema_at *at)
+bt_part bt_schema_literal(bt_schema *s, const json_t *value, const json_t *schema,
+                          const bt_schema_at *at)
 {
     bt_parts *g     = s->g;
     bool      array = json_is_array(value);
@@ -296,7 +317,8 @@ bt_part bt_schema_literal(bt_schema *s, const json_t *value, const bt_schema_at 
     if (bt_schema_enter(s, at)) {
         if (json_array_size(value) + json_object_size(value) > 0) {
             part = bt_part_then(g, part, bt_schema_call(s, BT_COMMON_SPACE));
-            part = bt_part_then(g, part, array ? items(s, value, at) : members(s, value, at));
+            part = bt_part_then(
+                g, part, array ? items(s, value, schema, at) : members(s, value, schema, at));
         }
         part = bt_part_then(g, part, bt_schema_call(s, BT_COMMON_SPACE));
     }

@@ -100,6 +100,8 @@ CASES = [
     ({"type": "object", "required": list("abcd"), "properties": {  # whose digits are few
         name: {"type": "integer", "multipleOf": of, "minimum": 0, "maximum": 100000} for name, of in zip("abcd", (1000, 999, 998, 997))}},
      [{"a": 1000, "b": 99900, "c": 0, "d": 997}], ['{"a":1,"b":0,"c":0,"d":0}']),
+    ({"items": {"enum": [[1], [1.0], 2, {"a": 1, "b": []}, {"b": [], "a": 1}]}, "uniqueItems": True}, [[[1], {"a": 1, "b": []}, 2], [{"b": [], "a": 1}, [1.0]]],
+     ["[[1],[1.0]]", '[{"a":1,"b":[]},{"b":[],"a":1}]']),
     ({"items": {"enum": list(range(64))}, "uniqueItems": True, "maxItems": 2}, [[63, 0], [0, 63]], ["[7,7]", "[1,2,3]"]),
     ({"type": "array", "items": False}, [[]], ["[1]"]),
     ({"type": "string", "minLength": 2, "maxLength": 3}, ["ab", "\u00e9\U0001f642", "\n\"\\"], ['"a"', '"abcd"', '"\\ud83d\\ude42"']),
@@ -114,6 +116,13 @@ CASES = [
     ({"enum": ["a", 1, 1.5, None, True, [1, {"x": []}], "\u20ac\"\n"]}, ["a", 1, 1.5, None, True, [1, {"x": []}], "\u20ac\"\n"], ['"b"', "2", "false"]),
     ({"type": "integer", "enum": [1, 2.0, "x", 2.5]}, [1, 2], ["2.5", '"x"']),
     ({"const": {"a": [1, 2], "b": {}}}, [{"a": [1, 2], "b": {}}], ['{"a":[1,2]}']),
+    ({"enum": [[], ["a"], ["a", "a"], ["b", 1], 5], "type": ["array", "integer"], "items": {"type": "string"}, "uniqueItems": True}, [[], ["a"], 5],
+     ['["a","a"]', '["b",1]']),
+    ({"enum": [{"k": "a", "n": 1}, {"n": 0, "k": "a"}, {"k": "b"}, {"k": "a", "xx": 1}, {"k": "a", "n": 2, "x": True}], "required": ["k"],
+      "properties": {"k": {"const": "a"}, "n": {"minimum": 1}}, "patternProperties": {"^x": {"type": "boolean"}}},
+     [{"k": "a", "n": 1}, {"k": "a", "n": 2, "x": True}], ['{"n":0,"k":"a"}', '{"k":"b"}', '{"k":"a","xx":1}', '{"n":1,"k":"a"}']),
+    ({"additionalProperties": {"type": "integer"}, "propertyNames": {"enum": ["a", "ab", "b", "bc"], "maxLength": 2, "pattern": "^b|c$"}},
+     [{}, {"b": 1, "bc": 2}], ['{"a":1}', '{"ab":1}']),
     ({"const": 0.1}, [0.1], ["0.2"]),
     ({"anyOf": [{"type": "integer"}, {"type": "string", "maxLength": 1}]}, [5, "", "x"], ['"xy"', "null"]),
     ({"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}, "anyOf": [{"required": ["a"]}, {"required": ["b"]}]},
@@ -510,6 +519,35 @@ def random_schema_object(r, depth):
     return s if isinstance(s, dict) else {}
 
 
+def random_value(r, depth):
+    if depth == 0 or r.random() < 0.4:
+        return r.choice([1, 7, -2.5, "a", "aa", "foo", "", False, None, [], {}])  # not True, which is 1 within a list of Python's
+    if r.random() < 0.5:
+        return [random_value(r, depth - 1) for _ in range(r.randint(0, 3))]
+    return {name: random_value(r, depth - 1) for name in r.sample(NAMES, r.randint(0, 3))}
+
+
+def check_listed(walk, n):
+    """Of the values of an enum those come that are as the schema beside it says, and no others."""
+    r = random.Random(7)
+    n_valid = 0
+    for _ in range(n):
+        values = [random_value(r, 3) for _ in range(6)]
+        beside = random_schema_object(r, 2)
+        schema = {"enum": values, **(beside if "enum" not in beside else {"allOf": [beside]}),
+                  "$defs": {"s": {"type": ["integer", "null"]}, "t": {"properties": {"a": {"type": "string"}}}}}
+        reply = walk.ask(schema, 0, [json.dumps(v, ensure_ascii=False) for v in values])
+        if "no text at all" not in reply.get("refused", "no text at all"):
+            continue
+        validator = jsonschema.Draft202012Validator(schema)
+        for v, verdict in zip(values, reply.get("verdicts", [0] * len(values))):
+            n_valid += verdict == 2
+            if validator.is_valid(v) != (verdict == 2):
+                fail(json.dumps(schema), "lets through" if verdict == 2 else "does not let through", json.dumps(v))
+    if n_valid < n:
+        fail("too few values of enum beside schemas at random")
+
+
 def check_random(walk, n):
     r = random.Random(5)
     refusals, n_texts = {}, 0
@@ -535,6 +573,7 @@ def main(program):
     check_formats(walk)
     check_bounds(walk, 1500)
     check_unique(walk)
+    check_listed(walk, 1000)
     check_random(walk, 1500)
     walk.process.stdin.close()
     return 1 if failures != 0 or walk.process.wait() != 0 else 0

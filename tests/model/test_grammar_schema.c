@@ -323,13 +323,19 @@ static void schema_that_cannot_be_kept_is_refused_by_name(void)
          "at #/propertyNames: \"contains\" is not"                                                                                                                                   },
         {"{\"const\":1,\"minimum\":\"x\"}",                                                         "at #/minimum: expected a number"                                                },
         {"{\"const\":4,\"multipleOf\":1.5}",                                                        "at #: enum or const of numbers"                                                 },
-        {"{\"const\":[],\"minItems\":1}",                                                           "at #: enum or const beside keywords"                                            },
+        {"{\"const\":[],\"minItems\":1}",                                                           "nothing satisfies it"                                                           },
+        {"{\"const\":[[1]],\"items\":{\"items\":{\"type\":\"null\"}}}",                             "nothing satisfies it"                                                           },
+        {"{\"const\":{\"a\":1},\"properties\":5}",
+         "at #/properties: expected an object of schemas"                                                                                                                            },
+        {"{\"const\":{\"a\":1},\"required\":[1]}",                                                  "at #/required: expected an array of names"                                      },
+        {"{\"const\":[1],\"prefixItems\":5}",                                                       "at #/prefixItems: expected an array of schemas"                                 },
+        {"{\"const\":[1],\"items\":{\"contains\":{}}}",                                             "at #: \"contains\" is not"                                                      },
         {"{\"const\":\"a\",\"format\":\"date\"}",                                                   "at #/format: a text of enum"                                                    },
         {"{\"propertyNames\":5}",                                                                   "at #/propertyNames: expected a schema, found 5"                                 },
         {"{\"propertyNames\":{\"enum\":5}}",
          "at #/propertyNames/enum: expected an array of values"                                                                                                                      },
-        {"{\"propertyNames\":{\"enum\":[\"a\"],\"minLength\":1}}",
-         "at #/propertyNames: enum or const beside keywords"                                                                                                                         },
+        {"{\"propertyNames\":{\"const\":\"a\",\"anyOf\":[{\"minLength\":2},{}]}}",
+         "at #/propertyNames: enum or const beside anyOf"                                                                                                                            },
         {"{\"propertyNames\":{\"pattern\":\"(\"}}",                                                 "at #/propertyNames/pattern: "                                                   },
         {"{\"propertyNames\":{\"enum\":[\"a\"]},\"required\":[\"b\"]}",
          "\"required\" names what propertyNames rules out"                                                                                                                           },
@@ -369,8 +375,6 @@ static void schema_that_cannot_be_kept_is_refused_by_name(void)
          "nothing satisfies it"                                                                                                                                                      },
         {"{\"unevaluatedProperties\":false}",                                                       "\"unevaluatedProperties\" is not"                                               },
         {"{\"uniqueItems\":true}",                                                                  "\"uniqueItems\" is not supported but for items of a list"                       },
-        {"{\"uniqueItems\":true,\"items\":{\"enum\":[1,[1]]}}",
-         "\"uniqueItems\" is not supported but"                                                                                                                                      },
         {"{\"uniqueItems\":true,\"items\":{\"anyOf\":[{\"const\":1},{\"$ref\":\"#\"}]}}",
          "\"uniqueItems\" is not supported but"                                                                                                                                      },
         {"{\"uniqueItems\":true,\"items\":{\"$ref\":\"#/items\"}}",                                 "levels deep"                                                                    },
@@ -533,6 +537,11 @@ static void schema_survives_every_failed_allocation(void)
                     "9]\"}},\"additionalProperties\":{\"format\":\"date\","
                     "\"const\":\"2000-01-01\"}},{\"properties\":{\"b\":{},\"c\":{}}}],"
                     "\"minProperties\":2,\"maxProperties\":2}");
+    expect_survives(
+        bt_read_json_schema,
+        "{\"enum\":[{\"ab\":[1,2],\"c\":{}},[[1]]],\"properties\":{\"c\":{\"maxItems\":0}},"
+        "\"propertyNames\":{\"minLength\":1},\"patternProperties\":{\"^a\":{\"items\":{"
+        "\"minimum\":1}}},\"uniqueItems\":true,\"prefixItems\":[{\"maxItems\":2}]}");
     expect_survives(bt_read_choice, "[\"a\",\"bc\"]");
     json_set_alloc_funcs(malloc, free);
 }

@@ -27,18 +27,22 @@ static void style_of_deepseek_says_what_is_text(void)
          {"", TEXT("city", "Bern"), JSON("days", "3"), TEXT("city", "Bern") TEXT("days", "3"),
           JSON("city", "\"Bern\"") JSON("days", "3"), JSON("days", "3") TEXT("city", "Bern"),
           TEXT("city", "a" DS_END "b") JSON("days", "3"), TEXT("city", "Bern") JSON("days", "x")}},
-        {DEEPSEEK(OBJECT("\"a\": {\"type\": [\"string\", \"null\"]}",                                                                                     "")),
+        {DEEPSEEK(OBJECT("\"a\": {\"type\": [\"string\", \"null\"]}",                                                                                          "")),
          {"", TEXT("a", "null"), JSON("a", "null")},
          {JSON("a", "\"x\""), TEXT("a", "x") TEXT("a", "y")}},
-        {DEEPSEEK(OBJECT("\"a\": {\"enum\": [\"x y\", 2, true]}",                                   ALL("\"a\""))),
+        {DEEPSEEK(OBJECT("\"a\": {\"enum\": [\"x y\", 2, true]}",                                        ALL("\"a\""))),
          {TEXT("a", "x y"), JSON("a", "2"), JSON("a", "true")},
          {"", TEXT("a", "2"), JSON("a", "\"x y\""), TEXT("a", "x")}},
-        {DEEPSEEK(OBJECT("\"a\": {\"type\": \"array\", \"items\": {\"type\": \"string\"}}",                                 "")),
+        {DEEPSEEK(OBJECT("\"a\": {\"type\": \"array\", \"items\": {\"type\": \"string\"}}",                                      "")),
          {JSON("a", "[\"x\", \"y\"]"), JSON("a", "[]")},
          {TEXT("a", "[\"x\"]"), JSON("a", "[x]")}},
+        {DEEPSEEK(OBJECT(
+             "\"a\": {\"enum\": [[\"x\"], [1], \"y\"], \"items\": {\"type\": \"string\"}}",                                                 "")),
+         {"", JSON("a", "[\"x\"]"), TEXT("a", "y")},
+         {JSON("a", "[1]"), TEXT("a", "[\"x\"]"), JSON("a", "\"y\"")}},
         {DEEPSEEK("true"),
          {"", TEXT("a", "x") " " JSON("b_2", "{\"k\": [1]}")},
-         {"{}", TEXT("2a", "x"), TEXT("", "x")}                                                                                                               },
+         {"{}", TEXT("2a", "x"), TEXT("", "x")}                                                                                                                  },
     };
 
     for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++)

@@ -121,8 +121,8 @@ static void read_patterns(bt_schema *s, members *m, const json_t *schema, const 
     m->additional = json_is_false(value) ? NULL : value;
 }
 
-/* Only what is `allowed` remains, named or not. */
-static void allow(bt_schema *s, members *m, const json_t *allowed, const bt_schema_at *at)
+/* Only what is `allowed` remains, named or not; no object has another one that is required. */
+static void allow(bt_schema *s, members *m, const json_t *allowed)
 {
     json_t     *kept = bt_schema_owned(s, json_object());
     const char *name;
@@ -132,9 +132,9 @@ static void allow(bt_schema *s, members *m, const json_t *allowed, const bt_sche
     {
         bool is_allowed = json_object_get(allowed, name) != NULL;
 
-        if (is_allowed && json_object_set(kept, name, value) != 0) bt_schema_owned(s, NULL);
-        if (!is_allowed && json_object_get(m->required, name) != NULL)
-            bt_schema_refuse(s, at, "\"required\" names what propertyNames rules out");
+        if (!is_allowed && json_object_get(m->required, name) == NULL) continue;
+        if (json_object_set(kept, name, is_allowed ? value : json_false()) != 0)
+            bt_schema_owned(s, NULL);
     }
     json_object_foreach((json_t *)allowed, name, value)
     {
@@ -146,24 +146,22 @@ static void allow(bt_schema *s, members *m, const json_t *allowed, const bt_sche
     m->additional = NULL;
 }
 
-/* Of enum and const, which stand alone; no name at all where a key would have to be no string. */
-static void allow_listed(bt_schema *s, members *m, const json_t *key, const bt_schema_at *at,
-                         const bt_schema_at *here)
+/* Of enum and const; no name at all where a key would have to be no string. */
+static void allow_listed(bt_schema *s, members *m, const json_t *key, const bt_schema_at *at)
 {
     const json_t *values  = json_object_get(key, "enum"), *one;
-    uint32_t      types   = bt_schema_types(s, key, here);
+    uint32_t      types   = bt_schema_types(s, key, at);
     json_t       *allowed = bt_schema_owned(s, json_object());
 
     if (json_object_get(key, "anyOf") != NULL || json_object_get(key, "oneOf") != NULL)
-        bt_schema_refuse(s, here, "enum or const beside anyOf or oneOf is not supported");
+        bt_schema_refuse(s, at, "enum or const beside anyOf or oneOf is not supported");
     if (values != NULL && !json_is_array(values))
-        bt_schema_unexpected(s, key, "enum", here, "an array of values");
+        bt_schema_unexpected(s, key, "enum", at, "an array of values");
     for (size_t i = 0; (one = bt_schema_listed(key, i)) != NULL && s->g->st == BT_OK; i++)
-        if (bt_schema_lists(s, key, types, one, here) &&
-            bt_schema_keeps_bounds(s, key, one, here) &&
+        if (bt_schema_lists(s, key, types, one, at) && bt_schema_keeps_bounds(s, key, one, at) &&
             json_object_set_new(allowed, json_string_value(one), json_true()) != 0)
             bt_schema_owned(s, NULL);
-    allow(s, m, allowed, at);
+    allow(s, m, allowed);
     json_decref(allowed);
 }
 
@@ -182,7 +180,7 @@ static void read_names(bt_schema *s, members *m, const json_t *schema, const bt_
         if (m->key != NULL || m->patterns != NULL)
             bt_schema_refuse(s, at,
                              "\"propertyNames\" beside \"patternProperties\" is not supported");
-        allow_listed(s, m, key, at, &here);
+        allow_listed(s, m, key, &here);
     } else if (bt_schema_n_keywords(key) > 1) {
         if (m->key != NULL || m->patterns != NULL || json_object_size(m->members) != 0)
             bt_schema_refuse(s, at,

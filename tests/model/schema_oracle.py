@@ -121,6 +121,7 @@ CASES = [
     ({"enum": [{"k": "a", "n": 1}, {"n": 0, "k": "a"}, {"k": "b"}, {"k": "a", "xx": 1}, {"k": "a", "n": 2, "x": True}], "required": ["k"],
       "properties": {"k": {"const": "a"}, "n": {"minimum": 1}}, "patternProperties": {"^x": {"type": "boolean"}}},
      [{"k": "a", "n": 1}, {"k": "a", "n": 2, "x": True}], ['{"n":0,"k":"a"}', '{"k":"b"}', '{"k":"a","xx":1}', '{"n":1,"k":"a"}']),
+    ({"items": {"properties": {"a": {"required": ["b"], "propertyNames": {"enum": ["a", "c"]}}}}}, [[], [{}]], ['[{"a":{}}]', '[{"a":{"b":1}}]']),
     ({"additionalProperties": {"type": "integer"}, "propertyNames": {"enum": ["a", "ab", "b", "bc"], "maxLength": 2, "pattern": "^b|c$"}},
      [{}, {"b": 1, "bc": 2}], ['{"a":1}', '{"ab":1}']),
     ({"const": 0.1}, [0.1], ["0.2"]),

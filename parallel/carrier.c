@@ -58,13 +58,12 @@ bt_status bt_group_reserve(bt_group *group, size_t out_bytes, size_t in_bytes)
 
 /* An operation with a mark. */
 static bt_status at_mark(bt_group *group, uint32_t i, const bt_wait *wait,
-                         bt_status (*op)(bt_carrier *c, bt_group *group, uint32_t i,
-                                         const bt_wait *wait))
+                         bt_status (*op)(bt_carrier *c, uint32_t i, const bt_wait *wait))
 {
     bt_status st = BT_OK;
 
     BT_TRY(bt_group_check(group, wait));
-    st = ended(group, op(bt_group_carrier(group), group, i, wait));
+    st = ended(group, op(bt_group_carrier(group), i, wait));
 out:
     return st;
 }

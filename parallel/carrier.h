@@ -40,8 +40,8 @@ typedef struct {
     bt_status (*exchange)(bt_carrier *c, bt_group *group, const bt_exchange *x,
                           const bt_wait *wait);
     bt_status (*reserve)(bt_carrier *c, size_t out_bytes, size_t in_bytes);
-    bt_status (*mark)(bt_carrier *c, bt_group *group, uint32_t i, const bt_wait *wait);
-    bt_status (*settle)(bt_carrier *c, bt_group *group, uint32_t i, const bt_wait *wait);
+    bt_status (*mark)(bt_carrier *c, uint32_t i, const bt_wait *wait);
+    bt_status (*settle)(bt_carrier *c, uint32_t i, const bt_wait *wait);
     bt_status (*warm)(bt_carrier *c, bt_group *group, const bt_wait *wait);
     /* While the group waits for messages of its own: lets what is under way go on.  The wait ends
      * with the error where that has failed, here or at another rank. */

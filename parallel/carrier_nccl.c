@@ -250,20 +250,18 @@ static bt_status nccl_reserve(bt_carrier *super, size_t out_bytes, size_t in_byt
     return BT_OK;
 }
 
-static bt_status nccl_mark(bt_carrier *super, bt_group *group, uint32_t i, const bt_wait *wait)
+static bt_status nccl_mark(bt_carrier *super, uint32_t i, const bt_wait *wait)
 {
     carrier  *c  = (carrier *)super;
     bt_status st = c->comm == NULL ? BT_OK : c->nccl->mark(c->comm, i); /* or none was enqueued */
 
-    (void)group;
     return st == BT_OK ? BT_OK : give_up(c, wait, st);
 }
 
-static bt_status nccl_settle(bt_carrier *super, bt_group *group, uint32_t i, const bt_wait *wait)
+static bt_status nccl_settle(bt_carrier *super, uint32_t i, const bt_wait *wait)
 {
     carrier *c = (carrier *)super;
 
-    (void)group;
     return c->comm == NULL ? BT_OK : await(c, i, bt_now_ns(), wait);
 }
 
@@ -282,8 +280,8 @@ static bt_status warm_pairs(carrier *c, bt_group *group, const bt_wait *wait)
         bytes[i] = i == self ? 0 : WARM_BYTES;
     }
     BT_TRY(nccl_exchange(&c->super, group, &x, wait));
-    BT_TRY(nccl_mark(&c->super, group, 0, wait));
-    BT_TRY(nccl_settle(&c->super, group, 0, wait));
+    BT_TRY(nccl_mark(&c->super, 0, wait));
+    BT_TRY(nccl_settle(&c->super, 0, wait));
 out:
     bt_free(bytes);
     bt_free(at);

@@ -90,9 +90,9 @@ out:
     return st;
 }
 
-static bt_status staged_mark(bt_carrier *c, bt_group *group, uint32_t i, const bt_wait *wait)
+static bt_status staged_mark(bt_carrier *c, uint32_t i, const bt_wait *wait)
 {
-    (void)c, (void)group, (void)i, (void)wait;
+    (void)c, (void)i, (void)wait;
     return BT_OK;
 }
 

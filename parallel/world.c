@@ -155,9 +155,8 @@ void bt_world_fini(bt_world *world)
     free_world(world);
 }
 
-void bt_world_exit(bt_world *world, int code)
+void bt_world_exit(int code)
 {
-    (void)world;
     fflush(stdout);
     fflush(stderr);
     _exit(code);

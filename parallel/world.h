@@ -23,7 +23,7 @@ bt_status bt_world_init(int *argc, char ***argv, bt_world **world_out);
 void bt_world_fini(bt_world *world);
 /* Leaves at once without MPI's consent (MPI_Finalize can hang after a death): flushes, _exit(code).
  */
-void     bt_world_exit(bt_world *world, int code) __attribute__((noreturn));
+void     bt_world_exit(int code) __attribute__((noreturn));
 uint32_t bt_world_rank(const bt_world *world);
 uint32_t bt_world_size(const bt_world *world);
 /* Ranks of this job on this machine, and this rank's number among them (from MPI's launcher). */

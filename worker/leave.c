@@ -31,7 +31,7 @@ void bt_rank_leave(bt_rank *r, int code, const char *reason)
     if (strcmp(reason, bt_error_text()) != 0) BT_INFO("leaving: %s", reason); /* else logged */
     alarm(GOODBYE_S);
     say_leaving(r, code, reason);
-    bt_world_exit(r->world, code);
+    bt_world_exit(code);
 }
 
 void bt_rank_pass_on_drain(bt_rank *r)
@@ -66,7 +66,7 @@ void bt_rank_leave_together(bt_rank *r)
     bt_device_destroy(r->dev);
     bt_links_fini(&r->links);
     bt_free(r->plans);
-    if (r->shrunk) bt_world_exit(r->world, EXIT_SUCCESS);
+    if (r->shrunk) bt_world_exit(EXIT_SUCCESS);
     bt_watchdog_set_limit(GOODBYE_S * BT_NS_PER_S); /* MPI_Finalize can hang when a rank has died */
     bt_world_fini(r->world);
 }

@@ -31,8 +31,7 @@ static inline void *take(size_t bytes)
         EXPECT_EQ(strcmp(g_carrier, "host") == 0 ? bt_device_cpu_create(&cpu, &g_dev)
                                                  : bt_cuda_module.create(0, &g_dev),
                   BT_OK);
-    if (g_dev == NULL || bt_device_alloc(g_dev, bytes, &p) != BT_OK)
-        bt_world_exit(g_world, EXIT_FAILURE);
+    if (g_dev == NULL || bt_device_alloc(g_dev, bytes, &p) != BT_OK) bt_world_exit(EXIT_FAILURE);
     return p;
 }
 
@@ -81,7 +80,7 @@ static inline bt_group *carried_group(void)
                                                  &carrier)
                         : bt_carrier_staged_create(g_dev, &carrier),
               BT_OK);
-    if (carrier == NULL) bt_world_exit(g_world, EXIT_FAILURE);
+    if (carrier == NULL) bt_world_exit(EXIT_FAILURE);
     bt_group_attach(group, carrier);
     EXPECT_EQ(bt_group_reserve(group, RESERVED, RESERVED), BT_OK);
     EXPECT(bt_group_carries(group, g_dev));

@@ -203,12 +203,11 @@ static inline void site_init(site *s, uint32_t n_slots, size_t slot_bytes, doubl
 
     memset(s, 0, sizeof(*s));
 #ifdef SITE_NCCL
-    if (bt_cuda_module.create(0, &g_dev) != BT_OK) bt_world_exit(g_world, EXIT_FAILURE);
+    if (bt_cuda_module.create(0, &g_dev) != BT_OK) bt_world_exit(EXIT_FAILURE);
     cfg.nccl = &bt_nccl_module_table;
     cfg.dev  = g_dev;
 #endif
-    if (bt_handoff_create(g_world, &cfg, &events, &s->h) != BT_OK)
-        bt_world_exit(g_world, EXIT_FAILURE);
+    if (bt_handoff_create(g_world, &cfg, &events, &s->h) != BT_OK) bt_world_exit(EXIT_FAILURE);
     site_join(s, g_ranks);
     site_wait_ready(s);
     site_meet(s); /* nobody asks before all can answer */

@@ -32,7 +32,7 @@ static inline void meet(void)
     bt_wait wait = wait_s(60);
 
     wait.what = "meeting of all ranks";
-    if (bt_group_barrier(g_all, &wait) != BT_OK) bt_world_exit(g_world, EXIT_FAILURE);
+    if (bt_group_barrier(g_all, &wait) != BT_OK) bt_world_exit(EXIT_FAILURE);
 }
 
 /* The highest of all ranks' values. */
@@ -42,7 +42,7 @@ static inline uint64_t max_over_ranks(uint64_t mine)
     bt_wait  wait = wait_s(60);
 
     if (bt_group_all_gather(g_all, &mine, sizeof(mine), all, &wait) != BT_OK)
-        bt_world_exit(g_world, EXIT_FAILURE);
+        bt_world_exit(EXIT_FAILURE);
     for (uint32_t i = 0; i < g_ranks; i++)
         max = all[i] > max ? all[i] : max;
     return max;
@@ -57,7 +57,7 @@ static inline bt_group *group_of_all(void)
     for (uint32_t i = 0; i < g_ranks; i++)
         ranks[i] = i;
     EXPECT_EQ(bt_group_create(g_world, g_ranks, ranks, 0, next_epoch(), &group), BT_OK);
-    if (group == NULL) bt_world_exit(g_world, EXIT_FAILURE);
+    if (group == NULL) bt_world_exit(EXIT_FAILURE);
     return group;
 }
 
@@ -69,13 +69,13 @@ static inline void mpi_test_start(int *argc, char ***argv)
     if (g_world == NULL && bt_world_init(argc, argv, &g_world) != BT_OK) exit(EXIT_FAILURE);
     g_rank  = bt_world_rank(g_world);
     g_ranks = bt_world_size(g_world);
-    if (g_ranks > MAX_RANKS) bt_world_exit(g_world, EXIT_FAILURE);
+    if (g_ranks > MAX_RANKS) bt_world_exit(EXIT_FAILURE);
     for (uint32_t i = 0; i < g_ranks; i++)
         ranks[i] = i;
     if (bt_group_create(g_world, g_ranks, ranks, HARNESS_SPACE, 0, &g_all) != BT_OK)
-        bt_world_exit(g_world, EXIT_FAILURE);
+        bt_world_exit(EXIT_FAILURE);
     if (g_rank != 0 && freopen("/dev/null", "w", stdout) == NULL) /* rank 0 prints the table */
-        bt_world_exit(g_world, EXIT_FAILURE);
+        bt_world_exit(EXIT_FAILURE);
 }
 
 static inline int mpi_test_main(int argc, char **argv, const bt_test *tests, size_t n)
@@ -125,12 +125,12 @@ static inline void survivors_end(bt_group *group, const bt_wait *wait)
     uint64_t failures[MAX_RANKS], mine = (uint64_t)g_failures, sum = 0;
 
     if (bt_group_all_gather(group, &mine, sizeof(mine), failures, wait) != BT_OK)
-        bt_world_exit(g_world, EXIT_FAILURE);
+        bt_world_exit(EXIT_FAILURE);
     for (uint32_t i = 0; i < g_ranks - 1; i++)
         sum += failures[i];
     if (g_rank == 0) remove_backing_files();
     if (sum == 0) printf("all survivors: ok\n");
-    bt_world_exit(g_world, sum == 0 ? EXIT_SUCCESS : EXIT_FAILURE);
+    bt_world_exit(sum == 0 ? EXIT_SUCCESS : EXIT_FAILURE);
 }
 
 /* A reproducible stream of numbers, for content and for choices. */

@@ -74,7 +74,7 @@ static bt_group *survivors(void)
     for (uint32_t i = 0; i < g_ranks; i++)
         ranks[i] = i;
     EXPECT_EQ(bt_group_create(g_world, g_ranks - 1, ranks, 0, next_epoch(), &group), BT_OK);
-    if (group == NULL) bt_world_exit(g_world, EXIT_FAILURE);
+    if (group == NULL) bt_world_exit(EXIT_FAILURE);
     return group;
 }
 

@@ -27,7 +27,7 @@ static bt_group *survivors(void)
     if (bt_group_create(g_world, g_ranks - 1, ranks, 0, next_epoch(), &group) != BT_OK ||
         bt_carrier_nccl_create(&bt_nccl_module_table, g_dev, g_world, ROLL_SPACE, &carrier) !=
             BT_OK)
-        bt_world_exit(g_world, EXIT_FAILURE);
+        bt_world_exit(EXIT_FAILURE);
     bt_group_attach(group, carrier);
     return group;
 }

@@ -568,7 +568,7 @@ static void every_failing_call_of_create_is_survived(void)
     bt_handoff *h = NULL;
     long        live, gpu_live, k = 0;
 
-    if (bt_cuda_module.create(0, &g_dev) != BT_OK) bt_world_exit(g_world, EXIT_FAILURE);
+    if (bt_cuda_module.create(0, &g_dev) != BT_OK) bt_world_exit(EXIT_FAILURE);
     cfg.dev  = g_dev;
     live     = bt_alloc_live();
     gpu_live = g_fake_gpu.live;

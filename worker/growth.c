@@ -5,30 +5,28 @@
 /* Of a step, for constraints that follow what is replayed.  Most of them take microseconds. */
 #define MOST_REPLAY_NS (BT_NS_PER_S / 20)
 
-/* Of those that need a page, the one that came first. */
-static bt_request *oldest_in_need(const bt_worker *w)
+/* A page to each that needs one, the oldest first: false when none is left for one of them. */
+static bool grow_all(bt_worker *w)
 {
-    bt_request *found = NULL;
-
     for (uint32_t i = 0; i < w->requests.n; i++) {
         bt_request *r = w->requests.at[i];
 
-        if (bt_request_needs_page(r) && (found == NULL || r->arrival < found->arrival)) found = r;
+        if (bt_request_needs_page(r) &&
+            bt_request_grow(r, w->cfg.pool, bt_request_n_ready(r)) != BT_OK)
+            return false;
     }
-    return found;
+    return true;
 }
 
-/* Reservations count like requests that decode. */
+/* Of those that may take more pages, of which there are some.  Reservations count like requests
+ * that decode. */
 static bt_request *youngest(const bt_worker *w)
 {
-    bt_request *found = NULL;
+    uint32_t i = w->requests.n - 1;
 
-    for (uint32_t i = 0; i < w->requests.n; i++) {
-        bt_request *r = w->requests.at[i];
-
-        if (bt_worker_may_grow(r) && (found == NULL || r->arrival >= found->arrival)) found = r;
-    }
-    return found;
+    while (!bt_worker_may_grow(w->requests.at[i]))
+        i--;
+    return w->requests.at[i];
 }
 
 static bool is_alone(const bt_worker *w, const bt_request *r)
@@ -56,18 +54,11 @@ out:
 
 bt_status bt_worker_grow(bt_worker *w)
 {
-    bt_status   st       = BT_OK;
-    bool        short_of = false;
-    bt_request *r, *victim;
+    bt_status st = BT_OK;
 
-    for (uint32_t i = 0; i < w->requests.n && !short_of; i++) {
-        r = w->requests.at[i];
-        if (bt_request_needs_page(r))
-            short_of = bt_request_grow(r, w->cfg.pool, bt_request_n_ready(r)) != BT_OK;
-    }
-    while (short_of && (r = oldest_in_need(w)) != NULL) {
-        if (bt_request_grow(r, w->cfg.pool, bt_request_n_ready(r)) == BT_OK) continue;
-        victim = youngest(w);
+    while (!grow_all(w)) {
+        bt_request *victim = youngest(w);
+
         if (is_alone(w, victim)) /* it fits, as admission has seen: evaluations are in its way */
             BT_TRY(bt_worker_fail(w, victim, BT_RPC_RESOURCE_EXHAUSTED,
                                   "no page is left, and nobody can give one back"));

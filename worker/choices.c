@@ -4,8 +4,6 @@
  * it alone will write, its copy of the partial page first.  When the prompt is there the others
  * share its full pages and copy the partial one's rows, and all decode from their first tokens.
  * From then on each is a request like any other, but for its end. */
-
-#include "core/alloc.h"
 #include "worker/state.h"
 
 /* The other choices of the order, without pages, into more[0..n_choices - 1). */
@@ -76,24 +74,17 @@ bt_status bt_worker_drop_choice(bt_worker *w, uint64_t request, uint32_t epoch, 
 /* A first token that ends its choice is not repeated beside a second token: it goes by itself. */
 static bt_status repeat_ended(bt_worker *w, const bt_request *r, uint32_t index)
 {
-    bt_status             st    = BT_OK;
     const bt_first_token *first = &r->firsts[index];
-    bt_up                 m     = {.kind = BT_UP_TOKENS};
+    bt_token              token = {.request  = r->id,
+                                   .choice   = r->choices[index],
+                                   .position = r->n_prompt,
+                                   .epoch    = r->epoch,
+                                   .id       = first->id,
+                                   .logprob  = first->logprob,
+                                   .finish   = (bt_finish)first->finish,
+                                   .cached   = r->n_cached};
 
-    m.u.tokens.tokens = bt_calloc(1, sizeof(*m.u.tokens.tokens));
-    BT_REQUIRE(m.u.tokens.tokens != NULL, BT_ERR_NO_MEMORY, "message of a token");
-    m.u.tokens.n         = 1;
-    m.u.tokens.tokens[0] = (bt_token){.request  = r->id,
-                                      .choice   = r->choices[index],
-                                      .position = r->n_prompt,
-                                      .epoch    = r->epoch,
-                                      .id       = first->id,
-                                      .logprob  = first->logprob,
-                                      .finish   = (bt_finish)first->finish,
-                                      .cached   = r->n_cached};
-    st                   = bt_worker_up(w, &m);
-out:
-    return st;
+    return bt_worker_send_tokens(w, 1, &token);
 }
 
 /* One choice begins to decode from what follows the prompt in it. */

@@ -482,16 +482,16 @@ out:
     return st;
 }
 
-bt_status bt_worker_send_tokens(bt_worker *w, const bt_batch *b)
+bt_status bt_worker_send_tokens(bt_worker *w, uint32_t n, const bt_token *tokens)
 {
     bt_status st = BT_OK;
     bt_up     m  = {.kind = BT_UP_TOKENS};
 
-    if (b->n_out == 0) return BT_OK;
-    m.u.tokens.n      = b->n_out;
-    m.u.tokens.tokens = bt_calloc(b->n_out, sizeof(*b->out));
-    BT_REQUIRE(m.u.tokens.tokens != NULL, BT_ERR_NO_MEMORY, "message of %u tokens", b->n_out);
-    memcpy(m.u.tokens.tokens, b->out, b->n_out * sizeof(*b->out));
+    if (n == 0) return BT_OK;
+    m.u.tokens.n      = n;
+    m.u.tokens.tokens = bt_calloc(n, sizeof(*tokens));
+    BT_REQUIRE(m.u.tokens.tokens != NULL, BT_ERR_NO_MEMORY, "message of %u tokens", n);
+    memcpy(m.u.tokens.tokens, tokens, n * sizeof(*tokens));
     st = bt_worker_up(w, &m);
 out:
     return st;

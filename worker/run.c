@@ -187,7 +187,7 @@ static bt_status end_step(bt_worker *w, bt_batch *b)
     }
     count_in(w, b);
     st = bt_worker_choose_all(w, b);
-    if (st == BT_OK) st = bt_worker_send_tokens(w, b);
+    if (st == BT_OK) st = bt_worker_send_tokens(w, b->n_out, b->out);
     if (st == BT_OK && w->cfg.facts.mtp != 0) drafted = draft(w, b);
     let_go(b);
     BT_TRY(st);

@@ -155,7 +155,8 @@ bt_status bt_worker_take_draws(bt_worker *w, uint32_t n);
 void      bt_worker_draw(bt_worker *w, uint32_t n);
 /* After the step: chooses every token that is due.  A piece whose request fails loses it. */
 bt_status bt_worker_choose_all(bt_worker *w, bt_batch *b);
-bt_status bt_worker_send_tokens(bt_worker *w, const bt_batch *b);
+/* As one message; none of no token. */
+bt_status bt_worker_send_tokens(bt_worker *w, uint32_t n, const bt_token *tokens);
 /* When the prompt was not computed by role alone, a replay must know how. */
 bt_status bt_worker_send_form_map(bt_worker *w, const bt_request *r);
 

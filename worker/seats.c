@@ -194,11 +194,11 @@ static void on_load(void *ctx, uint64_t done_bytes, uint64_t total_bytes)
     bt_links_send(&r->links, &m);    /* a lost stream shows by itself */
 }
 
+/* None without a group, or in a model without any. */
 static uint32_t count_experts(const bt_rank *r)
 {
     uint32_t n = 0;
 
-    if (r->group == NULL || !r->has_placement) return 0;
     for (uint32_t e = 0; e < r->placement.n_experts; e++)
         n += r->placement.owner[e] == r->group_self;
     return n;
@@ -256,14 +256,13 @@ out:
 static bt_status prepare(bt_rank *r, const bt_down_regroup *m)
 {
     bt_status st = BT_OK;
-    bt_up     up = {.kind = BT_UP_READY};
 
     BT_REQUIRE(bt_seats_group_of(r->seating.groups, r->facts.rank) == 2 &&
                    bt_seats_group_of(m->groups, r->facts.rank) < 2,
                BT_ERR_PROTOCOL, "rank %u is to prepare for a seat that it %s", r->facts.rank,
                bt_seats_group_of(r->seating.groups, r->facts.rank) == 2 ? "is not given" : "has");
     BT_TRY(follow(r, m->groups));
-    BT_TRY(bt_links_send(&r->links, &up));
+    BT_TRY(bt_rank_say_ready(r));
 out:
     return st;
 }

@@ -61,7 +61,6 @@ static uint64_t payload_bytes_of(const bt_page_message *m)
 
     if (m->token0 >= m->token1 || m->layer0 >= m->layer1 || m->kv_dim == 0) return 0;
     rows = (uint64_t)(m->token1 - m->token0) * (m->layer1 - m->layer0); /* < 2^64 */
-    if (rows > PAYLOAD_MAX) return 0;
     if (rows > PAYLOAD_MAX / BF16_BYTES / m->kv_dim) return 0;
     bytes = rows * m->kv_dim * BF16_BYTES;
     return bytes + m->tail_bytes;

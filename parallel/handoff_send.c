@@ -1,8 +1,6 @@
 /* parallel/handoff_send.c - asking one receiver after the other, and sending what was granted. */
 #include "parallel/handoff_parts.h"
 
-static void free_slot(bt_slot *s) { s->state = BT_SLOT_FREE; }
-
 /* Ends the request to send; the receiver hears of it, and until it answers it is not asked again.
  */
 static void withdraw(bt_handoff *h, uint64_t now_ns)
@@ -147,7 +145,7 @@ static bool test_payloads(bt_handoff *h, uint64_t now_ns)
             continue;
         }
         count_sent(h, s, now_ns);
-        free_slot(s);
+        s->state = BT_SLOT_FREE;
         h->events.sent(h->events.ctx, &m);
         moved = true;
     }
@@ -220,7 +218,7 @@ static void deliver_to_self(bt_handoff *h, uint32_t i)
     s->state = BT_SLOT_SENDING;
     bt_handoff_accept(h, s->to, bt_handoff_header(s->memory),
                       BT_PAGE_MESSAGE_BYTES + m.payload_bytes);
-    free_slot(s);
+    s->state = BT_SLOT_FREE;
     h->events.sent(h->events.ctx, &m);
 }
 

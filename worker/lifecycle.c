@@ -331,7 +331,7 @@ void bt_worker_delivered(bt_worker *w, uint32_t from, const bt_page_message *m,
 
 void bt_worker_rejected(bt_worker *w, uint32_t from, uint64_t request, bt_status why)
 {
-    bt_request *r = request == 0 ? NULL : bt_requests_find(&w->requests, request);
+    bt_request *r = bt_requests_find(&w->requests, request); /* 0: none */
     char        text[160];
 
     snprintf(text, sizeof(text), "a page message of rank %u was refused: %s", from,

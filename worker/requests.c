@@ -266,6 +266,15 @@ out:
     return st;
 }
 
+/* Pages that n choices of n_prompt and n_more tokens each hold, those of the prompt's full pages
+ * counted once. */
+static uint64_t pages_of(uint32_t n_prompt, uint32_t n_more, uint32_t n)
+{
+    uint64_t full = n_prompt / BT_PAGE_TOKENS;
+
+    return full + n * (bt_kv_pages_for(n_prompt + n_more) - full);
+}
+
 bt_status bt_request_from_reserve(const bt_rank_facts *f, bt_down_reserve *m,
                                   bt_request **request_out)
 {
@@ -286,7 +295,7 @@ bt_status bt_request_from_reserve(const bt_rank_facts *f, bt_down_reserve *m,
     BT_REQUIRE(all <= f->model->max_context, BT_ERR_INVALID_ARG,
                "%u prompt tokens and %llu more exceed the model's context of %u", m->n_prompt,
                (unsigned long long)(all - m->n_prompt), f->model->max_context);
-    pages = bt_request_pages(m->n_prompt, n_more, n_choices);
+    pages = pages_of(m->n_prompt, n_more, n_choices);
     BT_REQUIRE(pages <= f->n_pages, BT_ERR_INVALID_ARG,
                "%u choices of %llu tokens need %llu pages, rank %u has %u in all (--kv-bytes)",
                n_choices, (unsigned long long)all, (unsigned long long)pages, f->rank, f->n_pages);

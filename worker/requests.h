@@ -177,15 +177,6 @@ bt_status bt_request_add_prompt(const bt_rank_facts *facts, bt_request *r, const
 bt_status bt_request_add_choice(const bt_request *first, uint32_t choice, uint32_t n_replay,
                                 const uint32_t *replay, bt_request **request_out);
 
-/* Pages that n choices of n_prompt and n_more tokens each hold, those of the prompt's full pages
- * counted once. */
-static inline uint64_t bt_request_pages(uint32_t n_prompt, uint32_t n_more, uint32_t n)
-{
-    uint64_t full = n_prompt / BT_PAGE_TOKENS;
-
-    return full + n * (bt_kv_pages_for(n_prompt + n_more) - full);
-}
-
 /* Takes pages for n_tokens; the prompt's first ones from the prefix cache, as far as it has them,
  * which sets n_held and n_computed.  NO_PAGES (not logged) takes none. */
 bt_status bt_request_take_pages(bt_request *r, bt_kv_pool *pool, uint32_t n_tokens);

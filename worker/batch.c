@@ -13,14 +13,6 @@ static size_t experts_elems(const bt_worker_config *cfg)
            cfg->facts.model->moe.gate.top_k;
 }
 
-static size_t batch_bytes(const bt_worker_config *cfg)
-{
-    size_t row = sizeof(bt_piece) + sizeof(bt_span) + 5 * sizeof(uint32_t) + 2 * sizeof(bt_token) +
-                 (size_t)cfg->facts.model->vocab_size * sizeof(float);
-
-    return cfg->max_rows * row + 2 * experts_elems(cfg) * sizeof(uint16_t);
-}
-
 bt_status bt_batch_init(bt_batch *b, const bt_worker_config *cfg)
 {
     bt_status st   = BT_OK;
@@ -50,8 +42,7 @@ bt_status bt_batch_init(bt_batch *b, const bt_worker_config *cfg)
                    b->first_mask != NULL && b->fed != NULL && b->due != NULL && b->logits != NULL &&
                    b->forced != NULL && b->chosen != NULL && b->group_rows != NULL &&
                    b->last_rows != NULL && b->finish != NULL && b->held != NULL && b->out != NULL,
-               BT_ERR_NO_MEMORY, "a step of %u rows (%zu bytes): try a smaller --max-rows",
-               cfg->max_rows, batch_bytes(cfg));
+               BT_ERR_NO_MEMORY, "a step of %u rows: try a smaller --max-rows", cfg->max_rows);
 out:
     if (st != BT_OK) bt_batch_fini(b);
     return st;

@@ -137,22 +137,22 @@ static bool is_due(const bt_piece *p)
     return !r->eval && end >= r->n_prompt + (bt_piece_is_prompt(p) ? 0 : r->n_known + r->n_drawn);
 }
 
-/* The token of a row: a known one, or the one that the step under way will have drawn. */
-static void fill_token(bt_batch *b, uint32_t row, const bt_piece *p, uint32_t position)
+/* The token of a row: a known one, or (true) the one that the step under way will have drawn. */
+static bool fill_token(bt_batch *b, uint32_t row, const bt_piece *p, uint32_t position)
 {
     const bt_request *r = p->request;
     bool fed = r->n_drawn > 0 && position == r->n_prompt + r->n_known; /* decodes, so no prompt */
 
     b->tokens[row] = fed ? 0 : token_at(p, position);
     b->fed[row]    = fed ? r->draw : BT_NOT_DRAWN;
-    b->any_fed     = b->any_fed || fed;
+    return fed;
 }
 
 void bt_batch_fill(bt_batch *b, const bt_worker_config *cfg)
 {
     uint32_t n_rows = 0, n_logits = 0;
+    bool     any_eval = false, any_forced = false, any_fed = false;
 
-    b->any_eval = b->any_forced = b->any_fed = false;
     for (uint32_t i = 0; i < b->n_pieces; i++) {
         bt_piece *p = &b->pieces[i];
 
@@ -166,17 +166,17 @@ void bt_batch_fill(bt_batch *b, const bt_worker_config *cfg)
         for (uint32_t row = first_logit_row(p); row < p->n_rows; row++)
             b->logit_rows[n_logits++] = n_rows + row;
         for (uint32_t row = 0; row < p->n_rows; row++)
-            fill_token(b, n_rows + row, p, p->start + row);
+            any_fed |= fill_token(b, n_rows + row, p, p->start + row);
         b->due[i] = is_due(p);
         n_rows += p->n_rows;
-        b->any_eval   = b->any_eval || p->request->eval;
-        b->any_forced = b->any_forced || p->request->n_forced != 0;
+        any_eval |= p->request->eval;
+        any_forced |= p->request->n_forced != 0;
     }
-    if (b->any_forced) fill_forced(b, cfg, n_rows);
+    if (any_forced) fill_forced(b, cfg, n_rows);
     b->step = (bt_step){
         .n_rows       = n_rows,
         .tokens       = b->tokens,
-        .fed          = b->any_fed ? b->fed : NULL,
+        .fed          = any_fed ? b->fed : NULL,
         .n_spans      = b->n_pieces,
         .spans        = b->spans,
         .group_rows   = {.n_ranks = cfg->group_size,
@@ -188,8 +188,8 @@ void bt_batch_fill(bt_batch *b, const bt_worker_config *cfg)
         .n_logit_rows = n_logits,
         .logit_rows   = b->logit_rows,
         .logits       = b->logits,
-        .forced       = b->any_forced ? b->forced : NULL,
-        .chosen       = b->any_eval && experts_elems(cfg) != 0 ? b->chosen : NULL,
+        .forced       = any_forced ? b->forced : NULL,
+        .chosen       = any_eval && experts_elems(cfg) != 0 ? b->chosen : NULL,
     };
 }
 

@@ -28,10 +28,9 @@ typedef struct {
     bool     *due;                      /* [max_rows] a token follows the piece */
     float    *logits;                   /* [max_rows][vocab_size]; untouched rows cost no memory */
     uint16_t *forced, *chosen;          /* [n_moe_layers][rows of the step][top_k] */
-    uint32_t (*group_rows)[BT_N_ROLES]; /* [group_size] */
-    uint32_t (*last_rows)[BT_N_ROLES];  /* [group_size] */
+    uint32_t (*group_rows)[BT_N_ROLES]; /* [n_ranks]: groups change; the first group_size count */
+    uint32_t (*last_rows)[BT_N_ROLES];  /* likewise */
     uint32_t     n_drafts; /* tokens that the group drafts behind the step, at most, of a request */
-    bool         any_eval, any_forced, any_fed;
     bool         on_device; /* the device chooses the tokens of this step */
     bt_draws     draws;     /* then: what it runs, and where its choices come */
     bt_finish   *finish;    /* [max_rows] of each piece's new token */

@@ -17,10 +17,6 @@
 #include "device/device.h"
 #include "parallel/group.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 /* To rank i of the group go send[send_at[i] .. + send_bytes[i]), from rank i come
  * recv[recv_at[i] .. + recv_bytes[i]).  Lists are host memory, [group size], borrowed during the
  * call.  Both sides know the counts; 0 is allowed: no message.  The parts of a rank to itself must
@@ -122,7 +118,4 @@ bt_status bt_carrier_nccl_create(const bt_nccl_module *nccl, bt_device *dev, bt_
  * is borrowed. */
 bt_status bt_carrier_staged_create(bt_device *dev, bt_carrier **carrier_out);
 
-#ifdef __cplusplus
-}
-#endif
 #endif

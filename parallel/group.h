@@ -27,10 +27,6 @@
 
 #include "parallel/world.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 typedef struct bt_group bt_group;
 
 /* How to wait: all fields may be zero except timeout_ns. */
@@ -76,7 +72,4 @@ void bt_group_drain(bt_group *group);
 /* Collective over the group.  Nobody leaves before all have come. */
 bt_status bt_group_barrier(bt_group *group, const bt_wait *wait);
 
-#ifdef __cplusplus
-}
-#endif
 #endif

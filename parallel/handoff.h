@@ -22,10 +22,6 @@
 #include "parallel/carrier.h"
 #include "parallel/page_message.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 typedef struct bt_handoff bt_handoff;
 
 /* Staging slots that a rank takes for payloads on their way to it, beside those for sending: a
@@ -113,7 +109,4 @@ bt_status bt_handoff_exclude(bt_handoff *handoff, uint32_t rank);
  * cancel; a poll from within an event does nothing. */
 bool bt_handoff_poll(bt_handoff *handoff);
 
-#ifdef __cplusplus
-}
-#endif
 #endif

@@ -14,10 +14,6 @@
 
 #include "core/status.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 enum { BT_PAGE_MESSAGE_BYTES = 96 };
 
 typedef struct {
@@ -58,7 +54,4 @@ void      bt_page_message_seal_tail(bt_page_message *m, const void *tail,
                                     uint8_t wire_out[BT_PAGE_MESSAGE_BYTES]);
 bt_status bt_page_message_verify_tail(const bt_page_message *m, const void *tail);
 
-#ifdef __cplusplus
-}
-#endif
 #endif

@@ -9,10 +9,6 @@
 
 #include "core/status.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 typedef struct bt_world bt_world;
 
 /* Joins the MPI job: ignores SIGPIPE, MPI_Init_thread(FUNNELED), errors returned.  Call once, in
@@ -47,7 +43,4 @@ typedef struct {
 /* [bt_world_size()], by world rank; borrowed for the world's life. */
 const bt_traffic *bt_world_traffic(const bt_world *world);
 
-#ifdef __cplusplus
-}
-#endif
 #endif

@@ -15,10 +15,6 @@
 
 #include "parallel/carrier.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 /* Grows with every change of the table: program and module must agree. */
 enum { BT_NCCL_MODULE_VERSION = 5, BT_NCCL_ID_BYTES = 128, BT_NCCL_FETCH_BYTES = 16 };
 #define BT_NCCL_MODULE_SYMBOL "bt_nccl_module_table"
@@ -91,7 +87,4 @@ struct bt_nccl_module {
     void (*destroy)(bt_nccl_comm *comm);
 };
 
-#ifdef __cplusplus
-}
-#endif
 #endif

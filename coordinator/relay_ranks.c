@@ -237,7 +237,7 @@ void bt_relay_ready(bt_relay *relay, uint32_t rank, uint64_t now_ns)
 static bool lacks_first(const bt_relay_request *q)
 {
     for (uint32_t i = 0; i < q->n_choices; i++)
-        if (!q->choices[i].ended && q->choices[i].n_out == 0) return true;
+        if (q->choices[i].n_out == 0) return true;
     return false;
 }
 

@@ -169,6 +169,20 @@ static void relay_cells_that_come_and_go_lose_nothing(void)
     }
 }
 
+/* What the rank has been told last. */
+static const bt_down_regroup *last_regroup(const sim *s, uint32_t rank)
+{
+    const sim_rank *k = &s->ranks[rank];
+
+    for (uint32_t i = k->n_down; i-- > 0;) {
+        const bt_down *m = &k->down[(k->down_at + i) % FIFO];
+
+        if (m->kind == BT_DOWN_REGROUP) return &m->u.regroup;
+    }
+    BT_ASSERT(!"told of no seats");
+    return NULL;
+}
+
 /* Rank 4, once a spare, has the seat of rank 0; nobody has that of rank 2. */
 static void relay_of_ranks_that_come_back_has_their_seats(void)
 {
@@ -194,6 +208,51 @@ static void relay_of_ranks_that_come_back_has_their_seats(void)
     EXPECT_EQ(sim_relay_create(&s, &s.relay), BT_OK);
     bt_relay_count_seats(s.relay, taken);
     EXPECT(taken[0] == 2 && taken[1] == 1);
+    bt_relay_begin_anew(s.relay, s.now);
+    EXPECT(last_regroup(&s, 1)->n_gone == 2 && last_regroup(&s, 1)->gone[1] == 2);
+    sim_fini(&s);
+}
+
+/* With an empty seat for each: neither has it before it says, when asked, that it is prepared. */
+static void relay_spares_of_a_cell_that_comes_back_are_asked_first(void)
+{
+    uint32_t        prefill[] = {BT_NO_RANK, 1}, decode[] = {2, BT_NO_RANK}, taken[2];
+    bt_down_regroup seats = {
+        .groups = {{.n = 2, .ranks = prefill}, {.n = 2, .ranks = decode}}
+    };
+    sim s;
+
+    sim_init_as(&s, 2, 2, 6, 32, true);
+    bt_relay_destroy(s.relay);
+    s.cfg.seats      = &seats;
+    s.limits[0].lost = s.limits[3].lost = true;
+    EXPECT_EQ(sim_relay_create(&s, &s.relay), BT_OK);
+    EXPECT_EQ(bt_relay_n_spares(s.relay), 2);
+    bt_relay_tick(s.relay, s.now);
+    EXPECT_EQ(s.n_stuck, 0); /* they have had nothing to say yet */
+    for (uint32_t rank = 0; rank < 6; rank++)
+        bt_relay_ready(s.relay, rank, s.now);
+    bt_relay_count_seats(s.relay, taken);
+    EXPECT(taken[0] == 1 && taken[1] == 1);
+    EXPECT(last_regroup(&s, 4)->prepare && last_regroup(&s, 5)->prepare);
+    sim_settle(&s);
+    bt_relay_count_seats(s.relay, taken);
+    EXPECT(taken[0] == 2 && taken[1] == 2);
+    sim_fini(&s);
+}
+
+static void relay_of_ranks_with_both_roles_has_spares(void)
+{
+    uint32_t taken[2];
+    sim      s;
+
+    sim_init_as(&s, 0, 0, 3, 32, true);
+    bt_relay_destroy(s.relay);
+    s.cfg.n_spares = 1;
+    EXPECT_EQ(sim_relay_create(&s, &s.relay), BT_OK);
+    bt_relay_count_seats(s.relay, taken);
+    EXPECT(taken[0] == 2 && taken[1] == 0);
+    EXPECT_EQ(bt_relay_n_spares(s.relay), 1);
     sim_fini(&s);
 }
 
@@ -220,6 +279,69 @@ static void relay_a_spare_goes_where_nobody_is(void)
     sim_fini(&s);
 }
 
+/* Both groups are empty: what it has read for one of them serves. */
+static void relay_spare_of_a_cell_without_ranks_takes_its_seat(void)
+{
+    sim      s;
+    uint32_t taken[2];
+
+    sim_init(&s, 1, 1, 3, 40);
+    sim_lose(&s, 0);
+    sim_lose(&s, 1);
+    bt_relay_ready(s.relay, 2, s.now);
+    bt_relay_count_seats(s.relay, taken);
+    EXPECT(taken[0] == 1 && taken[1] == 0);
+    sim_fini(&s);
+}
+
+static void relay_all_ranks_hear_who_sits_where(void)
+{
+    static const uint32_t  LEFT[] = {0, 2, 3};
+    const bt_down_regroup *m;
+    sim                    s;
+
+    sim_init_as(&s, 1, 2, 4, 32, true);
+    sim_lose(&s, 1);
+    m = last_regroup(&s, 2);
+    EXPECT(m->n_gone == 1 && m->gone[0] == 1);
+    EXPECT(m->groups[1].ranks[0] == BT_NO_RANK && m->groups[1].epoch == EPOCH + 1);
+    bt_relay_ready(s.relay, 3, s.now);
+    for (int i = 0; i < 3; i++) {
+        m = last_regroup(&s, LEFT[i]);
+        EXPECT(!m->prepare && m->n_gone == 1 && m->gone[0] == 1);
+        EXPECT(m->groups[1].ranks[0] == 3 && m->groups[1].epoch == EPOCH + 2);
+    }
+    sim_fini(&s);
+}
+
+static void relay_what_waits_goes_to_a_spare_that_joins(void)
+{
+    sim        s;
+    sim_client c;
+
+    sim_init_as(&s, 1, 1, 3, 32, true);
+    sim_lose(&s, 1);
+    EXPECT_EQ(sim_submit(&s, &c, "a", 6, 10, 100), BT_OK);
+    EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 0);
+    bt_relay_ready(s.relay, 2, s.now);
+    EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 1);
+    sim_fini(&s);
+}
+
+static void relay_that_has_stopped_seats_nobody(void)
+{
+    sim s;
+
+    sim_init_as(&s, 1, 2, 4, 32, true);
+    sim_lose(&s, 1);
+    memset(s.n_down, 0, sizeof(s.n_down));
+    bt_relay_stop(s.relay, GRPC_STATUS_UNAVAILABLE, "enough");
+    bt_relay_ready(s.relay, 3, s.now);
+    sim_lose(&s, 2);
+    EXPECT_EQ(s.n_down[BT_DOWN_REGROUP], 0);
+    sim_fini(&s);
+}
+
 /* All of its group have the same wake number then: else none could park with nothing to do. */
 static void relay_spare_that_joins_is_woken_with_its_group(void)
 {
@@ -238,18 +360,20 @@ static void relay_spare_that_joins_is_woken_with_its_group(void)
     sim_fini(&s);
 }
 
-/* Whatever befalls the others meanwhile: new epochs are no sign of its life. */
+/* Whatever befalls the others meanwhile: new epochs are no sign of its life.  Nobody is silent who
+ * is lost, or has a seat and no work. */
 static void relay_silent_spare_is_removed(void)
 {
     sim s;
 
     sim_init_as(&s, 1, 3, 6, 32, true);
-    for (uint32_t second = 1; second <= 21; second++) {
+    for (uint32_t second = 1; second <= 32; second++) {
         s.now += BT_NS_PER_S;
-        for (uint32_t rank = 0; rank < 5; rank++)
+        for (uint32_t rank = 0; rank < (second < 9 ? 5 : 4); rank++)
             sim_tell(&s, rank, (bt_up){.kind = BT_UP_BEAT, .u.beat = {.progress = second}});
         if (second == 8) sim_lose(&s, 1);
         if (second == 9) bt_relay_ready(s.relay, 4, s.now); /* it takes the seat */
+        if (second == 31) sim_lose(&s, 4);
         bt_relay_tick(s.relay, s.now);
         EXPECT_EQ(s.n_stuck, second < 20 ? 0 : 1);
     }
@@ -273,6 +397,43 @@ static void relay_beats_are_progress_while_their_counter_moves(void)
         bt_relay_tick(s.relay, s.now);
         EXPECT_EQ(s.n_stuck, second < 50 ? 0 : 1);
     }
+    sim_fini(&s);
+}
+
+/* Both decode ranks have work and no progress: the one that does not even beat is to blame. */
+static void relay_of_stuck_ranks_the_most_silent_is_removed(void)
+{
+    sim        s;
+    sim_client c[2];
+
+    sim_init_as(&s, 1, 2, 3, 32, true);
+    EXPECT_EQ(sim_submit(&s, &c[0], "a", 6, 10, 100), BT_OK);
+    EXPECT_EQ(sim_submit(&s, &c[1], "b", 6, 10, 100), BT_OK);
+    for (uint32_t second = 1; second <= 20; second++) {
+        s.now += BT_NS_PER_S;
+        for (uint32_t rank = 0; rank < 2; rank++)
+            sim_tell(&s, rank, (bt_up){.kind = BT_UP_BEAT});
+        bt_relay_tick(s.relay, s.now);
+    }
+    EXPECT_EQ(s.n_stuck, 1);
+    EXPECT_EQ(s.last_stuck, 2);
+    sim_fini(&s);
+}
+
+/* Where nobody takes its place the cell ends; a spare's silence is no reason for that. */
+static void relay_that_replaces_nobody_names_a_stuck_rank_once(void)
+{
+    sim        s;
+    sim_client c;
+
+    sim_init(&s, 1, 1, 3, 32);
+    EXPECT_EQ(sim_submit(&s, &c, "a", 6, 10, 100), BT_OK);
+    for (uint32_t second = 1; second <= 30; second++) {
+        s.now += BT_NS_PER_S;
+        bt_relay_tick(s.relay, s.now);
+        EXPECT_EQ(s.n_stuck, second < 20 ? 0 : 1);
+    }
+    EXPECT_EQ(s.last_stuck, 1);
     sim_fini(&s);
 }
 
@@ -563,10 +724,18 @@ static const bt_test tests[] = {
     BT_TEST(relay_spares_take_the_places_of_the_lost),
     BT_TEST(relay_cells_that_come_and_go_lose_nothing),
     BT_TEST(relay_of_ranks_that_come_back_has_their_seats),
+    BT_TEST(relay_spares_of_a_cell_that_comes_back_are_asked_first),
+    BT_TEST(relay_of_ranks_with_both_roles_has_spares),
     BT_TEST(relay_a_spare_goes_where_nobody_is),
+    BT_TEST(relay_spare_of_a_cell_without_ranks_takes_its_seat),
+    BT_TEST(relay_all_ranks_hear_who_sits_where),
+    BT_TEST(relay_what_waits_goes_to_a_spare_that_joins),
+    BT_TEST(relay_that_has_stopped_seats_nobody),
     BT_TEST(relay_spare_that_joins_is_woken_with_its_group),
     BT_TEST(relay_silent_spare_is_removed),
     BT_TEST(relay_beats_are_progress_while_their_counter_moves),
+    BT_TEST(relay_of_stuck_ranks_the_most_silent_is_removed),
+    BT_TEST(relay_that_replaces_nobody_names_a_stuck_rank_once),
     BT_TEST(relay_lost_rank_is_no_fault_of_those_that_waited),
     BT_TEST(relay_lost_rank_is_not_heard),
     BT_TEST(relay_waits_for_ranks_until_the_deadline),

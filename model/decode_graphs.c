@@ -17,9 +17,9 @@ struct bt_decode_graphs {
 
 static uint32_t count_sizes(uint32_t max_rows)
 {
-    uint32_t n = 0, most = max_rows < BT_GRAPH_MAX_ROWS ? max_rows : BT_GRAPH_MAX_ROWS;
+    uint32_t n = 0;
 
-    while (n < BT_GRAPH_SIZES && 1u << n <= most)
+    while (n < BT_GRAPH_SIZES && 1u << n <= max_rows)
         n++;
     return n;
 }

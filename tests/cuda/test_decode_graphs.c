@@ -48,6 +48,8 @@ static void be_idle(void *ctx)
     EXPECT_EQ(fake_gpu_capture_of(bt_device_stream(g_engine.dev)), 0);
 }
 
+static void on_layer(void *ctx, uint32_t layer) { *(uint32_t *)ctx = layer; }
+
 typedef struct {
     bt_page_id   pages[REQUESTS][PART_PAGES + 1];
     uint32_t     first;          /* position of the first step */
@@ -58,6 +60,7 @@ typedef struct {
     bool         wants_experts; /* of the next step, which a graph does not give */
     long         n_graphs;      /* that the last step launched */
     uint32_t     n_idle;
+    uint32_t     layer; /* the last one that was said to be done */
 } history;
 
 static bool was_graph(const history *h) { return h->n_graphs != 0; }
@@ -126,6 +129,8 @@ static const bt_draw_results *launch(history *h, way how, uint32_t at, uint32_t 
                 .sampling     = h->draws.sampling,
                 .draws        = &view,
                 .chosen       = h->wants_experts ? chosen : NULL,
+                .layer_done   = on_layer,
+                .ctx          = &h->layer,
                 .wait         = WAIT
     };
 
@@ -145,12 +150,14 @@ static const bt_draw_results *launch(history *h, way how, uint32_t at, uint32_t 
     if (how == GRAPHS) step.graph = agree(&step, most);
     for (uint32_t q = 0; q < g_engine.n_ranks; q++)
         rows[q][BT_ROLE_GENERATED] = step.graph.n_rows != 0 ? step.graph.n_rows : own_of(q, most);
+    h->layer    = UINT32_MAX;
     h->n_graphs = g_fake_gpu.n_graphs;
     n_launches  = simt_n_launches();
     EXPECT_EQ(bt_model_launch(g_engine.model, g_engine.pool, &step), BT_OK);
     h->n_graphs = g_fake_gpu.n_graphs - h->n_graphs;
     n_launches  = simt_n_launches() - n_launches;
     EXPECT(h->n_graphs == 0 || (h->n_graphs == 1 && n_launches < FEW_LAUNCHES));
+    EXPECT_EQ(h->layer, g_goldens.cfg.n_layers - 1);
     return view.out;
 }
 
@@ -358,11 +365,13 @@ static void drafts_behind_graphs_have_the_bits_of_others(void)
 static void a_warm_model_has_all_graphs(void)
 {
     bt_graph_offer offer;
-    history        h;
-    uint64_t       allocs;
+    history        calls, h;
+    uint64_t       allocs, n_rows;
     long           live;
 
     open_engine();
+    run_steps(&calls, CALLS, 1);
+    n_rows = engine_expert_rows(&g_engine);
     bt_model_warm(g_engine.model, g_engine.pool, &WAIT);
     bt_model_offer_graphs(g_engine.model, &(bt_step){0}, &offer);
     EXPECT(offer.can[0] != 0 && memcmp(offer.has, offer.can, sizeof(offer.can)) == 0);
@@ -370,6 +379,8 @@ static void a_warm_model_has_all_graphs(void)
     bt_model_warm(g_engine.model, g_engine.pool, &WAIT);
     EXPECT_EQ(g_fake_gpu.live, live);
     run_steps(&h, GRAPHS, 9);
+    EXPECT(equal(&calls, &h));
+    EXPECT_EQ(engine_expert_rows(&g_engine), 2 * n_rows); /* padding goes to no expert */
     live   = g_fake_gpu.live;
     allocs = g_engine.dev->n_allocs;
     for (uint32_t at = 0; at < STEPS; at++)
@@ -377,6 +388,74 @@ static void a_warm_model_has_all_graphs(void)
     EXPECT_EQ(g_fake_gpu.live, live);
     EXPECT_EQ(g_engine.dev->n_allocs, allocs);
     EXPECT(was_graph(&h));
+    drop(&calls), drop(&h);
+    engine_close(&g_engine);
+    EXPECT_EQ(g_fake_gpu.live, 0);
+}
+
+static uint32_t parts_offered(const bt_step *step)
+{
+    bt_graph_offer offer;
+
+    bt_model_offer_graphs(g_engine.model, step, &offer);
+    return offer.n_parts;
+}
+
+static void offers_are_of_steps_that_a_graph_can_run(void)
+{
+    static const bt_graph_choice ODD[] = {
+        {.n_rows = 2,        .n_parts = 1,        .captures = false}, /* not captured */
+        {.n_rows = MAX_ROWS, .n_parts = 1u << 15, .captures = true }, /* nor can be */
+        {.n_rows = 1,        .n_parts = 1,        .captures = true }, /* of fewer rows */
+    };
+    uint32_t       rows[MAX_RANKS][BT_N_ROLES] = {{0}}, tokens[2] = {7, 8};
+    bt_graph_offer offer;
+    bt_draws       draws  = {0};
+    uint16_t       expert = 0;
+    history        h;
+    bt_span        spans[2];
+    bt_step        step = {.n_rows     = 2,
+                           .tokens     = tokens,
+                           .n_spans    = 2,
+                           .spans      = spans,
+                           .group_rows = {.n_rows = (const uint32_t(*)[BT_N_ROLES])rows},
+                           .draws      = &draws,
+                           .wait       = WAIT};
+
+    open_engine();
+    step.group_rows.n_ranks = g_engine.n_ranks;
+    begin(&h, 1);
+    spans[0] = span_of(&h, 0, BT_ATTN_SPLIT_TOKENS - 1);
+    spans[1] = span_of(&h, 1, 0);
+    EXPECT_EQ(parts_offered(&step), 1);
+    spans[0].start++;
+    EXPECT_EQ(parts_offered(&step), 2); /* those of the longest */
+
+    step.draws = NULL;
+    EXPECT_EQ(parts_offered(&step), 0);
+    step.draws  = &draws;
+    step.forced = &expert;
+    EXPECT_EQ(parts_offered(&step), 0);
+    step.forced   = NULL;
+    spans[1].role = BT_ROLE_PROMPT;
+    EXPECT_EQ(parts_offered(&step), 0);
+    spans[1].role = BT_ROLE_GENERATED;
+    spans[1].form = BT_FORM_NORMAL;
+    EXPECT_EQ(parts_offered(&step), 0);
+    spans[1].form   = BT_FORM_ABSORBED;
+    spans[1].n_rows = MAX_ROWS;
+    EXPECT_EQ(parts_offered(&step), 0);
+    spans[1].n_rows = 1;
+
+    bt_model_offer_graphs(g_engine.model, &step, &offer);
+    EXPECT(offer.can[1] != 0 && offer.has[1] == 0);
+    EXPECT(offer.can[4] < offer.can[1]); /* so many rows of the longest contexts have no room */
+    for (size_t i = 0; i < sizeof(ODD) / sizeof(ODD[0]); i++) {
+        step.graph = ODD[i];
+        for (uint32_t q = 0; q < g_engine.n_ranks; q++)
+            rows[q][BT_ROLE_GENERATED] = ODD[i].n_rows;
+        EXPECT_EQ(bt_model_launch(g_engine.model, g_engine.pool, &step), BT_ERR_INVALID_ARG);
+    }
     drop(&h);
     engine_close(&g_engine);
     EXPECT_EQ(g_fake_gpu.live, 0);
@@ -558,6 +637,7 @@ int main(int argc, char **argv)
         BT_TEST(steps_launched_ahead_have_the_bits_of_others),
         BT_TEST(drafts_behind_graphs_have_the_bits_of_others),
         BT_TEST(a_warm_model_has_all_graphs),
+        BT_TEST(offers_are_of_steps_that_a_graph_can_run),
         BT_TEST(what_cannot_be_captured_runs_call_by_call),
     };
 

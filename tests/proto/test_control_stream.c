@@ -1,4 +1,5 @@
 /* Both ends of a control stream in one process: order, back pressure, refusals, lost streams. */
+#include <errno.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <pthread.h>
@@ -8,6 +9,7 @@
 #include <unistd.h>
 
 #include "core/clock.h"
+#include "core/thread.h"
 #include "proto/control_attach.h"
 #include "proto/control_server.h"
 #include "tests/proto/control_samples.h"
@@ -405,16 +407,29 @@ static void server_that_had_no_memory_to_listen_tries_again(void)
     EXPECT(n_served >= 3); /* without memory for peers, for strays, and with all of it */
 }
 
+static bool g_no_thread;
+
+/* In place of core/thread.c. */
+int bt_thread_start(pthread_t *thread_out, void *(*run)(void *ctx), void *ctx)
+{
+    return g_no_thread ? EAGAIN : pthread_create(thread_out, NULL, run, ctx);
+}
+
+/* For the search, then for its thread. */
 static void attach_without_memory_frees_the_hello(void)
 {
-    bt_control_attach *attach = NULL;
-    long               live   = bt_alloc_live();
-    bt_up              hello  = sample_hello(1, 4);
+    for (int i = 0; i < 2; i++) {
+        bt_control_attach *attach = NULL;
+        long               live   = bt_alloc_live();
+        bt_up              hello  = sample_hello(1, 4);
 
-    bt_alloc_fail_at(0);
-    EXPECT_EQ(bt_control_attach_start("127.0.0.1:1", 0, 0, &hello, &attach), BT_ERR_NO_MEMORY);
-    bt_alloc_fail_at(-1);
-    EXPECT_EQ(bt_alloc_live(), live);
+        bt_alloc_fail_at(i == 0 ? 0 : -1);
+        g_no_thread = i == 1;
+        EXPECT_EQ(bt_control_attach_start("127.0.0.1:1", 0, 0, &hello, &attach), BT_ERR_NO_MEMORY);
+        bt_alloc_fail_at(-1);
+        g_no_thread = false;
+        EXPECT_EQ(bt_alloc_live(), live);
+    }
 }
 
 static void stream_message_out_of_range_ends_it(void)

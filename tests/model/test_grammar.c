@@ -339,7 +339,7 @@ static void check_mask(bt_matcher *m, uint32_t state, uint32_t n_ids)
         if (bt_tokenizer_is_text(g_tok, id))
             EXPECT_EQ(bt_matcher_step(m, state, text, n, &next), BT_OK);
         n_wrong += (next != BT_STATE_DEAD) != (bits[id / 32] >> id % 32 & 1);
-        uint32_t by_token = BT_STATE_DEAD;
+        uint32_t by_token = UINT32_MAX;
         EXPECT_EQ(bt_matcher_step_token(m, state, id, &by_token), BT_OK);
         n_wrong += by_token != next;
     }
@@ -475,6 +475,29 @@ static void text_that_looks_at_too_many_edges_is_given_up(void)
     bt_matcher_destroy(m);
 }
 
+/* Edges that are looked at, on the way and where it leads, and readings; nothing a second time. */
+static void text_is_work_where_it_is_new(void)
+{
+    enum { N = 1000, READING = 16 };
+    static uint32_t bits[(1 << 18) / 32];
+    char            why[BT_GRAMMAR_WHY_BYTES];
+    bt_parts        g    = {0};
+    bt_part         many = bt_part_never(&g);
+    uint32_t        state;
+
+    for (uint32_t i = 0; i < N; i++)
+        bt_part_step(&g, many.start, 'c', 'd', many.end);
+    bt_matcher *m = matcher_of(&g, bt_part_then(&g, bt_part_text(&g, "a"), many), g_list, why);
+    EXPECT_EQ(bt_matcher_step(m, bt_matcher_start(m), "a", 1, &state), BT_OK);
+    EXPECT(bt_matcher_work(m) >= READING + N);
+    EXPECT_EQ(bt_matcher_step(m, state, "c", 1, &state), BT_OK);
+    EXPECT(bt_matcher_work(m) >= READING + N);
+    EXPECT_EQ(bt_matcher_mask(m, state, N, bits), BT_OK); /* its own work alone */
+    EXPECT_EQ(bt_matcher_step(m, bt_matcher_start(m), "ac", 2, &state), BT_OK);
+    EXPECT_EQ(bt_matcher_work(m), 0);
+    bt_matcher_destroy(m);
+}
+
 /* ---- memory */
 
 /* Texts without end through a grammar whose states never come again. */
@@ -591,6 +614,7 @@ static const bt_test TESTS[] = {
     BT_TEST(mask_has_added_tokens_that_are_not_special),
     BT_TEST(mask_of_plain_texts_is_that_of_their_bytes),
     BT_TEST(text_that_looks_at_too_many_edges_is_given_up),
+    BT_TEST(text_is_work_where_it_is_new),
     BT_TEST(trim_keeps_what_lives),
     BT_TEST(trim_of_deep_readings_is_soon),
     BT_TEST(grammar_without_memory_leaves_nothing_behind),

@@ -696,10 +696,12 @@ class Tls(TlsCase):
 
     def test_bad_files_are_named(self):
         """Before any rank has attached: loading may take an hour."""
+        self.replace(end_pem=b"-----END CERTIFICATE-----\n", nul_pem=self.read("server.pem") + b"\0")
         for cert, key, text in (("missing.pem", "server.key", "missing.pem: No such file"), ("server.key", "server.key", "CERTIFICATE"),
                                 ("server.pem", "server.pem", "PRIVATE KEY"), ("server.pem", "client.key", "belong together"),
                                 ("server.pem", "locked.key", "locked.key: the key has a passphrase"),
-                                ("server.pem", "locked-old.key", "locked-old.key: the key has a passphrase")):
+                                ("server.pem", "locked-old.key", "locked-old.key: the key has a passphrase"),
+                                ("end.pem", "server.key", "end.pem: expected a PEM file"), ("nul.pem", "server.key", "nul.pem: expected a PEM file")):
             c = Coordinator("--tls-cert", self.path(cert), "--tls-key", self.path(key))
             self.addCleanup(c.close)
             self.assertEqual(c.wait(), 1)

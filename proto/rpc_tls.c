@@ -44,7 +44,7 @@ static bt_status read_pem(const char *path, const char *marker, char **text_out)
     text      = NULL; /* handed over */
 out:
     if (f != NULL) fclose(f);
-    if (text != NULL) explicit_bzero(text, n <= PEM_MAX ? n : PEM_MAX);
+    if (text != NULL) explicit_bzero(text, n);
     bt_free(text);
     return st;
 }

@@ -79,6 +79,7 @@ class Generate(Served):
                 self.assertEqual([v for p in lp for v in p.token_logprobs], [logprob(i) for i in range(len(ids))])
                 # as many lists as tokens; these ranks send no alternatives
                 self.assertEqual([len(t.values) for p in lp for t in p.top_logprobs], [0] * len(ids) * n)
+                self.assertEqual(messages[-1].complete.HasField("output_logprobs"), not stream)    # once
         self.assertFalse(list(self.generate(stream=False))[0].complete.HasField("output_logprobs"))
 
     def test_sampling_travels_to_the_ranks(self):

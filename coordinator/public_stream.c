@@ -250,7 +250,7 @@ static void on_prompt(void *client, const bt_up_prompt_logprobs *m)
 {
     bt_stream *s = client;
 
-    if (!s->input_sent) bt_input_logprobs_add(&s->input, m);
+    bt_input_logprobs_add(&s->input, m);
 }
 
 static void on_placed(void *client)

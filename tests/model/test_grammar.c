@@ -500,6 +500,33 @@ static void text_is_work_where_it_is_new(void)
 
 /* ---- memory */
 
+static void masks_are_held_until_a_trim(void)
+{
+    static uint32_t bits[(1 << 18) / 32];
+    char            why[BT_GRAMMAR_WHY_BYTES];
+    bt_parts        g    = {0};
+    bt_matcher     *m    = matcher_of(&g, bt_part_text(&g, "ab"), g_list, why);
+    const size_t    mask = bt_mask_words(g_list->n_ids) * sizeof(*bits),
+                 others  = bt_matcher_held(m) - bt_matcher_bytes(m);
+    uint32_t end, *live = &end;
+
+    EXPECT_EQ(bt_matcher_step(m, bt_matcher_start(m), "ab", 2, &end), BT_OK);
+    EXPECT(bt_matcher_has_grown(m));
+    for (int i = 0; i < 2; i++) {
+        EXPECT_EQ(bt_matcher_trim(m, 1, &live), BT_OK);
+        EXPECT(!bt_matcher_has_grown(m));
+        EXPECT_EQ(bt_matcher_held(m) - bt_matcher_bytes(m), others);
+        for (uint32_t k = 0; k < 2; k++) { /* the second time it is there */
+            EXPECT_EQ(bt_matcher_mask(m, end, BT_MASK_WORK_MOST, bits), BT_OK);
+            EXPECT(bt_matcher_has_grown(m)); /* although no state comes after the end */
+            EXPECT_EQ(bt_matcher_held(m) - bt_matcher_bytes(m), others + mask);
+        }
+        EXPECT_EQ(bt_matcher_mask(m, bt_matcher_start(m), BT_MASK_WORK_MOST, bits), BT_OK);
+        EXPECT_EQ(bt_matcher_held(m) - bt_matcher_bytes(m), others + 2 * mask);
+    }
+    bt_matcher_destroy(m);
+}
+
 /* Texts without end through a grammar whose states never come again. */
 static void trim_keeps_what_lives(void)
 {
@@ -615,6 +642,7 @@ static const bt_test TESTS[] = {
     BT_TEST(mask_of_plain_texts_is_that_of_their_bytes),
     BT_TEST(text_that_looks_at_too_many_edges_is_given_up),
     BT_TEST(text_is_work_where_it_is_new),
+    BT_TEST(masks_are_held_until_a_trim),
     BT_TEST(trim_keeps_what_lives),
     BT_TEST(trim_of_deep_readings_is_soon),
     BT_TEST(grammar_without_memory_leaves_nothing_behind),

@@ -253,6 +253,8 @@ static void relay_of_ranks_with_both_roles_has_spares(void)
     bt_relay_count_seats(s.relay, taken);
     EXPECT(taken[0] == 2 && taken[1] == 0);
     EXPECT_EQ(bt_relay_n_spares(s.relay), 1);
+    bt_relay_begin_anew(s.relay, s.now);
+    EXPECT_EQ(last_regroup(&s, 0)->epoch, EPOCH + 1); /* there is one group */
     sim_fini(&s);
 }
 
@@ -305,12 +307,44 @@ static void relay_all_ranks_hear_who_sits_where(void)
     m = last_regroup(&s, 2);
     EXPECT(m->n_gone == 1 && m->gone[0] == 1);
     EXPECT(m->groups[1].ranks[0] == BT_NO_RANK && m->groups[1].epoch == EPOCH + 1);
+    EXPECT(last_regroup(&s, 3)->prepare);
+    bt_relay_begin_anew(s.relay, s.now);
+    m = last_regroup(&s, 3);
+    EXPECT(!m->prepare && m->groups[0].epoch == EPOCH + 2 && m->groups[1].epoch == EPOCH + 3);
     bt_relay_ready(s.relay, 3, s.now);
     for (int i = 0; i < 3; i++) {
         m = last_regroup(&s, LEFT[i]);
         EXPECT(!m->prepare && m->n_gone == 1 && m->gone[0] == 1);
-        EXPECT(m->groups[1].ranks[0] == 3 && m->groups[1].epoch == EPOCH + 2);
+        EXPECT(m->groups[1].ranks[0] == 3 && m->groups[1].epoch == EPOCH + 4);
     }
+    sim_fini(&s);
+}
+
+/* At once, the oldest first. */
+static void relay_what_a_lost_rank_had_goes_to_another_one(void)
+{
+    enum { N = 6 };
+    sim             s;
+    sim_client      c[N];
+    const sim_rank *k;
+    char            name[2] = "a";
+    uint64_t        last    = 0;
+    uint32_t        n       = 0;
+
+    sim_init_as(&s, 1, 2, 3, 64, true);
+    k = &s.ranks[2];
+    for (int i = 0; i < N; i++, name[0]++, s.now += BT_NS_PER_MS)
+        EXPECT_EQ(sim_submit(&s, &c[i], name, 6, 10, 100), BT_OK);
+    EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], N); /* half of them rank 2's own */
+    sim_lose(&s, 1);
+    for (uint32_t i = 0; i < k->n_down; i++) {
+        const bt_down *m = &k->down[(k->down_at + i) % FIFO];
+
+        if (m->kind != BT_DOWN_RESERVE || n++ < N / 2) continue;
+        EXPECT(m->u.reserve.arrival > last);
+        last = m->u.reserve.arrival;
+    }
+    EXPECT_EQ(n, N);
     sim_fini(&s);
 }
 
@@ -565,6 +599,38 @@ static void relay_expired_waits_remove_whom_most_wait_for(void)
 }
 
 /* Rank 5 was waited for as well, but in a group that is no more. */
+/* From the first of them on, however many come until then. */
+static void relay_verdict_comes_in_time(void)
+{
+    sim s;
+
+    sim_init_as(&s, 2, 4, 6, 32, true);
+    sim_tell(&s, 2, expired(EPOCH - 1, 1, 3, 0));
+    s.now += 60 * BT_NS_PER_MS;
+    sim_tell(&s, 4, expired(EPOCH - 1, 1, 3, 0));
+    s.now += 41 * BT_NS_PER_MS;
+    bt_relay_tick(s.relay, s.now);
+    EXPECT_EQ(s.n_stuck, 1);
+    EXPECT_EQ(s.last_stuck, 3);
+    sim_fini(&s);
+}
+
+/* Nor is a rank to blame that the cell has not: the others begin anew. */
+static void relay_that_replaces_nobody_hears_no_blame(void)
+{
+    for (int replace = 0; replace < 2; replace++) {
+        sim s;
+
+        sim_init_as(&s, 1, 2, 3, 32, replace != 0);
+        sim_tell(&s, 1, expired(EPOCH - 1, 1, replace != 0 ? INT32_MAX : 2, 0));
+        s.now += 101 * BT_NS_PER_MS;
+        bt_relay_tick(s.relay, s.now);
+        EXPECT_EQ(s.n_stuck, 0);
+        EXPECT_EQ(s.n_down[BT_DOWN_REGROUP], replace != 0 ? 3u : 0u);
+        sim_fini(&s);
+    }
+}
+
 static void relay_blame_is_forgotten_with_its_epoch(void)
 {
     sim s;
@@ -655,6 +721,24 @@ static void relay_waits_for_a_rank_that_reads(void)
     sim_fini(&s);
 }
 
+/* Another group does not wait for it. */
+static void relay_rank_that_reads_excuses_its_own_group(void)
+{
+    sim        s;
+    sim_client c;
+
+    sim_init_as(&s, 1, 1, 2, 32, true);
+    EXPECT_EQ(sim_submit(&s, &c, "a", 6, 10, 100), BT_OK);
+    for (uint32_t second = 1; second <= 20; second++) {
+        s.now += BT_NS_PER_S;
+        tell_reads(&s, 0);
+        bt_relay_tick(s.relay, s.now);
+        EXPECT_EQ(s.n_stuck, second < 20 ? 0 : 1);
+    }
+    EXPECT_EQ(s.last_stuck, 1);
+    sim_fini(&s);
+}
+
 /* It has time to come; then it is to blame at once. */
 static void relay_a_rank_that_has_read_is_one_like_others(void)
 {
@@ -729,6 +813,7 @@ static const bt_test tests[] = {
     BT_TEST(relay_a_spare_goes_where_nobody_is),
     BT_TEST(relay_spare_of_a_cell_without_ranks_takes_its_seat),
     BT_TEST(relay_all_ranks_hear_who_sits_where),
+    BT_TEST(relay_what_a_lost_rank_had_goes_to_another_one),
     BT_TEST(relay_what_waits_goes_to_a_spare_that_joins),
     BT_TEST(relay_that_has_stopped_seats_nobody),
     BT_TEST(relay_spare_that_joins_is_woken_with_its_group),
@@ -740,9 +825,12 @@ static const bt_test tests[] = {
     BT_TEST(relay_lost_rank_is_not_heard),
     BT_TEST(relay_waits_for_ranks_until_the_deadline),
     BT_TEST(relay_expired_waits_remove_whom_most_wait_for),
+    BT_TEST(relay_verdict_comes_in_time),
+    BT_TEST(relay_that_replaces_nobody_hears_no_blame),
     BT_TEST(relay_blame_is_forgotten_with_its_epoch),
     BT_TEST(relay_ranks_blame_none_of_another_group),
     BT_TEST(relay_waits_for_a_rank_that_reads),
+    BT_TEST(relay_rank_that_reads_excuses_its_own_group),
     BT_TEST(relay_a_rank_that_has_read_is_one_like_others),
     BT_TEST(relay_a_tick_of_before_finds_nobody_silent),
     BT_TEST(relay_what_no_rank_could_hold_lets_others_pass),

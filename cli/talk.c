@@ -27,7 +27,7 @@ static const struct argp_option OPTIONS[] = {
     BT_OPTION_GROUP("The server:", 1),
     BT_OPTION_DEFAULT("address", 'a', "HOST:PORT", BT_DEFAULT_ADDRESS, "What `baton run` printed"),
     BT_OPTION("model", 'm', "DIR",
-              "Directory with the model's tokenizer (default: the one that the server names)"),
+              "Directory with the model's tokenizer, or its file (default: what the server names)"),
     BT_OPTION_DEFAULT("timeout-s", OPT_TIMEOUT, "S", BT_TEXT(TIMEOUT_S),
                       "Give up when nothing comes for S seconds"),
     BT_OPTION_GROUP("What is written:", 6),
@@ -83,7 +83,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         state->child_inputs[1] = &opt->tls;
         return 0;
     case 'a': opt->address = bt_option_address(state, "--address", arg); return 0;
-    case 'm': opt->model = bt_option_model(state, "--model", arg); return 0;
+    case 'm': opt->model = bt_option_name(state, "--model", "a path", arg); return 0;
     case 'q': opt->quiet = true; return 0;
     case OPT_JSON: opt->json = true; return 0;
     case OPT_TIMEOUT:

@@ -204,6 +204,8 @@ class Errors(Served):
             address = c.line("ready")
             err = self.says(f"baton generate: {folder}/tokenizer.json: No such file", "baton-generate", "-a", address, "--prompt", "x")
             self.assertIn(f"{address} names that directory; if it lies on another machine, give --model DIR", err)
+            code, _, err = run("baton-generate", "-a", address, "--model", os.path.join(MODEL, "tokenizer.json"), "--prompt", "x", "--max-tokens", "1")
+            self.assertEqual(code, 0, err)
 
 
 class Conversation(Served):

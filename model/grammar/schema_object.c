@@ -153,7 +153,8 @@ static void allow_listed(bt_schema *s, members *m, const json_t *key, const bt_s
     uint32_t      types   = bt_schema_types(s, key, at);
     json_t       *allowed = bt_schema_owned(s, json_object());
 
-    if (json_object_get(key, "anyOf") != NULL || json_object_get(key, "oneOf") != NULL)
+    if (types != 0 &&
+        (json_object_get(key, "anyOf") != NULL || json_object_get(key, "oneOf") != NULL))
         bt_schema_refuse(s, at, "enum or const beside anyOf or oneOf is not supported");
     if (values != NULL && !json_is_array(values))
         bt_schema_unexpected(s, key, "enum", at, "an array of values");

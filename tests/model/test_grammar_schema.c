@@ -140,6 +140,7 @@ static void schema_lets_through_what_its_keywords_say(void)
         {"{\"propertyNames\":{\"enum\":[]}}",                                                       {"{}"},                                                                             {"{\"a\":1}"}            },
         {"{\"propertyNames\":{\"type\":\"integer\",\"enum\":[\"a\"]}}",                             {"{}"},                                                                             {"{\"a\":1}"}            },
         {"{\"propertyNames\":{\"allOf\":[false,{\"enum\":[\"a\"]}]}}",                              {"{}"},                                                                             {"{\"a\":1}"}            },
+        {"{\"propertyNames\":{\"allOf\":[{\"oneOf\":[{},{}]},false]}}",                             {"{}"},                                                                             {"{\"a\":1}"}            },
         {"{\"propertyNames\":{\"$ref\":\"#/x\",\"const\":\"a\"},\"x\":false}",
          {"{}"},
          {"{\"a\":1}"}                                                                                                                                                                                           },

@@ -100,17 +100,17 @@ class Browsed(Served):
         with urllib.request.urlopen(f"http://{self.http}/status.json", timeout=WAIT_S) as reply:
             return json.load(reply)
 
-    def screenshot(self, name):
-        """Of the page as it is; its colours."""
+    def look(self, name):
+        """(text, what the browser logged, colours) of the page as it is, with a screenshot."""
         folder = os.environ.get("BT_SCREENSHOTS")
         with tempfile.TemporaryDirectory() as other:
             path = os.path.join(folder or other, f"status_page_{name}.png")
-            browse(self.http, f"--screenshot={path}")
+            dom, log = browse(self.http, "--dump-dom", f"--screenshot={path}")
             width, height, colours = pixels(path)
         self.assertEqual((width, height), (WIDTH, HEIGHT))
         self.assertGreater(len(colours), 50)
         self.assertLess(max(colours.values()), 0.95 * width * height)
-        return colours
+        return dom, log, colours
 
 
 class Page(Browsed):
@@ -129,7 +129,7 @@ class Page(Browsed):
         time.sleep(4)  # they stay where they are, long steps or not
         busy = [r["busy"] for r in self.status()["ranks"]]
         self.assertTrue(right(busy), busy)
-        dom, log = browse(self.http, "--dump-dom")
+        dom, log, colours = self.look("loaded")
         self.assertNotIn("CONSOLE", log)
         text = dom.split("<main>")[1].split("</main>")[0]
         for part in (">demo<", ">serving<", f"gRPC at {self.address}", "prefill group of 2, decode group of 2", "Prefill limits",
@@ -141,7 +141,6 @@ class Page(Browsed):
             drawn = text.split(f'id="{plot}"')[1].split("</svg>")[0]
             self.assertIn("<path", drawn, plot)
             self.assertNotIn("NaN", drawn, plot)
-        colours = self.screenshot("loaded")
         for colour in (PREFILL, DECODE):  # bars of ranks and lines of plots
             self.assertGreater(colours.get(colour, 0), 500)
         self.cell.more_gate.set()
@@ -153,14 +152,10 @@ class Page(Browsed):
         self.cell.split_after = 1
         calls = [self.stub.Generate(self.request(prompt=[500 + i] * 1900, max_tokens=148), timeout=300) for i in range(6)]
         wait_for(lambda: self.status()["balance"]["limit"] == "decode" and self.status()["waiting"] > 0, "the verdict")
-        dom = browse(self.http, "--dump-dom")[0]
-        self.assertTrue("Decode limits" in dom)
-        self.screenshot("waiting")
+        self.assertTrue("Decode limits" in self.look("waiting")[0])
         self.coordinator.process.send_signal(signal.SIGUSR1)
         self.coordinator.line("draining")
-        dom = browse(self.http, "--dump-dom")[0]
-        self.assertTrue(">draining<" in dom)
-        self.screenshot("draining")
+        self.assertTrue(">draining<" in self.look("draining")[0])
         self.cell.more_gate.set()
         for call in calls:
             list(call)
@@ -177,8 +172,7 @@ class Page(Browsed):
         wait_for(told, "the length of its steps")
 
     def test_idle_cell(self):
-        page = browse(self.http, "--dump-dom")[0]
-        self.screenshot("idle")
+        page = self.look("idle")[0]
         for part in ("No open request.", "Neither side limits: there is room", "Too little load"):
             self.assertTrue(part in page, part)
 
@@ -191,8 +185,7 @@ class Lost(Browsed):
         wait_for(lambda: self.status()["ranks"][2]["busy"] > 0.2, "its work")
         self.cell.ranks[2].cut()
         wait_for(lambda: self.status()["ranks"][2]["state"] == "lost", "its loss")
-        text = browse(self.http, "--dump-dom")[0].split("<main>")[1].split("</main>")[0]
-        self.screenshot("lost")
+        text = self.look("lost")[0].split("<main>")[1].split("</main>")[0]
         for part in ("1 of 4 ranks is lost: rank 2 on testhost", "2 lost", '<span class="bad">lost</span></td><td>–</td>'):
             self.assertTrue(part in text, part)
 

@@ -1,6 +1,7 @@
 """The status page in a real browser: what it shows, that it has no errors, and how it looks.
 
 The screenshot stays in the folder that BT_SCREENSHOTS names, for people to look at."""
+import collections
 import json
 import os
 import re
@@ -53,22 +54,22 @@ def pixels(path):
         elif kind == b"IDAT":
             packed += body
         at += 12 + length
-    raw, stride, before, colours = zlib.decompress(packed), width * n, bytes(width * n), {}
+    raw, stride, before, colours = zlib.decompress(packed), width * n, bytes(width * n), collections.Counter()
     for y in range(height):
         kind, line = raw[y * (stride + 1)], bytearray(raw[y * (stride + 1) + 1:(y + 1) * (stride + 1)])
-        for i in range(stride if kind else 0):
+        if kind == 2:    # most are: quickly
+            line = bytearray((a + b) & 255 for a, b in zip(line, before))
+        for i in range(stride if kind not in (0, 2) else 0):
             a, b, c = line[i - n] if i >= n else 0, before[i], before[i - n] if i >= n else 0
             if kind == 4:
                 p = a + b - c
                 pa, pb, pc = abs(p - a), abs(p - b), abs(p - c)
                 predicted = a if pa <= pb and pa <= pc else b if pb <= pc else c
             else:
-                predicted = (a, b, (a + b) // 2)[kind - 1]
+                predicted = a if kind == 1 else (a + b) // 2
             line[i] = (line[i] + predicted) & 255
         before = line
-        for i in range(0, stride, n):
-            colour = (line[i], line[i + 1], line[i + 2])
-            colours[colour] = colours.get(colour, 0) + 1
+        colours.update(zip(line[::n], line[1::n], line[2::n]))
     return width, height, colours
 
 

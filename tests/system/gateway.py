@@ -238,28 +238,32 @@ def check_person(person):
 
 def structured(g, engine):
     """Replies of a form: JSON that a schema describes, any JSON object, an expression, a grammar, and tools that must be called."""
-    chat, n_whole = "/v1/chat/completions", 0
+    chat = "/v1/chat/completions"
     forms = [(dict(response_format=dict(type="json_schema", json_schema=dict(name="who", strict=True, schema=PERSON))), lambda t: check_person(json.loads(t))),
              (dict(response_format=dict(type="json_object")), lambda t: dict(json.loads(t))),
              (dict(regex="[a-z]{3,9}!"), lambda t: re.fullmatch("[a-z]{3,9}!", t) or 1 / 0),
              (dict(ebnf='root ::= "yes" | "no"'), lambda t: ["yes", "no"].index(t))]
-    for form, check in forms:
-        for i in range(4):
-            body = chat_body(f"Who speaks? {i}", **form, temperature=(0, 0.8)[i % 2], seed=i, max_tokens=300)
-            reply = plain(g, chat, body)["choices"][0]
-            if i % 2 == 0:
-                assert Streamed(g, chat, body).texts == [content(reply)], (form, reply)
-            if reply["finish_reason"] == "stop":
-                check(content(reply))
-                n_whole += 1
+
+    def ends(form, check, i):
+        body = chat_body(f"Who speaks? {i}", **form, temperature=(0, 0.8)[i % 2], seed=i, max_tokens=300)
+        reply = plain(g, chat, body)["choices"][0]
+        if i % 2 == 0:
+            assert Streamed(g, chat, body).texts == [content(reply)], (form, reply)
+        if reply["finish_reason"] == "stop":
+            check(content(reply))
+        return reply["finish_reason"] == "stop"
+    n_whole = sum(load.each([((k, i), *form, i) for k, form in enumerate(forms) for i in range(4)], CROWD, ends).values())
     assert n_whole >= 12, f"{n_whole} replies of 16 ended by themselves"
     tool = dict(type="function", function=dict(name="meet", parameters=PERSON))
+
+    def called(choice, i):
+        body = chat_body(f"Who? {i}", tools=[tool], tool_choice=choice, temperature=1, seed=i, max_tokens=500)
+        return plain(g, chat, body)["choices"][0]
     for choice in ("required", dict(type="function", function=dict(name="meet"))):
         replies, calls = [], []
-        while len(replies) < 8 or not calls and len(replies) < 40:    # no calls where tokens ran out before the last one's end
-            body = chat_body(f"Who? {len(replies)}", tools=[tool], tool_choice=choice, temperature=1, seed=len(replies), max_tokens=500)
-            replies.append(plain(g, chat, body)["choices"][0])
-            calls += [c["function"] for c in replies[-1]["message"].get("tool_calls") or []]
+        while not calls and len(replies) < 40:    # no calls where tokens ran out before the last one's end
+            replies += load.each([(i, choice, i) for i in range(len(replies), len(replies) + 8)], 8, called).values()
+            calls = [c["function"] for r in replies for c in r["message"].get("tool_calls") or []]
         assert calls and all(c["name"] == "meet" for c in calls), replies
         for c in calls:
             check_person(json.loads(c["arguments"]))

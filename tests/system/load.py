@@ -195,6 +195,11 @@ def ask(pb, stub, i, n, on_token=None):
     return out
 
 
+def ask_all(pb, stub, n_requests, n):
+    """Requests number 0 to n_requests - 1, all at once: what each gives, by number."""
+    return each([(i, i) for i in range(n_requests)], n_requests, lambda i: ask(pb, stub, i, n))
+
+
 def each(cases, parallel, work):
     """{name: work(*rest)} of cases (name, *rest), so many at once; an exception of any of them is raised here."""
     results, todo, lock = {}, list(cases), threading.Lock()

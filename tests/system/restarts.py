@@ -50,7 +50,8 @@ def start(a, ranks, *more):
 
 def ranks(a, pb, rpc):
     cell = start(a, "1+2")
-    want = {i: ask(pb, rpc, cell, i, 250) for i in range(4)}
+    with cell.channel() as channel:
+        want = load.ask_all(pb, rpc.VllmEngineStub(channel), 4, 250)
     for k, victim in enumerate((2, 0, 1)):
         errors, pauses = [], []
 
@@ -134,7 +135,8 @@ def hung(a, pb, rpc):
 
 def renewed(a, pb, rpc):
     cell = start(a, "1+2", "--on-death", "replace", "--restarts", "5", "--renew", "--kv-bytes", "64m")
-    want = {i: ask(pb, rpc, cell, i, 250) for i in range(4)}
+    with cell.channel() as channel:
+        want = load.ask_all(pb, rpc.VllmEngineStub(channel), 4, 250)
     for k in range(2):
         errors, stopping, before = [], threading.Event(), set(cell.ranks().values())
 

@@ -83,7 +83,7 @@ class Streams(threading.Thread):
 
 
 def start_load(pb, stub, n, n_tokens):
-    want = {i: load.ask(pb, stub, i, n_tokens) for i in range(n)}
+    want = load.ask_all(pb, stub, n, n_tokens)
     streams = [Streams(pb, stub, i, n_tokens, want[i]) for i in range(n)]
     for s in streams:
         s.start()

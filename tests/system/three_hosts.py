@@ -58,8 +58,7 @@ class Load:
 
     def learn(self, n, n_tokens):
         self.n_tokens = n_tokens
-        for i in range(n):
-            self.want[i] = self.ask(i, n_tokens)
+        self.want = load.ask_all(self.pb, self.stub, n, n_tokens)
 
     def start(self):
         """All of them at once; returns when each has some tokens."""

@@ -25,6 +25,7 @@ import grpc  # noqa: E402
 import load  # noqa: E402
 
 START_S = 180
+N_TOKENS = 100    # of a stream: another follows it at once
 
 
 class Jobs:
@@ -125,7 +126,7 @@ def node_killed(a, pb, rpc, jobs):
     job = jobs.submit("baton-cell.sbatch", "--model", os.path.join(a.source, "models/demo"), "--prefill", "1", "--decode", "2", "--port", "0",
                       "--restarts", "20", "--drain-s", "2")
     stub = first_stub(jobs, rpc, job)
-    streams = start_load(pb, stub, 3, 300)
+    streams = start_load(pb, stub, 3, N_TOKENS)
     begin = time.monotonic()
     jobs.cluster.kill_node("node3")
     jobs.wait_log(job, "starting again")
@@ -143,7 +144,7 @@ def node_replaced(a, pb, rpc, jobs):
     job = jobs.submit("baton-cell.sbatch", "--model", os.path.join(a.source, "models/demo"), "--prefill", "1", "--decode", "2", "--spares", "1", "--port", "0",
                       "--on-death", "replace", "--restarts", "20", "--drain-s", "2")
     stub = first_stub(jobs, rpc, job)
-    streams = start_load(pb, stub, 3, 300)
+    streams = start_load(pb, stub, 3, N_TOKENS)
     jobs.cluster.kill_node("node2")    # of four ranks on three nodes the first has two, the last the spare
     jobs.wait_log(job, "has taken seat")
     jobs.cluster.wait(lambda: "down" in " ".join(jobs.cluster.states()), "a node that is down")
@@ -167,7 +168,7 @@ def several_cells(a, pb, rpc, jobs):
     one = jobs.submit("baton-cell.sbatch", *model, "--cell", "one", nodes=1)
     address = jobs.wait_log(front, r"ready: \S+ serves \S+ on (127\.0\.0\.1:\d+)").group(1)
     stub = rpc.VllmEngineStub(grpc.insecure_channel(address))
-    streams = start_load(pb, stub, 3, 200)
+    streams = start_load(pb, stub, 3, N_TOKENS)
     two = jobs.submit("baton-cell.sbatch", *model, "--cell", "two", nodes=1)
     jobs.wait_log(front, 'cell "two" serves')
     jobs.cluster.run("scancel", "--signal=USR1", "--batch", str(one))

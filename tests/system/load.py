@@ -178,17 +178,18 @@ class Client:
 
 
 def ask(pb, stub, i, n, on_token=None):
-    """Request number i streams n tokens, always the same ones, and ends once; on_token(how many) with each message.  Returns them."""
+    """Request number i streams n tokens, always the same ones, and ends once; on_token(how many) with each message: True leaves.  Returns them."""
     q = pb.GenerateRequest(request_id=f"r{i}-{time.monotonic_ns()}", stream=True)
     q.tokenized.input_ids.extend([0] + [(11 * i + 17 * k) % 1500 + 8 for k in range(30 + 7 * i)])
     q.sampling_params.max_tokens, q.sampling_params.ignore_eos = n, True
     q.sampling_params.temperature, q.sampling_params.seed = 0.8, 100 + i
-    out, ends = [], 0
-    for m in stub.Generate(q, timeout=LIMIT_S):
+    out, ends, call = [], 0, stub.Generate(q, timeout=LIMIT_S)
+    for m in call:
         if m.HasField("chunk"):
             out += m.chunk.token_ids
-            if on_token:
-                on_token(len(out))
+            if on_token and on_token(len(out)):
+                call.cancel()
+                return out
         else:
             ends += 1
     assert ends == 1, f"{ends} ends"

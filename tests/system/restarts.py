@@ -184,32 +184,44 @@ def named(cell, name):
 
 def renewed_in_turn(a, pb, rpc):
     cell = start(a, "1+2", "--on-death", "replace", "--restarts", "5", "--renew", "--kv-bytes", "64m")
-    want, streams = ask(pb, rpc, cell, 1, 6000), []    # long enough for a fresh cell to start meanwhile
+    streams = []
 
     def lose_one(n):
-        """Of a cell with a long stream, which drains once the fresh one serves; its launcher, and the workers of that one."""
-        launcher, workers, begun = cells.process_named(cell, "baton-launch"), named(cell, "baton-worker"), threading.Event()
-        stream = threading.Thread(target=lambda: streams.append(asked(begun)), daemon=True)
+        """Of a cell with a long stream, which drains once the fresh one serves; what has its client leave, the launcher, and that one's workers."""
+        launcher, workers, begun, leave = cells.process_named(cell, "baton-launch"), named(cell, "baton-worker"), threading.Event(), threading.Event()
+        stream = threading.Thread(target=lambda: streams.append(asked(begun, leave)), daemon=True)
+
+        def left():
+            leave.set()
+            stream.join(BACK_S)
         stream.start()
         assert begun.wait(BACK_S)
         os.kill(cell.ranks()[2], signal.SIGKILL)
         wait_for(cell, f"the cell renewed-{n} serves", 1)
-        return stream, launcher, named(cell, "baton-worker") - workers
+        return left, launcher, named(cell, "baton-worker") - workers
 
-    def asked(begun):
+    def asked(begun, leave):
+        """More tokens than a fresh cell needs to start: those until its client may leave, and 50."""
+        rest = iter(range(50))
+
+        def on_token(_):
+            begun.set()
+            return leave.is_set() and next(rest, None) is None
         with cell.channel() as channel:
-            return load.ask(pb, rpc.VllmEngineStub(channel), 1, 6000, lambda _: begun.set())
-    stream, _, fresh = lose_one(1)
+            return load.ask(pb, rpc.VllmEngineStub(channel), 1, 8000, on_token)
+    left, _, fresh = lose_one(1)
     os.kill(cell.ranks(fresh)[2], signal.SIGKILL)    # the fresh cell lacks a rank before it is alone
+    wait_for(cell, "1 of 3 ranks have failed", 2)
+    left()
     wait_for(cell, "the cell renewed-2 serves", 1)
-    stream.join(BACK_S)
     wait_for(cell, "the ranks of the old cell have ended", 2)
-    stream, launcher, fresh = lose_one(3)
+    left, launcher, fresh = lose_one(3)
     os.kill(launcher, signal.SIGKILL)    # what is said of the old cell then is not meant for the fresh one
     wait_for(cell, "the ranks of the old cell have ended", 3)
-    stream.join(BACK_S)
+    left()
     time.sleep(6)
-    assert streams == [want, want], f"{[len(s) for s in streams]} tokens\n{cell.log()}"
+    want = ask(pb, rpc, cell, 1, max(map(len, streams)))
+    assert len(streams) == 2 and all(s == want[:len(s)] for s in streams), f"{[len(s) for s in streams]} tokens\n{cell.log()}"
     assert named(cell, "baton-worker") == fresh and not any("starting again" in line for line in cell.lines), cell.log()
     assert cell.stop() == 0, cell.log()
 

@@ -3,9 +3,9 @@
 
     sampling.py --bin DIR --source DIR [--shapes 1+1,both2]
 
-The same requests (filters, penalties, bias, min_tokens, stop strings, choices, alternatives, each with its seed) go to every cell, one by
-one and 12 at once: ids, logprobs and alternatives must be equal to the bit everywhere.  Then what each field promises is read off the
-answers themselves."""
+The same requests (filters, penalties, bias, min_tokens, stop strings, choices, alternatives, each with two seeds) go to every cell, one by
+one (those of the second seed to the first cell only) and 12 at once: ids, logprobs and alternatives must be equal to the bit everywhere.
+Then what each field promises is read off the answers themselves."""
 import os
 import random
 import sys
@@ -182,10 +182,10 @@ def main():
         with cells.Cell(a.bin, model, shape) as cell, cell.channel() as channel:
             client = Client(pb, rpc, channel)
             for parallel, stream in ((1, True), (12, True), (12, False)):
-                got = run_all(client, cases, parallel, stream)
+                got = run_all(client, [c for c in cases if base is None or parallel > 1 or c[0].endswith("/0")], parallel, stream)
                 base = base or got
-                for name, want in base.items():
-                    assert got[name] == want, f"{shape}, {parallel} at once, stream {stream}, {name}: {got[name]} is not {want}"
+                for name, choices in got.items():
+                    assert choices == base[name], f"{shape}, {parallel} at once, stream {stream}, {name}: {choices} is not {base[name]}"
             check_promises(client, a.source, base)
             check_stop_strings(client, a, model)
             inputs = check_prompt_logprobs(client, a.source)

@@ -118,9 +118,38 @@ static void launch_sigterm_at_any_moment_of_the_start(void)
     }
 }
 
+/* The child of that name, 0: there is none. */
+static pid_t child_named(pid_t parent, const char *name)
+{
+    char  path[64], comm[32];
+    FILE *list, *f;
+    long  pid;
+    pid_t found = 0;
+
+    snprintf(path, sizeof(path), "/proc/%d/task/%d/children", (int)parent, (int)parent);
+    list = fopen(path, "re");
+    while (list != NULL && found == 0 && fscanf(list, "%ld", &pid) == 1) {
+        snprintf(path, sizeof(path), "/proc/%ld/comm", pid);
+        f = fopen(path, "re");
+        if (f != NULL && fscanf(f, "%31s", comm) == 1 && strcmp(comm, name) == 0)
+            found = (pid_t)pid;
+        if (f != NULL) fclose(f);
+    }
+    if (list != NULL) fclose(list);
+    return found;
+}
+
+/* Whatever its guard, whose session is its own, is sent before but SIGKILL. */
 static void launch_killed_takes_its_ranks_along(void)
 {
+    static const int SIGNALS[] = {SIGTERM, SIGINT, SIGHUP};
+    pid_t            guard;
+
     start(SAY "echo up $OMPI_COMM_WORLD_RANK; exec sleep 600");
+    guard = child_named(g_command.pid, "baton-guard");
+    EXPECT(guard > 0 && getsid(guard) == guard);
+    for (size_t i = 0; guard > 0 && i < sizeof(SIGNALS) / sizeof(SIGNALS[0]); i++)
+        kill(guard, SIGNALS[i]);
     kill(g_command.pid, SIGKILL);
     EXPECT_EQ(bt_command_finish(&g_command, END_S), 128 + 9);
     expect_nothing_left();
@@ -150,27 +179,6 @@ static void launch_over_hosts_killed_leaves_nothing(void)
     while (rmdir(folder) != 0 && bt_command_now() < end)
         usleep(10000);
     EXPECT(access(folder, F_OK) != 0);
-}
-
-/* The child of that name, 0: there is none. */
-static pid_t child_named(pid_t parent, const char *name)
-{
-    char  path[64], comm[32];
-    FILE *list, *f;
-    long  pid;
-    pid_t found = 0;
-
-    snprintf(path, sizeof(path), "/proc/%d/task/%d/children", (int)parent, (int)parent);
-    list = fopen(path, "re");
-    while (list != NULL && found == 0 && fscanf(list, "%ld", &pid) == 1) {
-        snprintf(path, sizeof(path), "/proc/%ld/comm", pid);
-        f = fopen(path, "re");
-        if (f != NULL && fscanf(f, "%31s", comm) == 1 && strcmp(comm, name) == 0)
-            found = (pid_t)pid;
-        if (f != NULL) fclose(f);
-    }
-    if (list != NULL) fclose(list);
-    return found;
 }
 
 /* Where nobody is left to remove them, as when a container ends: the next job does, and spares the

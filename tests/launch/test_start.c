@@ -116,10 +116,15 @@ static void launch_on_one_machine_asks_no_grid_engine(void)
 /* mpirun itself would end without a word, or hang. */
 static void launch_without_room_says_where(void)
 {
-    static const char *const CASES[][2] = {
-        {"size=4m /dev/shm",  "/dev/shm has 4 MiB left, expected at least 8 "},
-        {"size=1m /tmp",      "/tmp has 1 MiB left, expected at least 16 "   },
-        {"size=32m /dev/shm", "it starts"                                    },
+    static const char *const CASES[][3] = {
+        {"size=1m /tmp",     "",                                  "/tmp has 1 MiB left, expected at least 16 "   },
+        {"size=4m /dev/shm", "",                                  "/dev/shm has 4 MiB left, expected at least 8 "},
+        {"size=8m /dev/shm", "",                                  "it starts"                                    },
+        {"size=0 /dev/shm",  "",                                  "it starts"                                    }, /* no limit */
+        {"ro /dev/shm",      "",                                  "it starts"                                    },
+        {"size=4m /dev/shm", "OMPI_MCA_btl=tcp,self",             "it starts"                                    },
+        {"size=4m /dev/shm", "OMPI_MCA_btl_vader_segment_size=1", "it starts"                                    },
+        {"size=4m /dev/shm", "OMPI_MCA_btl_sm_segment_size=1",    "it starts"                                    },
     };
     char        script[512];
     const char *argv[] = {
@@ -131,16 +136,16 @@ static void launch_without_room_says_where(void)
         return;
     }
     for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
-        if (i == 1 && strncmp(g_launch, "/tmp/", 5) == 0) {
+        if (i == 0 && strncmp(g_launch, "/tmp/", 5) == 0) {
             printf("skipped: the case of a full /tmp, since %s would be hidden\n", g_launch);
             continue;
         }
         snprintf(script, sizeof(script),
-                 "unset TMPDIR; mount -t tmpfs none -o %s && exec \"$0\" --ranks 2 -- /bin/echo it "
-                 "starts",
-                 CASES[i][0]);
-        EXPECT_EQ(bt_command_run(&g_command, argv, NULL, END_S), i < 2);
-        EXPECT_HAS(g_command.output, CASES[i][1]);
+                 "unset TMPDIR; mount -t tmpfs none -o %s && exec env %s BATON_MPIRUN=/bin/echo "
+                 "\"$0\" --ranks 2 -- it starts",
+                 CASES[i][0], CASES[i][1]);
+        EXPECT_EQ(bt_command_run(&g_command, argv, NULL, END_S), 1); /* no rank has told */
+        EXPECT_HAS(g_command.output, CASES[i][2]);
     }
 }
 

@@ -1,5 +1,6 @@
 /* Without Open MPI: what a script that stands for mpirun is told, and what is made of what it says
  * and does; and the parent of a rank by itself. */
+#include <poll.h>
 #include <pthread.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
@@ -8,21 +9,68 @@
 
 #include "tests/launch/launch.h"
 
-/* One on another host, whose ranks are zombies then: the guard of its last rank does that. */
+/* Nobody reads what comes there any more, but for whoever waits until its last writer has gone. */
+static int open_full(const char *fifo, int *full_out)
+{
+    int  reader;
+    char some[4096] = "";
+
+    EXPECT_EQ(mkfifo(fifo, 0600), 0);
+    reader    = open(fifo, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+    *full_out = open(fifo, O_WRONLY | O_NONBLOCK | O_CLOEXEC);
+    while (write(*full_out, some, sizeof(some)) > 0)
+        continue;
+    return reader;
+}
+
+/* Is now, or, without WNOHANG, when something has become of it. */
+static bool is_stopped(pid_t child, int options)
+{
+    siginfo_t seen = {0};
+
+    return waitid(P_PID, (id_t)child, &seen, WSTOPPED | WEXITED | WNOWAIT | options) == 0 &&
+           seen.si_code == CLD_STOPPED;
+}
+
+/* On another host, whose ranks are zombies then: the guard of its last rank ends it, whether its
+ * folder is there or not, and keeps nobody waiting meanwhile: neither who reads what the rank
+ * wrote, nor itself, when it tells of the rank's end and nobody reads. */
 static void launch_daemon_that_hangs_is_ended(void)
 {
-    char        folder[] = "/tmp/baton-test-XXXXXX", script[1024], daemon[64];
-    const char *argv[]   = {daemon, "-c", script, NULL};
+    static const struct {
+        const char *shm, *options;
+    } CASES[] = {
+        {"shm",         "-- true"                                 },
+        {"nowhere/shm", "--tell-end -- /bin/sh -c 'kill -9 $PPID'"},
+    };
+    static bt_command commands[2];
+    char              folder[] = "/tmp/baton-test-XXXXXX", script[1024], daemon[64], fifo[2][64];
+    const char       *argv[]   = {daemon, "-c", script, NULL};
+    struct pollfd     ended[2];
+    int               full;
 
     EXPECT(mkdtemp(folder) != NULL);
     snprintf(daemon, sizeof(daemon), "%s/orted", folder);
     snprintf(script, sizeof(script), "cp /bin/sh %s", daemon);
     EXPECT_EQ(system(script), 0);
-    snprintf(script, sizeof(script),
-             "OMPI_COMM_WORLD_LOCAL_RANK=0 %s --as-rank --shm %s/shm -- /bin/true & kill -STOP $$",
-             g_launch, folder);
-    bt_command_start(&g_command, argv, NULL);
-    EXPECT_EQ(bt_command_finish(&g_command, END_S), 128 + 9);
+    for (int i = 0; i < 2; i++) { /* both at once: each takes its time */
+        snprintf(fifo[i], sizeof(fifo[i]), "%s/fifo%d", folder, i);
+        ended[i] = (struct pollfd){.fd = open_full(fifo[i], &full)};
+        snprintf(script, sizeof(script),
+                 "exec 5>%s; OMPI_COMM_WORLD_LOCAL_RANK=0 %s --as-rank --shm %s/%s %s >&5 2>&5 & "
+                 "exec 5>&-; kill -STOP $$",
+                 fifo[i], g_launch, folder, CASES[i].shm, CASES[i].options);
+        bt_command_start(&commands[i], argv, NULL);
+        EXPECT(is_stopped(commands[i].pid, 0));
+        close(full);
+    }
+    for (int i = 0; i < 2; i++) {
+        EXPECT(poll(&ended[i], 1, END_S * 1000) == 1 && (ended[i].revents & POLLHUP) != 0);
+        EXPECT(is_stopped(commands[i].pid, WNOHANG));
+        close(ended[i].fd);
+    }
+    for (int i = 0; i < 2; i++)
+        EXPECT_EQ(bt_command_finish(&commands[i], END_S), 128 + 9);
     snprintf(script, sizeof(script), "rm -r %s", folder);
     EXPECT_EQ(system(script), 0);
 }
@@ -49,6 +97,7 @@ static void launch_daemon_whose_threads_have_ranks_stays(void)
     char      folder[] = "/tmp/baton-test-XXXXXX", shm[64];
     pthread_t thread;
     pid_t     daemon;
+    int       status = 0;
 
     EXPECT(mkdtemp(folder) != NULL);
     snprintf(shm, sizeof(shm), "%s/shm", folder);
@@ -60,7 +109,9 @@ static void launch_daemon_whose_threads_have_ranks_stays(void)
         _exit(1);
     }
     EXPECT(waitpid(-1, NULL, 0) != daemon); /* but the guard of the rank that has ended */
-    kill(daemon, SIGKILL);
+    kill(daemon, SIGTERM);
+    EXPECT_EQ(waitpid(daemon, &status, 0), daemon);
+    EXPECT(WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM); /* not the guard's SIGKILL */
     while (waitpid(-1, NULL, 0) > 0)
         continue;
     EXPECT_EQ(prctl(PR_SET_CHILD_SUBREAPER, 0), 0);
@@ -412,6 +463,9 @@ static void launch_users_shared_memory_wins_over_hosts(void)
     EXPECT_EQ(bt_command_run(&g_command, argv, environment, END_S), 0);
     EXPECT_HAS(g_command.output, want);
     expect_removed("told ", &g_command);
+    argv[3] = "/nowhere/baton-job"; /* then Open MPI looks for a place itself */
+    EXPECT_EQ(bt_command_run(&g_command, argv, environment, END_S), 0);
+    EXPECT_HAS(g_command.output, "told .\n");
 }
 
 /* In a job of Slurm's, which from 23.11 on gives 4's srun a word of its own. */

@@ -77,7 +77,7 @@ static void end_daemon(pid_t pid)
 static BT_NORETURN void guard(const char *dir, const char *local_rank, pid_t daemon, int alive_fd,
                               bool tell)
 {
-    if (!bt_scratch_outlive(alive_fd, dir, NULL, tell) && tell) {
+    if (!bt_scratch_outlive(alive_fd) && tell) {
         fcntl(STDOUT_FILENO, F_SETFL, O_NONBLOCK); /* of a daemon that may hang */
         bt_endings_note(128 + SIGKILL, true);
     }
@@ -121,10 +121,7 @@ bt_status bt_leftovers_watch(const char *dir, const char *local_rank, bool tell)
     if (make_shared(dir)) bt_openmpi_set_shared_memory(dir, false);
     BT_REQUIRE(pipe2(ends, O_CLOEXEC) == 0 && (pid = fork()) >= 0, BT_ERR_IO,
                "cannot start the guard of local rank %s: %s", local_rank, strerror(errno));
-    if (pid == 0) {
-        close(ends[1]);
-        guard(dir, local_rank, daemon, ends[0], tell);
-    }
+    if (pid == 0) guard(dir, local_rank, daemon, ends[0], tell);
     close(ends[0]);
     g_alive_fd = ends[1];
 out:

@@ -5,7 +5,6 @@
 #include <fcntl.h>
 #include <ftw.h>
 #include <limits.h>
-#include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -85,7 +84,7 @@ void bt_scratch_clear(const char *base)
 
 /* ---- the guard */
 
-bool bt_scratch_outlive(int alive_fd, const char *dir, const char *other_dir, bool keep_out)
+bool bt_scratch_outlive(int alive_fd)
 {
     int     null = open("/dev/null", O_RDWR | O_CLOEXEC);
     char    byte;
@@ -93,18 +92,10 @@ bool bt_scratch_outlive(int alive_fd, const char *dir, const char *other_dir, bo
     ssize_t got;
 
     setsid(); /* signals of a terminal, or of Open MPI, reach the parent's group, not us */
-    signal(SIGTERM, SIG_IGN);
-    signal(SIGINT, SIG_IGN);
-    signal(SIGHUP, SIG_IGN);
-    signal(SIGPIPE, SIG_IGN);
     prctl(PR_SET_NAME, "baton-guard");
     dup2(alive_fd, STDIN_FILENO);
-    /* A reader of the parent's output waits for its end until every holder has closed it. */
-    if (!keep_out) dup2(null, STDOUT_FILENO);
     dup2(null, STDERR_FILENO);
-    close_range(STDERR_FILENO + 1, ~0u, 0);
-    bt_scratch_hold(dir);
-    if (other_dir != NULL) bt_scratch_hold(other_dir);
+    close_range(STDERR_FILENO + 1, ~0u, 0); /* the other end of our pipe, too */
     while ((got = read(STDIN_FILENO, &byte, 1)) > 0 || (got < 0 && errno == EINTR))
         told = told || got > 0;
     return told;
@@ -112,7 +103,8 @@ bool bt_scratch_outlive(int alive_fd, const char *dir, const char *other_dir, bo
 
 static BT_NORETURN void guard_run(const bt_scratch *scratch, int alive_fd)
 {
-    bt_scratch_outlive(alive_fd, scratch->shm, scratch->session, false);
+    bt_scratch_outlive(alive_fd);
+    close(STDOUT_FILENO); /* whose reader waits until every holder has closed it */
     remove_tree(scratch->shm);
     remove_tree(scratch->session);
     _exit(0);
@@ -163,10 +155,7 @@ bt_status bt_scratch_open(bt_scratch *scratch_out)
         remove_tree(scratch.session);
         BT_REQUIRE(false, BT_ERR_IO, "cannot start the guard process: %s", strerror(errno));
     }
-    if (scratch.guard == 0) {
-        close(pipe_fds[1]);
-        guard_run(&scratch, pipe_fds[0]);
-    }
+    if (scratch.guard == 0) guard_run(&scratch, pipe_fds[0]);
     close(pipe_fds[0]);
     scratch.alive_fd = pipe_fds[1];
     *scratch_out     = scratch;

@@ -36,11 +36,11 @@ void bt_scratch_close(bt_scratch *scratch);
 /* A shared lock on the directory until the descriptor closes: it belongs to a job that lives.
  * -1: it is not there, or is being cleared. */
 int bt_scratch_hold(const char *path);
-/* A guard: of a process just forked.  Leaves the parent's group and output (keep_out: stdout
- * aside), holds the directories (other_dir may be NULL) until this process ends, and returns when
- * the pipe's other end has closed, which the kernel does however the parent ends: true when the
- * parent has written something into it before. */
-bool bt_scratch_outlive(int alive_fd, const char *dir, const char *other_dir, bool keep_out);
+/* A guard: of a process just forked, whose parent has blocked the signals that could end it. Leaves
+ * the parent's group, and its files but for stdout, and returns when the pipe's other end has
+ * closed, which the kernel does however the parent ends: true when the parent has written something
+ * into it before. */
+bool bt_scratch_outlive(int alive_fd);
 /* Removes the directories of jobs in base that belong to this user and that nobody holds. */
 void bt_scratch_clear(const char *base);
 

@@ -17,6 +17,8 @@ enum { FEW = 1250, MANY = 40000, PROMPT = 5, WAIT_S = 60, QUEUE_S = 30 };
 struct bt_control_peer {
     void    *data;
     int      n_refused;
+    int      code; /* of the last refusal, */
+    char     why[64];
     uint32_t n_reserved;
     uint64_t arrivals[4]; /* as its first orders say */
     uint64_t number;      /* of the last one, which has the epoch */
@@ -38,8 +40,9 @@ void  bt_control_peer_set_data(bt_control_peer *peer, void *data) { peer->data =
 void *bt_control_peer_data(const bt_control_peer *peer) { return peer->data; }
 void  bt_control_refuse(bt_control_peer *peer, grpc_status_code code, const char *reason)
 {
-    (void)code, (void)reason;
     peer->n_refused++;
+    peer->code = code;
+    snprintf(peer->why, sizeof(peer->why), "%s", reason);
 }
 
 /* ---- clients that count */
@@ -55,7 +58,8 @@ typedef struct {
     client     *clients; /* owned [n] */
     uint32_t    n;
     uint64_t    now;
-    const char *cache_salt; /* of what run_in() submits */
+    const char *cache_salt; /* of what run_in() submits, as is: */
+    uint32_t    prompt_logprobs;
 } site;
 
 static bt_finish on_token(void *who, const bt_token *token)
@@ -117,21 +121,50 @@ static void tear_down(site *s)
     free(s->clients);
 }
 
-/* A rank of a cell attaches. */
-static void attach(site *s, bt_control_peer *peer, const char *name, uint32_t rank,
-                   uint32_t n_ranks, uint32_t n_pages)
+static bt_up make_hello(const char *name, uint32_t rank, uint32_t n_ranks)
 {
     bt_up hello = sample_hello(rank, n_ranks);
 
     bt_free(hello.u.hello.cell);
     hello.u.hello.cell     = bt_strdup(name);
-    hello.u.hello.n_pages  = n_pages;
     hello.u.hello.max_rows = 1 << 20;
     hello.u.hello.n_spares = 0;
-    *peer                  = (bt_control_peer){0};
-    bt_fleet_message(s->fleet, peer, &hello);
-    bt_up_free(&hello);
+    return hello;
+}
+
+static void say(site *s, bt_control_peer *peer, bt_up *hello)
+{
+    *peer = (bt_control_peer){0};
+    bt_fleet_message(s->fleet, peer, hello);
+    bt_up_free(hello);
+}
+
+/* A rank of a cell attaches. */
+static void attach(site *s, bt_control_peer *peer, const char *name, uint32_t rank,
+                   uint32_t n_ranks, uint32_t n_pages)
+{
+    bt_up hello = make_hello(name, rank, n_ranks);
+
+    hello.u.hello.n_pages = n_pages;
+    say(s, peer, &hello);
     EXPECT_EQ(peer->n_refused, 0);
+}
+
+/* Of a cell of n_ranks whose coordinator was lost. */
+static void come_back(site *s, bt_control_peer *peer, const char *name, uint32_t n_ranks,
+                      uint64_t prefix_seed)
+{
+    bt_up hello = make_hello(name, 0, n_ranks);
+
+    s->fleet->life                      = 1;
+    hello.u.hello.incarnation           = 1ull << 32 | 7;
+    hello.u.hello.prefix_seed           = prefix_seed;
+    hello.u.hello.seats.epoch           = 3;
+    hello.u.hello.seats.groups[0].n     = n_ranks;
+    hello.u.hello.seats.groups[0].ranks = bt_calloc(n_ranks, sizeof(uint32_t));
+    for (uint32_t i = 0; i < n_ranks; i++)
+        hello.u.hello.seats.groups[0].ranks[i] = i;
+    say(s, peer, &hello);
 }
 
 static void be_ready(site *s, bt_control_peer *peer)
@@ -277,6 +310,7 @@ static void fleet_own_silence_is_no_wait_for_a_cell(void)
         bt_fleet_tick(s.fleet, s.now + (QUEUE_S + 5 + t) * BT_NS_PER_S);
     }
     EXPECT_EQ(n_waiting(&s), 0);
+    EXPECT_EQ(bt_fleet_queued_tokens(s.fleet), 0);
     EXPECT_EQ(s.clients[0].code, GRPC_STATUS_UNAVAILABLE);
     tear_down(&s);
 }
@@ -310,11 +344,65 @@ static void fleet_queue_that_has_moved_is_empty(void)
     for (uint32_t i = 0; i < 3; i++)
         submit(&s, i);
     EXPECT_EQ(bt_fleet_queued_tokens(s.fleet), 2 * PROMPT);
-    come(&s, &b, "b", 64);
+    attach(&s, &b, "b", 0, 1, 64);
+    bt_fleet_find(s.fleet, "b")->short_since_ns = s.now; /* a rank is missing there */
+    be_ready(&s, &b);
+    EXPECT_EQ(b.n_reserved, 0);
     bt_fleet_tick(s.fleet, s.now + 1);
     EXPECT_EQ(b.n_reserved, 2);
     EXPECT_EQ(bt_fleet_queued_tokens(s.fleet), 0);
     tear_down(&s);
+}
+
+/* So that the loop goes on meanwhile. */
+static void fleet_long_queue_moves_in_parts(void)
+{
+    enum { WAITING = 100, PART = 64 };
+    site            s;
+    bt_control_peer a, b;
+
+    set_up(&s, 1 + WAITING);
+    come(&s, &a, "a", 1);
+    for (uint32_t i = 0; i <= WAITING; i++)
+        submit(&s, i);
+    come(&s, &b, "b", 1 << 20);
+    EXPECT_EQ(b.n_reserved, PART);
+    bt_fleet_tick(s.fleet, s.now + 1);
+    EXPECT_EQ(b.n_reserved, WAITING);
+    tear_down(&s);
+}
+
+/* A cell that could hold each of them, but not all. */
+static void fleet_choices_go_to_one_cell(void)
+{
+    site            s;
+    bt_control_peer a, b;
+
+    set_up(&s, 1);
+    come(&s, &a, "a", 3);
+    come(&s, &b, "b", 2);
+    EXPECT_EQ(submit_choices(&s, 0, "three", 5, 3), GRPC_STATUS_OK);
+    EXPECT_EQ(a.n_reserved, 1);
+    bt_fleet_lost(s.fleet, &a);
+    EXPECT(s.fleet->n_lobby == 1 && b.n_reserved == 0);
+    tear_down(&s);
+}
+
+/* One is taken, however long it is. */
+static void fleet_lobby_is_bounded_by_tokens(void)
+{
+    site s;
+
+    for (uint32_t limit = PROMPT - 1; limit <= 2 * PROMPT; limit += PROMPT + 1) {
+        set_up(&s, 3);
+        s.fleet->cfg.relay.queue_tokens = limit;
+        submit(&s, 0);
+        if (limit == 2 * PROMPT) submit(&s, 1);
+        EXPECT_EQ(submit_as(&s, 2, "more", 5), GRPC_STATUS_RESOURCE_EXHAUSTED);
+        s.n = s.fleet->n_lobby;
+        EXPECT_EQ(s.n, limit == 2 * PROMPT ? 2 : 1);
+        tear_down(&s);
+    }
 }
 
 /* Each cell has two of three pages free, and no queue but for the one that wants three. */
@@ -505,26 +593,35 @@ static void fleet_places_a_prompt_whose_keys_get_no_memory(void)
     tear_down(&s);
 }
 
-/* A request with this prompt goes to that cell, and is over. */
-static void run_in(site *s, uint32_t i, uint32_t first_token, bt_control_peer *there)
+enum { LONG = 130 };
+
+static void submit_long(site *s, uint32_t i, uint32_t first_token)
 {
-    enum { LONG = 130 };
     char                name[16];
     uint64_t            number = 0;
-    uint32_t            n      = there->n_reserved;
     grpc_status_code    code   = GRPC_STATUS_OK;
     uint32_t           *prompt = bt_calloc(LONG, sizeof(*prompt));
-    bt_relay_submission r      = {.name       = name,
-                                  .cache_salt = s->cache_salt,
-                                  .n_prompt   = LONG,
-                                  .prompt     = prompt,
-                                  .sampling   = {.max_tokens = 1},
-                                  .n_choices  = 1};
-    bt_up               said[3];
+    bt_relay_submission r      = {
+             .name       = name,
+             .cache_salt = s->cache_salt,
+             .n_prompt   = LONG,
+             .prompt     = prompt,
+             .sampling   = {.max_tokens = 1, .prompt_logprobs = s->prompt_logprobs},
+             .n_choices  = 1
+    };
 
     prompt[0] = first_token;
     snprintf(name, sizeof(name), "r%u", i);
     EXPECT_EQ(bt_fleet_submit(s->fleet, &r, &s->clients[i], s->now, &number, &code), BT_OK);
+}
+
+/* A request with this prompt goes to that cell, and is over. */
+static void run_in(site *s, uint32_t i, uint32_t first_token, bt_control_peer *there)
+{
+    uint32_t n = there->n_reserved;
+    bt_up    said[3];
+
+    submit_long(s, i, first_token);
     EXPECT_EQ(there->n_reserved, n + 1);
     said[0]                          = sim_ticket(there->number, 3);
     said[1]                          = sim_tokens(there->number, LONG, 7, BT_FINISH_LENGTH);
@@ -535,6 +632,52 @@ static void run_in(site *s, uint32_t i, uint32_t first_token, bt_control_peer *t
     for (int k = 0; k < 3; k++) {
         bt_fleet_message(s->fleet, there, &said[k]);
         bt_up_free(&said[k]);
+    }
+}
+
+/* The others are the last choice for now. */
+static void prefer(const site *s, const char *name)
+{
+    for (uint32_t i = 0; i < s->fleet->n_cells; i++) {
+        bt_fleet_cell *c = s->fleet->cells[i];
+
+        c->short_since_ns = strcmp(c->cell.name, name) == 0 ? 0 : s->now;
+    }
+}
+
+/* What waits in a cell that drains, and what runs in one that is lost, goes to the cell that has
+ * its prefix. */
+static void fleet_prefixes_count_in_another_cell(void)
+{
+    for (uint32_t k = 0; k < 4; k++) {
+        bool            drains = k % 2 == 0, logprobs = k / 2 == 1;
+        site            s;
+        bt_control_peer left, idle, cached;
+        bt_up           drain = {.kind = BT_UP_DRAIN};
+
+        set_up(&s, 3);
+        come(&s, &left, "left", 3);
+        come(&s, &idle, "idle", 64);
+        come(&s, &cached, "cached", 64);
+        prefer(&s, "cached");
+        run_in(&s, 0, 1, &cached);
+        prefer(&s, "left");
+        if (drains)
+            submit_long(&s, 1, 2);
+        else
+            s.clients[1].ends = 1;
+        s.prompt_logprobs = logprobs;
+        submit_long(&s, 2, 1);
+        EXPECT_EQ(left.n_reserved, 1);
+        for (uint32_t i = 0; i < s.fleet->n_cells; i++)
+            s.fleet->cells[i]->short_since_ns = 0;
+        if (drains)
+            bt_fleet_message(s.fleet, &left, &drain);
+        else
+            bt_fleet_lost(s.fleet, &left);
+        EXPECT_EQ(idle.n_reserved, logprobs); /* which need all of it */
+        EXPECT_EQ(cached.n_reserved, 2 - logprobs);
+        tear_down(&s);
     }
 }
 
@@ -570,6 +713,21 @@ static void fleet_prefixes_are_those_of_a_salt(void)
         s.cache_salt = i % 2 == 0 ? NULL : "of another";
         run_in(&s, i, 1, i % 2 == 0 ? &a : &b);
     }
+    tear_down(&s);
+}
+
+/* All of its prompt is computed, wherever a part is cached. */
+static void fleet_prompt_whose_logprobs_are_asked_goes_by_no_prefix(void)
+{
+    site            s;
+    bt_control_peer a, b;
+
+    set_up(&s, 2);
+    come(&s, &a, "a", 64);
+    come(&s, &b, "b", 64);
+    run_in(&s, 0, 1, &a);
+    s.prompt_logprobs = 1;
+    run_in(&s, 1, 1, &b);
     tear_down(&s);
 }
 
@@ -609,6 +767,7 @@ static void fleet_wait_for_a_large_cell_has_an_end(void)
     set_up(&s, 1);
     come(&s, &a, "a", 64);
     come(&s, &b, "b", 4);
+    s.now -= 20 * BT_NS_PER_S; /* nothing has come of it so far */
     submit_of(&s, 0, 10 * 64);
     EXPECT_EQ(a.n_reserved, 1);
     bt_fleet_lost(s.fleet, &a);
@@ -646,6 +805,150 @@ static void fleet_retracted_request_ends_in_the_cell_that_drains(void)
     tear_down(&s);
 }
 
+/* Unless there is another one. */
+static void fleet_retracted_request_leaves_the_cell_that_drains(void)
+{
+    site            s;
+    bt_control_peer a, b;
+    bt_up           drain = {.kind = BT_UP_DRAIN}, retracted = {.kind = BT_UP_RETRACTED};
+
+    set_up(&s, 1);
+    come(&s, &a, "a", 1);
+    submit(&s, 0);
+    come(&s, &b, "b", 64);
+    bt_fleet_message(s.fleet, &a, &drain);
+    retracted.u.retracted.request = a.number;
+    retracted.u.retracted.epoch   = a.epoch;
+    bt_fleet_message(s.fleet, &a, &retracted);
+    EXPECT_EQ(b.n_reserved, 0);
+    bt_fleet_tick(s.fleet, s.now + 1);
+    EXPECT_EQ(b.n_reserved, 1);
+    tear_down(&s);
+}
+
+/* What runs there ends there; what waits there, and what comes, waits for another. */
+static void fleet_cell_that_drains_takes_nothing_new(void)
+{
+    site            s;
+    bt_control_peer a;
+    bt_up           drain = {.kind = BT_UP_DRAIN};
+
+    set_up(&s, 3);
+    come(&s, &a, "a", 1);
+    submit(&s, 0);
+    s.now -= 20 * BT_NS_PER_S; /* since it came */
+    submit(&s, 1);
+    bt_fleet_message(s.fleet, &a, &drain);
+    EXPECT_EQ(s.fleet->n_lobby, 1);
+    abort_one(&s, 0);
+    s.now += 20 * BT_NS_PER_S;
+    submit(&s, 2);
+    EXPECT_EQ(s.fleet->n_lobby, 2);
+    EXPECT_EQ(a.n_reserved, 1);
+    for (uint64_t t = 0; t <= QUEUE_S - 15; t += 5)
+        bt_fleet_tick(s.fleet, s.now + t * BT_NS_PER_S);
+    EXPECT(s.clients[1].ends == 1 && s.clients[2].ends == 0);
+    tear_down(&s);
+}
+
+/* Its last rank has just been lost, and with the next tick it will be: it has requests until then.
+ */
+static void fleet_cell_without_ranks_keeps_its_requests(void)
+{
+    site            s;
+    bt_control_peer a, again;
+    bt_up           hello = make_hello("a", 0, 1);
+
+    set_up(&s, 1);
+    s.fleet->cfg.relay.replace = true;
+    come(&s, &a, "a", 64);
+    submit(&s, 0);
+    bt_fleet_lost(s.fleet, &a);
+    say(&s, &again, &hello);
+    EXPECT(again.n_refused == 1 && again.code == GRPC_STATUS_FAILED_PRECONDITION);
+    bt_fleet_tick(s.fleet, bt_now_ns());
+    EXPECT_EQ(s.fleet->n_lobby, 1);
+    tear_down(&s);
+}
+
+/* Of the first that has one; once a cell has served, requests may have keys that go by it. */
+static void fleet_takes_one_seed_of_cells_that_come_back(void)
+{
+    site            s;
+    bt_control_peer peers[4];
+
+    set_up(&s, 0);
+    come_back(&s, &peers[0], "a", 1, 0);
+    EXPECT_EQ(s.fleet->prefix_seed, 1);
+    bt_fleet_lost(s.fleet, &peers[0]);
+    bt_fleet_tick(s.fleet, s.now + 1);
+    come_back(&s, &peers[1], "b", 1, 11);
+    come_back(&s, &peers[2], "c", 1, 12);
+    EXPECT_EQ(s.fleet->prefix_seed, 11);
+    be_ready(&s, &peers[1]);
+    bt_fleet_lost(s.fleet, &peers[1]);
+    bt_fleet_lost(s.fleet, &peers[2]);
+    bt_fleet_tick(s.fleet, s.now + 2);
+    EXPECT_EQ(bt_fleet_n_cells(s.fleet), 0);
+    come_back(&s, &peers[3], "d", 1, 13);
+    EXPECT_EQ(s.fleet->prefix_seed, 11);
+    tear_down(&s);
+}
+
+/* Ranks that come back are all running already; no cell is waited for longer than a new one. */
+static void fleet_waits_less_for_ranks_that_come_back(void)
+{
+    static const struct {
+        uint64_t quiet_s, wait_s;
+        bool     back;
+    } CASES[] = {
+        {5,  5,  true },
+        {20, 10, true },
+        {5,  10, false},
+    };
+
+    for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
+        site            s;
+        bt_control_peer a;
+        uint64_t        before, until;
+
+        set_up(&s, 0);
+        s.fleet->cfg.relay.rank_quiet_ns = CASES[i].quiet_s * BT_NS_PER_S;
+        before                           = bt_now_ns() + CASES[i].wait_s * BT_NS_PER_S;
+        if (CASES[i].back)
+            come_back(&s, &a, "a", 2, 0);
+        else
+            attach(&s, &a, "a", 0, 2, 64);
+        until = bt_fleet_find(s.fleet, "a")->deadline_ns;
+        EXPECT(until >= before && until <= bt_now_ns() + CASES[i].wait_s * BT_NS_PER_S);
+        tear_down(&s);
+    }
+}
+
+/* One that has served before may find another coordinator, of its own model; a new one will not. */
+static void fleet_rank_of_another_model_is_refused(void)
+{
+    site            s;
+    bt_control_peer a, b;
+    bt_up           hello = make_hello("b", 0, 1);
+
+    set_up(&s, 0);
+    attach(&s, &a, "a", 0, 2, 64); /* none has served */
+    hello.u.hello.vocab_size++;
+    say(&s, &b, &hello);
+    EXPECT(b.n_refused == 1 && b.code == GRPC_STATUS_FAILED_PRECONDITION);
+    EXPECT_HAS(b.why, "cell \"b\": invalid argument: rank 0 ");
+    s.fleet->cfg.config_hash = 1;
+    hello                    = make_hello("", 0, 1);
+    say(&s, &b, &hello);
+    EXPECT(b.n_refused == 1 && b.code == GRPC_STATUS_FAILED_PRECONDITION);
+    EXPECT(strncmp(b.why, "invalid argument: ", 18) == 0);
+    come_back(&s, &b, "b", 1, 0);
+    EXPECT(b.n_refused == 1 && b.code == GRPC_STATUS_UNAVAILABLE);
+    EXPECT_EQ(bt_fleet_n_cells(s.fleet), 1);
+    tear_down(&s);
+}
+
 int main(int argc, char **argv)
 {
     static const bt_test TESTS[] = {
@@ -653,6 +956,9 @@ int main(int argc, char **argv)
         BT_TEST(fleet_own_silence_is_no_wait_for_a_cell),
         BT_TEST(fleet_request_keeps_its_age_in_another_cell),
         BT_TEST(fleet_queue_that_has_moved_is_empty),
+        BT_TEST(fleet_long_queue_moves_in_parts),
+        BT_TEST(fleet_choices_go_to_one_cell),
+        BT_TEST(fleet_lobby_is_bounded_by_tokens),
         BT_TEST(fleet_request_that_fits_nowhere_stays_where_it_is),
         BT_TEST(fleet_small_request_passes_a_large_one_to_another_cell),
         BT_TEST(fleet_request_goes_where_it_may_fit_once),
@@ -663,9 +969,17 @@ int main(int argc, char **argv)
         BT_TEST(fleet_places_a_prompt_whose_keys_get_no_memory),
         BT_TEST(fleet_prefixes_are_spread_while_little_comes),
         BT_TEST(fleet_prefixes_are_those_of_a_salt),
+        BT_TEST(fleet_prefixes_count_in_another_cell),
+        BT_TEST(fleet_prompt_whose_logprobs_are_asked_goes_by_no_prefix),
         BT_TEST(fleet_counts_tokens_of_cells_that_have_gone),
         BT_TEST(fleet_wait_for_a_large_cell_has_an_end),
         BT_TEST(fleet_retracted_request_ends_in_the_cell_that_drains),
+        BT_TEST(fleet_retracted_request_leaves_the_cell_that_drains),
+        BT_TEST(fleet_cell_that_drains_takes_nothing_new),
+        BT_TEST(fleet_cell_without_ranks_keeps_its_requests),
+        BT_TEST(fleet_takes_one_seed_of_cells_that_come_back),
+        BT_TEST(fleet_waits_less_for_ranks_that_come_back),
+        BT_TEST(fleet_rank_of_another_model_is_refused),
     };
 
     bt_log_init("fleet", BT_LOG_ERROR);

@@ -240,9 +240,9 @@ static void end_waiting(bt_fleet *fleet, uint64_t now_ns)
 
 void bt_fleet_balance(bt_fleet *fleet, uint64_t now_ns)
 {
-    if (fleet->n_lobby > 0) serve_lobby(fleet, now_ns);
-    if (fleet->n_lobby > 0) end_waiting(fleet, now_ns);
-    if (fleet->n_cells > 1) even_out(fleet, now_ns);
+    serve_lobby(fleet, now_ns);
+    end_waiting(fleet, now_ns);
+    even_out(fleet, now_ns);
 }
 
 /* ---- clients */

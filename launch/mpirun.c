@@ -170,6 +170,8 @@ out:
     return st;
 }
 
+enum { OWN_ARGS = 32 }; /* what make_command() puts before the program's, and more */
+
 /* mpirun's command line, and what it points at. */
 typedef struct {
     char   **argv; /* owned, as is bind */
@@ -196,7 +198,7 @@ static bt_status make_command(const bt_mpirun_options *options, const bt_scratch
                 c->mpirun);
     while (options->argv[n_args] != NULL)
         n_args++;
-    c->argv = bt_calloc(n_args + 24, sizeof(*c->argv));
+    c->argv = bt_calloc(OWN_ARGS + n_args + 1, sizeof(*c->argv));
     BT_REQUIRE(c->argv != NULL, BT_ERR_NO_MEMORY, "%zu arguments", n_args);
     snprintf(c->n_ranks, sizeof(c->n_ranks), "%u", options->n_ranks);
 #define ADD(text) c->argv[n++] = (char *)(text)
@@ -242,6 +244,7 @@ static bt_status make_command(const bt_mpirun_options *options, const bt_scratch
     }
     if (bt_mpirun_survives_far(options)) ADD("--tell-end");
     ADD("--");
+    BT_ASSERT(n <= OWN_ARGS);
     memcpy(c->argv + n, options->argv, n_args * sizeof(*c->argv));
 #undef ADD
 out:

@@ -265,7 +265,7 @@ static void expect_told(const char *version, const char *const *options, const c
                         const char *const *has, const char *const *has_not)
 {
     char        path[]         = "/tmp/baton-test-XXXXXX";
-    const char *environment[7] = {"BATON_MPIRUN=/bin/false", /* which the option goes before */
+    const char *environment[9] = {"BATON_MPIRUN=/bin/false", /* which the option goes before */
                                   "BATON_SECRET", "BATON_SECRET_FILE", "LD_LIBRARY_PATH"};
     const char *argv[10]       = {g_launch, "--mpirun", path};
     size_t      n              = 3;
@@ -278,7 +278,7 @@ static void expect_told(const char *version, const char *const *options, const c
                  "echo \"$*\"; env\n"
                  "for i; do [ \"$before\" != --hostfile ] || cat $i; before=$i; done\n",
                  version);
-    for (size_t i = 0; i < 2 && own[i] != NULL; i++)
+    for (size_t i = 0; i < 4 && own[i] != NULL; i++)
         environment[i + 4] = own[i];
     for (; *options != NULL; options++)
         argv[n++] = *options;
@@ -332,7 +332,7 @@ static void launch_mpirun_is_told_what_the_job_needs(void)
         {"4.1.6",
          {"-n2", "--slurm"},
          {"SLURM_JOB_ID=1"},
-         {"\nOMPI_MCA_plm_slurm_args=--overlap\n"},
+         {"\nOMPI_MCA_plm_slurm_args=--overlap\n", " --shm /"},
          {"--prtemca"}                                             },
         {"5.0.7",
          {"-n2", "--slurm"},
@@ -368,6 +368,10 @@ static void launch_mpirun_is_told_the_rank_map(void)
     int               fd        = mkstemp(path);
     const char       *options[] = {"--rank-map", path, NULL};
     const char *const own[]     = {NULL};
+    const char *const most[]    = {"--rank-map", path, "--on-death=replace", NULL};
+    const char *const all[]     = {"SLURM_JOB_ID=1", "BATON_SECRET=s", "BATON_SECRET_FILE=f",
+                                   "LD_LIBRARY_PATH=/nowhere", NULL};
+    const char *const has[] = {" -x LD_LIBRARY_PATH ", " --bind 0/1 --tell-end -- true\n", NULL};
 
     EXPECT(fd >= 0);
     EXPECT_EQ(gethostname(self, sizeof(self) - 1), 0);
@@ -377,6 +381,9 @@ static void launch_mpirun_is_told_the_rank_map(void)
         EXPECT(ftruncate(fd, 0) == 0 && pwrite(fd, CASES[i].map, strlen(CASES[i].map), 0) > 0);
         expect_told("4.1.6", options, own, CASES[i].has, CASES[i].has_not);
     }
+    /* As many arguments as there can be. */
+    EXPECT(pwrite(fd, "both localhost cores=0 device=1\n", 32, 0) == 32);
+    expect_told("5.0.7", most, all, has, own);
     close(fd);
     unlink(path);
 }

@@ -758,6 +758,47 @@ static void fleet_counts_tokens_of_cells_that_have_gone(void)
     tear_down(&s);
 }
 
+static void fleet_says_what_all_its_cells_have(void)
+{
+    site            s;
+    bt_control_peer a, b;
+    bt_relay_loads  all, of[2];
+
+    set_up(&s, 0);
+    come(&s, &a, "a", 64);
+    come(&s, &b, "b", 4);
+    bt_fleet_get_loads(s.fleet, &all);
+    for (uint32_t i = 0; i < 2; i++)
+        bt_relay_get_loads(bt_fleet_relay(s.fleet, i), &of[i]);
+    EXPECT_EQ(all.total_tokens, of[0].total_tokens + of[1].total_tokens);
+    EXPECT_EQ(all.max_running, of[0].max_running + of[1].max_running);
+    EXPECT_EQ(bt_fleet_max_tokens(s.fleet), bt_relay_max_tokens(bt_fleet_relay(s.fleet, 0)));
+    EXPECT(bt_fleet_max_tokens(s.fleet) > bt_relay_max_tokens(bt_fleet_relay(s.fleet, 1)));
+    tear_down(&s);
+}
+
+/* By its own client alone, or by its name, wherever it is. */
+static void fleet_request_is_aborted(void)
+{
+    site            s;
+    bt_control_peer a, b;
+
+    set_up(&s, 2);
+    submit(&s, 0);
+    EXPECT_EQ(bt_fleet_queued_tokens(s.fleet), PROMPT);
+    bt_fleet_abort_client(s.fleet, &s.clients[1], "r0", "somebody else's");
+    EXPECT_EQ(s.clients[0].ends, 0);
+    abort_one(&s, 0);
+    come(&s, &a, "a", 64);
+    submit(&s, 1);
+    EXPECT_EQ(a.n_reserved, 1);
+    come(&s, &b, "b", 64);
+    EXPECT(bt_fleet_abort_name(s.fleet, "r1", "by name"));
+    EXPECT(!bt_fleet_abort_name(s.fleet, "r1", "by name"));
+    EXPECT_EQ(s.clients[1].ends, 1);
+    tear_down(&s);
+}
+
 /* The cell that held it is lost, and the one that serves is too small for it. */
 static void fleet_wait_for_a_large_cell_has_an_end(void)
 {
@@ -811,6 +852,7 @@ static void fleet_retracted_request_leaves_the_cell_that_drains(void)
     site            s;
     bt_control_peer a, b;
     bt_up           drain = {.kind = BT_UP_DRAIN}, retracted = {.kind = BT_UP_RETRACTED};
+    bt_relay_loads  loads;
 
     set_up(&s, 1);
     come(&s, &a, "a", 1);
@@ -821,8 +863,13 @@ static void fleet_retracted_request_leaves_the_cell_that_drains(void)
     retracted.u.retracted.epoch   = a.epoch;
     bt_fleet_message(s.fleet, &a, &retracted);
     EXPECT_EQ(b.n_reserved, 0);
+    bt_fleet_get_loads(s.fleet, &loads);
+    EXPECT_EQ(loads.retracted, 1);
     bt_fleet_tick(s.fleet, s.now + 1);
     EXPECT_EQ(b.n_reserved, 1);
+    EXPECT(bt_fleet_relay(s.fleet, 0) == NULL); /* it has drained */
+    bt_fleet_get_loads(s.fleet, &loads);
+    EXPECT_EQ(loads.retracted, 1);
     tear_down(&s);
 }
 
@@ -972,6 +1019,8 @@ int main(int argc, char **argv)
         BT_TEST(fleet_prefixes_count_in_another_cell),
         BT_TEST(fleet_prompt_whose_logprobs_are_asked_goes_by_no_prefix),
         BT_TEST(fleet_counts_tokens_of_cells_that_have_gone),
+        BT_TEST(fleet_says_what_all_its_cells_have),
+        BT_TEST(fleet_request_is_aborted),
         BT_TEST(fleet_wait_for_a_large_cell_has_an_end),
         BT_TEST(fleet_retracted_request_ends_in_the_cell_that_drains),
         BT_TEST(fleet_retracted_request_leaves_the_cell_that_drains),

@@ -1,6 +1,5 @@
 /* The JSON of a run; tools/bench/plot.py reads it. */
 #include <errno.h>
-#include <inttypes.h>
 #include <jansson.h>
 #include <string.h>
 #include <time.h>

@@ -1,10 +1,8 @@
 /* baton-generate - sends one prompt to a running cell and writes what it generates. */
 #include <argp.h>
 #include <signal.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "cli/talk.h"
 #include "core/alloc.h"

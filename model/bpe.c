@@ -1,5 +1,6 @@
 #include "model/bpe.h"
 
+#include <stdbool.h>
 #include <string.h>
 
 #include "core/alloc.h"

@@ -5,7 +5,6 @@
 #ifndef BT_MODEL_BPE_H
 #define BT_MODEL_BPE_H
 
-#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 

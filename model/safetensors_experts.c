@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "core/alloc.h"
-#include "core/log.h"
 #include "model/json.h"
 #include "model/safetensors_header.h"
 #include "model/tensor_kind.h"

@@ -1,6 +1,5 @@
 /* baton-profile - which way of computing MLA is cheapest, where, and why: the attention study. */
 #include <argp.h>
-#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sysexits.h>

@@ -1,5 +1,4 @@
 /* Methods, filters, tests and functions: those that chat templates use, by their names. */
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>

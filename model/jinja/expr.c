@@ -1,7 +1,6 @@
 /* The expressions of a template, as trees.  The grammar and its precedence are Jinja's: choice, or,
  * and, not, comparison, + -, ~, * / // %, **, unary sign, and behind each operand . [] () | and is.
  */
-#include <stdio.h>
 
 #include "model/jinja/parts.h"
 

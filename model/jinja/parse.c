@@ -1,7 +1,6 @@
 /* A template's tags and the text between them, as statements.  Blanks are trimmed here, as Jinja
  * does with trim_blocks (the line end behind a {% %} or {# #}) and lstrip_blocks (what begins the
  * line of one). */
-#include <stdio.h>
 #include <string.h>
 
 #include "model/jinja/parts.h"

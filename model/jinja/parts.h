@@ -9,7 +9,6 @@
 #include <string.h>
 
 #include "model/jinja/jinja.h"
-#include "model/json.h"
 
 typedef struct bt_jinja_block bt_jinja_block;
 

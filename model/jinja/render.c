@@ -6,6 +6,7 @@
 
 #include "core/alloc.h"
 #include "model/jinja/parts.h"
+#include "model/json.h"
 
 enum { BLOCK_BYTES = 64 << 10, MOST_BYTES = 256 << 20, MOST_STEPS = 20000000, SHOWN = 40 };
 

@@ -1,5 +1,4 @@
 /* A template's statements, done one after the other. */
-#include <stdio.h>
 #include <string.h>
 
 #include "model/jinja/parts.h"

@@ -1,5 +1,4 @@
 /* Texts of a template: UTF-8, in characters where Python counts in them. */
-#include <stdio.h>
 #include <string.h>
 
 #include "model/jinja/parts.h"

@@ -1,5 +1,4 @@
 /* What stands in a template's tags, token by token. */
-#include <stdio.h>
 #include <string.h>
 
 #include "model/jinja/parts.h"

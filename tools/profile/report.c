@@ -1,7 +1,6 @@
 #include "tools/profile/report.h"
 
 #include <math.h>
-#include <string.h>
 
 #include "tools/profile/study001.h"
 #include "tools/profile/text.h"

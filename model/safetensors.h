@@ -3,8 +3,8 @@
  * A file is 8 bytes little-endian N, N bytes of JSON {name: {dtype, shape, data_offsets}}, then
  * data; offsets count from the end of the JSON.  A set is one file, or the shards that
  * model.safetensors.index.json names; or in Mistral's own format the same called consolidated.
- * Opening checks every header completely (sizes, overlaps,
- * dtypes, shapes against byte counts), so that a tensor that can be found can be read. */
+ * Opening checks every header completely (sizes, overlaps, dtypes, shapes against byte counts), so
+ * that a tensor that can be found can be read. */
 #ifndef BT_MODEL_SAFETENSORS_H
 #define BT_MODEL_SAFETENSORS_H
 
@@ -62,8 +62,7 @@ typedef struct bt_safetensors bt_safetensors;
 /* Opens a file, or the set in a model directory.  Names of tensors lose "language_model.", which
  * those of a multimodal checkpoint's language model begin with, or have behind "model.", and have
  * layers where they have blocks; those of Mistral's own format are called as transformers does.
- * What a file has of all experts of a layer as one tensor is found
- * as the tensors of each:
+ * What a file has of all experts of a layer as one tensor is found as the tensors of each:
  *     experts.gate_up_proj [E, 2 d, k]  ->  experts.<e>.gate_proj.weight and .up_proj.weight [d, k]
  *     experts.down_proj    [E, n, d]    ->  experts.<e>.down_proj.weight [n, d]
  * and so their scales in e4m3, ..proj_scale_inv [E], [E, 1] or [E, 1, 1], of 1 element each.
@@ -90,9 +89,9 @@ void bt_safetensors_expect_samples(const bt_safetensors *st, bool samples);
 const char *bt_safetensors_path(const bt_safetensors *st);
 const char *bt_safetensors_file_of(const bt_safetensors *st, const bt_tensor *t);
 
-/* The header alone, from memory: what the fuzzer drives.  `file_bytes` is the size of the whole
- * file, `json` the n bytes after the length.  Calls `each` once per tensor; its data field is the
- * offset from the end of the header, as a pointer-sized number. */
+/* The header alone, from memory.  `file_bytes` is the size of the whole file, `json` the n bytes
+ * after the length.  Calls `each` once per tensor, borrowed for the call, whose data is NULL: it
+ * begins `offset` bytes behind the header. */
 typedef bt_status (*bt_st_header_fn)(void *ctx, const bt_tensor *t, uint64_t offset);
 bt_status bt_safetensors_parse_header(const char *where, const char *json, size_t n,
                                       uint64_t file_bytes, bt_st_header_fn each, void *ctx);

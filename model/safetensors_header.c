@@ -260,10 +260,8 @@ bt_status bt_safetensors_parse_header(const char *where, const char *json_text, 
                bt_json_show(json, found, sizeof(found)));
     BT_TRY(parse_members(&h, json));
     BT_TRY(check_tiling(&h));
-    for (size_t i = 0; i < h.n; i++) {
-        h.tensors[i].data = (const void *)(uintptr_t)h.offsets[i];
+    for (size_t i = 0; i < h.n; i++)
         BT_TRY(each(ctx, &h.tensors[i], h.offsets[i]));
-    }
 out:
     bt_free(h.order);
     bt_free(h.offsets);

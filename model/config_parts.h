@@ -33,8 +33,7 @@ typedef struct {
 bt_status bt_config_u32_fields(const bt_json_at *at, const bt_config_u32 *fields, size_t n);
 
 /* The rope fields in both spellings, and what follows from them.  Needs cfg->mla's head sizes;
- * fills the rope fields, mla.softmax_scale, mla.rope_magnitude, mla.rope_inv_freq and mla.query_*.
- */
+ * fills the rope fields, mla.softmax_scale, mla.rope_magnitude and mla.query_*. */
 bt_status bt_config_rope(const bt_json_at *at, bt_model_family fam, bt_model_config *cfg);
 
 /* Whether a list of each layer's kind says `yes` of this one, where else it must say `no`. */
@@ -54,7 +53,7 @@ bt_status bt_config_of_params(const char *file, const json_t *params, json_t **c
 /* Warns of names that look misspelt. */
 void bt_config_warn_of_names(const bt_json_at *at);
 
-/* quantization_config, which may be absent: fills fp8 and int4. */
+/* quantization_config, which may be absent: fills fp8, fp8_one_scale and int4. */
 bt_status bt_config_quantization(const bt_json_at *at, bt_model_config *cfg);
 
 #ifdef __cplusplus

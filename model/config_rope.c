@@ -247,7 +247,6 @@ bt_status bt_config_rope(const bt_json_at *at, bt_model_family fam, bt_model_con
         BT_TRY(bt_json_f64(at, "rope_theta", 1.001, 1e12, &cfg->rope_theta));
 
     base_frequencies(cfg->rope_theta, dim, cfg->rope_inv_freq);
-    cfg->mla.rope_inv_freq  = cfg->rope_inv_freq;
     cfg->mla.rope_magnitude = 1;
     cfg->mla.softmax_scale  = (float)(1 / sqrt(cfg->mla.qk_nope_dim + cfg->mla.qk_rope_dim));
     if (cfg->yarn) {

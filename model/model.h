@@ -46,8 +46,8 @@ typedef struct {
     void *progress_ctx;
 } bt_model_options;
 
-/* Loads from an opened set.  cfg and st are borrowed (st during the call only, unless it holds the
- * embedding).  FORMAT names the first tensor that is missing or has another shape or dtype. */
+/* Loads from an opened set.  cfg is borrowed for the model's life, st during the call.  FORMAT
+ * names the first tensor that is missing or has another shape or dtype. */
 bt_status bt_model_load(const bt_model_config *cfg, const bt_safetensors *st,
                         const bt_model_options *opt, bt_model **model_out);
 /* Before its group is destroyed: gives back what holds that. */
@@ -59,7 +59,7 @@ void bt_model_leave_group(bt_model *model);
 bt_status bt_model_regroup(bt_model *model, const bt_safetensors *st, const bt_model_options *opt);
 void      bt_model_destroy(bt_model *model);
 size_t    bt_model_weight_bytes(const bt_model *model);
-size_t    bt_model_shared_bytes(const bt_model *model); /* of these, in the store */
+size_t    bt_model_shared_bytes(const bt_model *model); /* of these, in the store or packed */
 size_t    bt_model_workspace_bytes(const bt_model *model);
 /* A generous estimate, before there is a model, of what a step of max_rows rows takes in a group of
  * group_size ranks. */

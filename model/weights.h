@@ -33,7 +33,7 @@ typedef struct {
 typedef struct {
     bt_device        *dev;                          /* borrowed */
     uint32_t          n_layers, n_heads, n_experts; /* layers: those that are served */
-    const bt_bf16    *embedding; /* device, [vocab_size, hidden]; in the store, or own */
+    const bt_bf16    *embedding; /* device, [vocab_size, hidden]; in the store or packed, or own */
     bt_bf16          *own_embedding;
     bt_bf16          *norm;         /* device, [hidden] */
     bt_linear        *lm_head;      /* [vocab_size, hidden] */

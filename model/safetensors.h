@@ -56,6 +56,8 @@ typedef struct {
 
 /* "BF16": the name in a header; NULL for what is none. */
 const char *bt_st_dtype_name(bt_st_dtype dtype);
+/* The size of an element; 0 below a byte. */
+size_t bt_st_dtype_bytes(bt_st_dtype dtype);
 
 typedef struct bt_safetensors bt_safetensors;
 

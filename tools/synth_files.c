@@ -122,7 +122,7 @@ static bt_status put_tensor(writer *w, int fd, const char *path, size_t i)
     const bt_synth_job    *job   = w->job;
     const bt_synth_tensor *t     = &job->list->tensors[i];
     uint64_t               n     = t->shape[0] * t->shape[1];
-    size_t                 width = bt_synth_elem_bytes(t->dtype);
+    size_t                 width = bt_st_dtype_bytes(t->dtype);
 
     for (uint64_t at = 0, part; at < n; at += part) {
         part = n - at < CHUNK_ELEMS ? n - at : CHUNK_ELEMS;

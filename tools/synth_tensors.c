@@ -229,7 +229,7 @@ out:
 
 uint64_t bt_synth_bytes(const bt_synth_tensor *t)
 {
-    return t->shape[0] * t->shape[1] * bt_synth_elem_bytes(t->dtype);
+    return t->shape[0] * t->shape[1] * bt_st_dtype_bytes(t->dtype);
 }
 
 /* ---- their numbers */

@@ -35,17 +35,7 @@ typedef struct {
  * NO_MEMORY leaves the list empty. */
 bt_status bt_synth_list_make(const bt_synth_shape *shape, bt_synth_list *list);
 
-/* Of one element, and of all. */
-static inline size_t bt_synth_elem_bytes(bt_st_dtype dtype)
-{
-    switch (dtype) {
-    case BT_ST_I64: return 8;
-    case BT_ST_F32:
-    case BT_ST_I32: return 4;
-    case BT_ST_F8_E4M3: return 1;
-    default: return 2;
-    }
-}
+/* Of all its elements. */
 uint64_t bt_synth_bytes(const bt_synth_tensor *t);
 
 /* Elements first .. first+n of the tensor, into `out` in its dtype. */

@@ -92,27 +92,24 @@ out:
     return st;
 }
 
-/* The choice's record, or NULL (PROTOCOL) if there is no such choice or it is complete already. */
-static bt_client_choice *find_choice(generation *g, uint32_t index)
+/* There is such a choice, and more of it may come. */
+static bt_status check_choice(const generation *g, uint32_t index)
 {
-    bt_status         st = BT_OK;
-    bt_client_choice *c  = NULL;
+    bt_status st = BT_OK;
 
     BT_REQUIRE(index < g->result.n_choices, BT_ERR_PROTOCOL, "choice %u of %u", index,
                g->result.n_choices);
     BT_REQUIRE(!g->result.choices[index].complete, BT_ERR_PROTOCOL,
                "a message of choice %u after the complete one", index);
-    c = &g->result.choices[index];
 out:
-    (void)st;
-    return c;
+    return st;
 }
 
 static bt_status take_chunk(generation *g, const VLLM(GenerateStreamChunk) * m)
 {
     bt_status st = BT_OK;
 
-    if (find_choice(g, m->index) == NULL) return BT_ERR_PROTOCOL;
+    BT_TRY(check_choice(g, m->index));
     if (m->input_logprobs != NULL) BT_TRY(take_prompt(g, m->input_logprobs));
     BT_TRY(take_tokens(g, m->index, m->n_token_ids, m->token_ids, m->output_logprobs));
 out:
@@ -122,9 +119,10 @@ out:
 static bt_status take_complete(generation *g, const VLLM(GenerateComplete) * m)
 {
     bt_status         st = BT_OK;
-    bt_client_choice *c  = find_choice(g, m->index);
+    bt_client_choice *c;
 
-    if (c == NULL) return BT_ERR_PROTOCOL;
+    BT_TRY(check_choice(g, m->index));
+    c = &g->result.choices[m->index];
     if (m->input_logprobs != NULL) BT_TRY(take_prompt(g, m->input_logprobs));
     if (!g->request->stream)
         BT_TRY(take_tokens(g, m->index, m->n_output_ids, m->output_ids, m->output_logprobs));

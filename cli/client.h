@@ -5,6 +5,7 @@
 #ifndef BT_CLI_CLIENT_H
 #define BT_CLI_CLIENT_H
 
+#include <limits.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -24,7 +25,7 @@ bt_status bt_client_open(const char *address, const bt_rpc_client_tls *tls, uint
 void      bt_client_close(bt_client *client);
 
 typedef struct {
-    char     tokenizer_path[1024], served_model_name[256];
+    char     tokenizer_path[PATH_MAX], served_model_name[256];
     uint32_t max_context, vocab_size;
 } bt_client_model;
 /* PEER names address, status and reason. */

@@ -105,6 +105,7 @@ bt_status bt_talk_open(const bt_talk_options *opt, bt_talk *talk)
 {
     bt_status              st = BT_OK;
     bt_client_model        model;
+    const char            *dir    = opt->model;
     const struct sigaction action = {.sa_handler = on_signal};
 
     g_wake = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
@@ -117,15 +118,13 @@ bt_status bt_talk_open(const bt_talk_options *opt, bt_talk *talk)
         strcpy(talk->colour[1], "\033[0m");
     }
     BT_TRY(bt_client_open(opt->address, &opt->tls, opt->limit_ns, &g_stop, &talk->client));
-    if (opt->model != NULL) {
-        snprintf(talk->model, sizeof(talk->model), "%s", opt->model);
-    } else {
+    if (dir == NULL) {
         BT_TRY(bt_client_model_info(talk->client, &model));
         BT_REQUIRE(model.tokenizer_path[0] != '\0', BT_ERR_INVALID_ARG,
                    "%s does not say where its tokenizer lies; give --model DIR", opt->address);
-        snprintf(talk->model, sizeof(talk->model), "%s", model.tokenizer_path);
+        dir = model.tokenizer_path;
     }
-    st = bt_tokenizer_open(talk->model, &talk->tokenizer);
+    st = bt_tokenizer_open(dir, &talk->tokenizer);
     if (st != BT_OK && opt->model == NULL)
         BT_WARN("%s names that directory; if it lies on another machine, give --model DIR, a copy "
                 "of its tokenizer's files",
@@ -136,7 +135,7 @@ out:
 
 void bt_talk_close(bt_talk *talk)
 {
-    if (talk->tokenizer != NULL) bt_tokenizer_close(talk->tokenizer);
+    bt_tokenizer_close(talk->tokenizer);
     bt_client_close(talk->client);
     if (g_wake >= 0) close(g_wake);
     g_wake = -1;

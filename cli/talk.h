@@ -26,7 +26,6 @@ typedef struct {
     const bt_talk_options *opt; /* borrowed */
     bt_client             *client;
     bt_tokenizer          *tokenizer;
-    char                   model[1024];   /* directory of the tokenizer */
     char                   colour[2][16]; /* around the account, on a terminal; else empty */
 } bt_talk;
 

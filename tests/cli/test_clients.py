@@ -207,6 +207,17 @@ class Errors(Served):
             code, _, err = run("baton-generate", "-a", address, "--model", os.path.join(MODEL, "tokenizer.json"), "--prompt", "x", "--max-tokens", "1")
             self.assertEqual(code, 0, err)
 
+    def test_a_long_path_to_the_tokenizer(self):
+        path = "/" + "./" * 600 + MODEL[1:]
+        c = Coordinator("--public-model-path", path)
+        self.addCleanup(c.close)
+        cell = Cell(c.line("control")).attach().ready()
+        self.addCleanup(cell.close)
+        address = c.line("ready")
+        for given in ([], ["--model", path]):
+            code, _, err = run("baton-generate", "-a", address, *given, "--prompt", "x", "--max-tokens", "2")
+            self.assertEqual(code, 0, err)
+
 
 class Conversation(Served):
     """baton-chat on a terminal.  A chat's prompt begins with id 0, after which the scripted ranks say the end at once."""

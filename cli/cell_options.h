@@ -23,7 +23,7 @@ typedef struct {
     const char *hostfile, *hosts; /* NULL: this machine */
     const char *worker_args[BT_CELL_WORKER_ARGS]; /* flags that every rank gets as they are */
     uint32_t    n_worker_args;
-    bool        verbose; /* ranks log each step too; not from argv */
+    bool        verbose; /* ranks log each step too; the verb's to set */
 } bt_cell_options;
 
 /* A child parser: its input is a zeroed bt_cell_options, complete and checked at the end.  Errors

@@ -73,7 +73,6 @@ typedef struct {
     const char     *in, *out, *control;
     uint32_t        n_parallel;
     uint64_t        stall_ns;
-    bool            verbose;
 } options;
 
 static atomic_int g_signal; /* as a signal may find any thread of gRPC's */
@@ -95,7 +94,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case OPT_STALL:
         opt->stall_ns = (uint64_t)bt_option_number(state, "--stall-s", arg, 1, 86400) * BT_NS_PER_S;
         return 0;
-    case 'v': opt->verbose = true; return 0;
+    case 'v': opt->cell.verbose = true; return 0;
     case BT_OPT_CONFIG: return 0; /* has been read */
     case ARGP_KEY_ARG:
         argp_error(state, "\"%s\" is not an option; the model goes after --model", arg);
@@ -262,7 +261,7 @@ static bt_status evaluate(options *opt)
     char      chunk[16];
 
     bt_child_init(&s.launch);
-    bt_echo_init(&s.echo, opt->verbose ? BT_LOG_DEBUG : BT_LOG_WARN);
+    bt_echo_init(&s.echo, opt->cell.verbose ? BT_LOG_DEBUG : BT_LOG_WARN);
     BT_TRY(bt_check_out("--out", opt->out)); /* before hours of work */
     BT_TRY(read_top_k(opt->cell.model, &top_k));
     BT_TRY(bt_eval_cases_read(opt->in, top_k, &s.cases));
@@ -307,11 +306,10 @@ int main(int argc, char **argv)
     bt_log_init("logits", BT_LOG_INFO);
     if (bt_settings_gather(&spec, argc, argv, &settings) != BT_OK) return EX_USAGE;
     argp_parse(&parser, bt_settings_argc(settings), bt_settings_argv(settings), 0, NULL, &opt);
-    bt_log_init("logits", opt.verbose ? BT_LOG_DEBUG : BT_LOG_INFO);
+    bt_log_init("logits", opt.cell.verbose ? BT_LOG_DEBUG : BT_LOG_INFO);
     if (bt_limits_check() != BT_OK) return EXIT_FAILURE;
     bt_settings_log(settings);
     bt_settings_clear_environment(settings); /* the ranks get them as flags */
-    opt.cell.verbose = opt.verbose;
     sigaction(SIGTERM, &note, NULL);
     sigaction(SIGINT, &note, NULL);
     if (signal(SIGHUP, SIG_IGN) != SIG_IGN) sigaction(SIGHUP, &note, NULL); /* not under nohup */

@@ -256,19 +256,27 @@ out:
     return st;
 }
 
-/* Its failures show in the run itself. */
+/* Its failures show in the run itself.  CANCELLED, told: it was stopped. */
 static bt_status warm_up(const options *opt, const bt_bench_load *load)
 {
     bt_status     st   = BT_OK;
     bt_bench_load warm = *load;
     bt_bench_run  run  = {0};
+    bool          under_way;
 
     warm.first_request = WARMUP_FIRST;
     warm.n_requests    = opt->n_warmup;
     warm.send_ns       = UINT64_MAX;
     warm.concurrency   = 1;
     warm.progress      = NULL;
-    if (opt->n_warmup != 0) BT_TRY(bt_bench_load_run(&warm, &run));
+    if (opt->n_warmup == 0) goto out;
+    BT_TRY(bt_bench_load_run(&warm, &run));
+    if (!run.stopped) goto out;
+    under_way = run.n != 0 && run.records[run.n - 1].code < 0;
+    printf("Stopped      in the warm-up, after %zu of %u requests, with %d under way: none was "
+           "measured\n",
+           run.n - under_way, opt->n_warmup, under_way);
+    st = BT_ERR_CANCELLED;
 out:
     bt_bench_run_fini(&run);
     return st;

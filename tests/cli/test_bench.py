@@ -303,16 +303,24 @@ def a_signal_reports_what_came(server, bench):
         yield "tokens", request.sampling_params.max_tokens - 1
         yield "complete", request.sampling_params.max_tokens
 
-    server.reset(four_and_no_more)
-    command = [bench.program, "--address", bench.address, "-c", "4", "--seconds", "60", "--output-tokens", "30", "--warmup", "0", "--json", bench.json]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    end = time.monotonic() + 60
-    while len(server.requests) < 8 and time.monotonic() < end:
-        time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
-    text = process.communicate(timeout=60)[0]
-    ended.set()
-    assert process.returncode == 130, (process.returncode, text)
+    def stop(n, *args):
+        """What is said after SIGINT, when n requests have come."""
+        server.reset(four_and_no_more)
+        ended.clear()
+        command = [bench.program, "--address", bench.address, "-c", "4", "--seconds", "60", "--output-tokens", "30", *args]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        end = time.monotonic() + 60
+        while len(server.requests) < n and time.monotonic() < end:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        text = process.communicate(timeout=60)[0]
+        ended.set()
+        assert process.returncode == 130, (process.returncode, text)
+        return text
+
+    warmed = stop(5, "--warmup", "9")
+    assert warmed == "Stopped      in the warm-up, after 4 of 9 requests, with 1 under way: none was measured\n", warmed
+    text = stop(8, "--warmup", "0", "--json", bench.json)
     has(text, "Unfinished   4 when the run was stopped")
     with open(bench.json) as f:
         run = json.load(f)

@@ -3,12 +3,15 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "attention/kv_pool.h"
 #include "core/defaults.h"
+#include "core/file.h"
 #include "core/machine.h"
 #include "core/parse.h"
 #include "model/model.h"
+#include "model/tokenizer.h"
 #include "model/weights.h"
 #include "tools/census.h"
 
@@ -134,6 +137,18 @@ static void print_model(const bt_model_config *cfg, const bt_census *c)
     if (n_moe != 0) print_gate(&cfg->moe.gate, c->corrected || !cfg->moe_norm);
 }
 
+/* Ranks compute without one; clients that send text look for it beside the weights. */
+static void print_tokenizer(const char *dir)
+{
+    char path[PATH_MAX];
+
+    bt_tokenizer_file(dir, path);
+    printf("  tokenizer   %s\n",
+           bt_file_exists(path)
+               ? strrchr(path, '/') + 1
+               : "none: `baton chat`, `generate`, stop strings and structured output need one");
+}
+
 static void print_census(const bt_model_config *cfg, const bt_census *c)
 {
     uint64_t expected[BT_N_PARTS], total = bt_census_served(c->n_params), used;
@@ -222,6 +237,7 @@ static bt_status inspect(const char *dir)
     BT_TRY(bt_safetensors_open(dir, &files));
     bt_census_take(files, &cfg, &census);
     print_model(&cfg, &census);
+    print_tokenizer(dir);
     print_census(&cfg, &census);
     print_kv(&cfg);
     print_fit(&cfg, &census);

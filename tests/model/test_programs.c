@@ -106,6 +106,8 @@ static void inspect_counts_every_model_as_its_config_does(void)
     } MODELS[] = {
         {"models/demo",            "all (served)                  7,963,696"                    },
         {"models/demo",            "used by a token               6,194,224"                    },
+        {"models/demo",            "  tokenizer   tokenizer.json\n"                             },
+        {"tests/models/v2",        "  tokenizer   none: `baton chat`, `generate`"               },
         {"models/demo",            "8192 tokens (YaRN: factor 4 over 2048)\n"                   },
         {"tests/models/v2-lite",   "softmax, 3 of 8 experts, weights x 1"                       },
         {"tests/models/v2",        "softmax limited to groups, 3 of 12 experts, in the best 2"  },

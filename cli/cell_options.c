@@ -220,6 +220,17 @@ static void check_model(struct argp_state *state, const char *dir)
     }
 }
 
+/* On other hosts the ranks look: what lies there is not known here. */
+static void check_cache(const bt_cell_options *opt)
+{
+    const char *dir = bt_cell_value(opt, "--weights-cache");
+
+    if (dir == NULL || opt->hosts != NULL || opt->hostfile != NULL || opt->rank_map != NULL ||
+        opt->slurm)
+        return;
+    if (bt_check_folder("--weights-cache", dir) != BT_OK) exit(EXIT_FAILURE);
+}
+
 static void take_map(struct argp_state *state, bt_cell_options *opt)
 {
     bt_rank_map map;
@@ -251,6 +262,7 @@ static void check(struct argp_state *state, bt_cell_options *opt)
     if (opt->slurm) bt_option_slurm(state);
     check_rows(state, opt);
     check_model(state, opt->model);
+    check_cache(opt);
 }
 
 static error_t parse(int key, char *arg, struct argp_state *state)

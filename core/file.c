@@ -123,6 +123,17 @@ out:
     return st;
 }
 
+bt_status bt_check_folder(const char *option, const char *path)
+{
+    bt_status   st = BT_OK;
+    struct stat info;
+
+    BT_REQUIRE(stat(path, &info) == 0, BT_ERR_IO, "%s %s: %s", option, path, strerror(errno));
+    BT_REQUIRE(S_ISDIR(info.st_mode), BT_ERR_IO, "%s %s: expected a directory", option, path);
+out:
+    return st;
+}
+
 bool bt_own_path(char path_out[PATH_MAX])
 {
     ssize_t n = readlink("/proc/self/exe", path_out, PATH_MAX - 1);

@@ -46,6 +46,8 @@ void bt_model_config_file(const char *dir, char path_out[PATH_MAX]);
 /* Can a new file be put at path?  Asked before long work; nothing is created.  IO says why not,
  * after `option`, which named it. */
 bt_status bt_check_out(const char *option, const char *path);
+/* Is there a directory at path?  IO likewise. */
+bt_status bt_check_folder(const char *option, const char *path);
 
 /* This program's own file.  False: the system does not tell. */
 bool bt_own_path(char path_out[PATH_MAX]);

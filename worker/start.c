@@ -5,16 +5,15 @@
  *
  * What ranks wait for each other for comes before the weights, which one may read for longer than
  * another one. */
-#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #include "attention/page_rows.h"
 #include "core/alloc.h"
 #include "core/clock.h"
+#include "core/file.h"
 #include "core/machine.h"
 #include "core/thread.h"
 #include "parallel/carrier.h"
@@ -57,12 +56,8 @@ static bt_status read_model(bt_rank *r)
 {
     bt_status   st    = BT_OK;
     const char *cache = r->opt.weights_cache;
-    struct stat s;
 
-    BT_REQUIRE(cache == NULL || stat(cache, &s) == 0, BT_ERR_IO, "--weights-cache %s: %s", cache,
-               strerror(errno));
-    BT_REQUIRE(cache == NULL || S_ISDIR(s.st_mode), BT_ERR_IO,
-               "--weights-cache %s: expected a directory", cache);
+    if (cache != NULL) BT_TRY(bt_check_folder("--weights-cache", cache));
     BT_TRY(bt_model_config_read(r->opt.model, &r->cfg));
     BT_TRY(bt_safetensors_open(r->opt.model, &r->st));
     if (r->opt.mtp != 0) BT_TRY(bt_model_config_serve_mtp(&r->cfg));

@@ -73,7 +73,7 @@ typedef struct supervisor {
     bool        has_spoken; /* since it was started */
     uint64_t    start_ns, stop_ns;
     uint64_t    serving_ns;                          /* since when; 0: not */
-    uint64_t    coordinator_term_ns, launch_term_ns; /* while stopping */
+    uint64_t    coordinator_term_ns, launch_term_ns; /* when to tell it; 0: not, or told */
     bool        asked;                               /* the end was asked for */
     bool        draining;               /* and the coordinator ends when nothing runs any more */
     uint64_t    drain_end_ns;           /* it should have by then; 0: it has no limit */

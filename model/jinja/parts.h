@@ -260,7 +260,7 @@ bt_status bt_jinja_binary(bt_jinja *j, const bt_jinja_node *node, const bt_jinja
                           const bt_jinja_value *b, bt_jinja_value *value_out);
 bt_status bt_jinja_index(bt_jinja *j, const char *at, const bt_jinja_value *of,
                          const bt_jinja_value *by, bt_jinja_value *value_out);
-/* Of a list or a string; from, to and step may be NULL or none. */
+/* Of a list or a string; bounds: from, to and step, a number or none each. */
 bt_status bt_jinja_slice(bt_jinja *j, const char *at, const bt_jinja_value *of,
                          const bt_jinja_value bounds[3], bt_jinja_value *value_out);
 /* What a loop goes through, as a plain list. */

@@ -11,7 +11,6 @@ bool bt_jinja_same_text(bt_jinja_text a, bt_jinja_text b)
     return a.n == b.n && (a.n == 0 || memcmp(a.s, b.s, a.n) == 0);
 }
 
-/* Steps for going through a text. */
 size_t bt_jinja_steps(const bt_jinja_value *v)
 {
     return v->kind == BT_JINJA_IS_STRING ? v->text.n / STEP_BYTES : 0;
@@ -51,7 +50,6 @@ bt_jinja_text bt_jinja_part(bt_jinja_text t, size_t from, size_t to)
     return part;
 }
 
-/* A text's characters as a list. */
 bt_status bt_jinja_chars(bt_jinja *j, bt_jinja_text t, bt_jinja_value *list_out)
 {
     bt_status      st   = BT_OK;

@@ -436,7 +436,6 @@ out:
     return st;
 }
 
-/* keys, values, or [key, value] of each entry. */
 bt_status bt_jinja_entries(bt_jinja *j, const bt_jinja_map *map, bool keys, bool values,
                            bt_jinja_value *list_out)
 {

@@ -20,7 +20,7 @@ typedef struct {
 
 /* What a rank holds when `ranks` of them share the work. */
 typedef struct {
-    double weight_bytes; /* as the model has them: bf16 or FP8 */
+    double weight_bytes; /* as the model has them: bf16, FP8 or 4 bits */
     double kv_bytes;     /* of a token that the group serves, on the average rank */
     double tokens;       /* that fit the whole group; 0: the weights do not fit */
 } bt_analysis_rank;

@@ -602,6 +602,32 @@ static void rank_that_has_lost_a_page_does_not_park(void)
     bench_tear_down(&b);
 }
 
+/* Two requests and an evaluation fill the pool; request 1 is younger than request 2. */
+static void youngest_that_grows_gives_way(void)
+{
+    bench   b;
+    bt_down m;
+
+    bench_set_up(&b, 0, 0, 0);
+    m = bench_reserve(3, 10, 0), m.u.reserve.eval = true, m.u.reserve.arrival = 11;
+    bench_order(&b, &m);
+    bench_forget(&b);
+    for (uint64_t id = 1; id <= 2; id++) {
+        m                               = bench_reserve(id, 60, 80);
+        m.u.reserve.arrival             = 10 - id;
+        m.u.reserve.sampling.ignore_eos = true;
+        order_both(&b, m);
+    }
+    for (uint32_t i = 0; i < 30 && (b.n_up == 0 || b.up[0].kind == BT_UP_TOKENS); i++) {
+        bench_forget(&b);
+        EXPECT_EQ(bench_run_step(&b), BT_OK);
+    }
+    EXPECT(b.n_up >= 2 && b.up[0].kind == BT_UP_RETRACTED && b.up[1].kind == BT_UP_RELEASED);
+    EXPECT(b.up[0].u.retracted.request == 1 && b.up[0].u.retracted.epoch == 3);
+    EXPECT_EQ(b.worker->requests.n, 2);
+    bench_tear_down(&b);
+}
+
 /* The evaluation has two pages of four until it ends, and the request beside it wants a third. */
 static void request_beside_an_evaluation_has_nobody_to_give_way(void)
 {
@@ -647,6 +673,7 @@ int main(int argc, char **argv)
         BT_TEST(step_that_fails_is_passed_on),
         BT_TEST(step_that_came_to_nothing_is_computed_in_the_same_form),
         BT_TEST(rank_that_has_lost_a_page_does_not_park),
+        BT_TEST(youngest_that_grows_gives_way),
         BT_TEST(request_beside_an_evaluation_has_nobody_to_give_way),
     };
 

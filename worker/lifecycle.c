@@ -180,7 +180,7 @@ bt_status bt_worker_reap(bt_worker *w)
         if (r->state == BT_REQUEST_SENDING && bt_handoff_out_done(&r->out)) {
             note_handoff(w, r);
             BT_TRY(bt_worker_end(w, r));
-        } else if (r->state == BT_REQUEST_DRAINING && r->n_launched == 0) {
+        } else if (r->state == BT_REQUEST_DRAINING) {
             BT_TRY(bt_worker_end_choice(w, r));
         }
     }
@@ -193,7 +193,7 @@ static bt_status check_lease(bt_worker *w, bt_request *r, uint64_t now)
     uint64_t lease = LEASE_TIMEOUTS * w->cfg.timeout_ns;
     char     text[200];
 
-    if (r->state == BT_REQUEST_RESERVED && r->in.moved_ns != 0 && now - r->in.moved_ns > lease)
+    if (r->in.moved_ns != 0 && now - r->in.moved_ns > lease)
         snprintf(text, sizeof(text),
                  "the hand-off from rank %u stands still after %llu of %llu rows", r->peer,
                  (unsigned long long)r->in.n_rows,
@@ -251,12 +251,8 @@ static bt_status join(bt_worker *w, bt_request *r)
  * work of the device may use the rows. */
 static bt_request *next_complete(const bt_worker *w)
 {
-    for (uint32_t i = 0; i < w->requests.n; i++) {
-        bt_request *r = w->requests.at[i];
-
-        if (r->state == BT_REQUEST_RESERVED && r->in.seen != NULL && bt_handoff_in_complete(&r->in))
-            return r;
-    }
+    for (uint32_t i = 0; i < w->requests.n; i++)
+        if (bt_handoff_in_complete(&w->requests.at[i]->in)) return w->requests.at[i];
     return NULL;
 }
 
@@ -316,7 +312,7 @@ void bt_worker_delivered(bt_worker *w, uint32_t from, const bt_page_message *m,
         return;
     }
     bt_log_set_request(r->id);
-    if (r->state != BT_REQUEST_RESERVED || r->peer != from || r->in.seen == NULL) {
+    if (r->in.seen == NULL || r->peer != from) {
         BT_WARN("a message of rank %u that nobody waits for (state %d, sender %u): dropped", from,
                 (int)r->state, r->peer);
     } else {
@@ -336,7 +332,7 @@ void bt_worker_rejected(bt_worker *w, uint32_t from, uint64_t request, bt_status
 
     snprintf(text, sizeof(text), "a page message of rank %u was refused: %s", from,
              bt_status_str(why));
-    if (r == NULL || r->state != BT_REQUEST_RESERVED || r->peer != from) {
+    if (r == NULL || r->in.seen == NULL || r->peer != from) {
         BT_WARN("%s (request %llu, not waited for)", text, (unsigned long long)request);
         if (request == 0) keep(w, why); /* nobody can tell whose rows are missing now */
         return;

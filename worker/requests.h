@@ -157,7 +157,7 @@ typedef struct {
     uint16_t *forced;      /* owned: [n_moe_layers][n_forced][top_k] ascending, or NULL */
 
     bt_handoff_out out; /* prefill rank */
-    bt_handoff_in  in;  /* decode rank */
+    bt_handoff_in  in;  /* decode rank; empty once all rows have come */
 } bt_request;
 
 /* Checks the order and makes a request of it; takes the message's arrays (on success).

@@ -198,6 +198,7 @@ static void rank_with_both_roles_needs_its_own_ticket(void)
     EXPECT_EQ(b.n_up, 1);
     EXPECT_EQ(b.up[0].kind, BT_UP_TICKET);
     EXPECT_EQ(b.up[0].u.ticket.n_pages, 1);
+    EXPECT(!bt_worker_expects_pages(b.worker)); /* nobody hands anything over */
     m                               = bench_prefill(1, 10, 1, 0);
     m.u.prefill.pages[0].id         = b.up[0].u.ticket.pages[0].id;
     m.u.prefill.pages[0].generation = b.up[0].u.ticket.pages[0].generation + 1;
@@ -320,14 +321,31 @@ static void abort_frees_pages_at_once_and_quarantines_the_slot(void)
     b.now += 300 * BT_NS_PER_MS;
     bt_worker_background(b.worker);
     EXPECT_EQ(b.n_quarantined, 1);
-    EXPECT_EQ(b.n_up, 0);
-    b.granted = false; /* it has left */
+    EXPECT_EQ(bt_worker_fail(b.worker, b.worker->requests.at[0], BT_RPC_INTERNAL, "late"), BT_OK);
+    EXPECT_EQ(b.n_up, 0); /* it has ended already */
+    b.granted = false;    /* it has left */
     b.now += 300 * BT_NS_PER_MS;
     EXPECT_EQ(bt_worker_begin(b.worker, &plan, &next), BT_OK);
     EXPECT_EQ(b.n_up, 1);
     EXPECT_EQ(b.up[0].kind, BT_UP_RELEASED);
     bt_worker_background(b.worker);
     EXPECT_EQ(b.n_quarantined, 0);
+    bench_tear_down(&b);
+}
+
+/* Only a step that has rows of it is waited for. */
+static void abort_does_not_wait_for_rows_of_others(void)
+{
+    bench   b;
+    bt_down m;
+
+    bench_set_up(&b, 0, 1, 1);
+    for (uint64_t id = 1; id <= 2; id++)
+        m = bench_prefill(id, 10, 1, 1), bench_order(&b, &m);
+    b.worker->requests.at[1]->n_launched = 1;
+    abort_one(&b, 1, 3);
+    EXPECT_EQ(b.worker->requests.n, 1);
+    EXPECT(b.n_up == 1 && b.up[0].kind == BT_UP_RELEASED);
     bench_tear_down(&b);
 }
 
@@ -497,6 +515,7 @@ int main(int argc, char **argv)
         BT_TEST(prompts_that_wait_for_pages_are_not_overtaken),
         BT_TEST(abort_of_an_unknown_request_is_answered),
         BT_TEST(abort_frees_pages_at_once_and_quarantines_the_slot),
+        BT_TEST(abort_does_not_wait_for_rows_of_others),
         BT_TEST(newer_placement_takes_the_place_of_an_older_one),
         BT_TEST(pages_are_offered_with_their_last_rows),
         BT_TEST(abort_of_a_choice_is_for_its_placement),

@@ -105,15 +105,69 @@ static void cached_pages_leave_with_the_first_piece(void)
     for (int i = 0; i < 2; i++)
         EXPECT_EQ(bench_run_step(&b), BT_OK);
     EXPECT_EQ(b.sent, 1 << 1 | 1 << 2 | 1 << 3 | 1 << 4);
+    EXPECT_EQ(b.worker->prefix_asked_tokens, 65 + 84); /* the other two bring no keys */
+    EXPECT_EQ(b.worker->prefix_hit_tokens, 64);
     bench_tear_down(&b);
 }
 
+/* The second one begins behind the page that the first one computes while it waits. */
+static void page_that_an_equal_prompt_computes_is_counted_as_found(void)
+{
+    bench   b;
+    bt_down m;
+
+    bench_set_up(&b, 0, 1, 1);
+    for (uint64_t id = 1; id <= 2; id++)
+        m = prefill_with_prefix(id, 65), bench_order(&b, &m);
+    for (int i = 0; i < 6; i++)
+        EXPECT_EQ(bench_run_step(&b), BT_OK);
+    EXPECT_EQ(b.worker->requests.at[1]->state, BT_REQUEST_SENDING);
+    EXPECT_EQ(b.worker->n_rows_done[BT_ROLE_PROMPT], 65 + 1);
+    EXPECT_EQ(b.worker->prefix_asked_tokens, 2 * 65);
+    EXPECT_EQ(b.worker->prefix_hit_tokens, 64);
+    bench_tear_down(&b);
+}
+
+static uint32_t g_n_sent, g_first_layer; /* layers done when the first of them was sent */
+
+static void send_in_a_layer(void *ctx, uint32_t to, const bt_page_message *m, void *slot)
+{
+    if (g_n_sent++ == 0) g_first_layer = ((bench *)ctx)->worker->layers_done;
+    bench_send(ctx, to, m, slot);
+}
+
+/* What fills a message leaves while the next layers run; what does not, behind the step. */
+static void full_messages_leave_while_the_step_runs(void)
+{
+    static bt_bf16 slot[1 << 15];
+
+    for (int full = 0; full < 2; full++) {
+        bench   b;
+        bt_down m = bench_prefill(1, 40, 1, 1);
+
+        bench_set_up(&b, 0, 1, 1);
+        b.slot                   = slot;
+        b.tells_layers           = true;
+        b.worker->cfg.links.send = send_in_a_layer;
+        if (full) /* 16 rows of a layer */
+            b.worker->cfg.links.payload_max =
+                16 * BENCH_DIM * sizeof(bt_bf16) + sizeof(bt_first_token);
+        bench_order(&b, &m);
+        g_n_sent = 0;
+        EXPECT_EQ(bench_run_step(&b), BT_OK);
+        EXPECT_EQ(g_n_sent, full ? BENCH_LAYERS : 1);
+        EXPECT_EQ(g_first_layer, full ? 1 : 0);
+        EXPECT_EQ(b.worker->requests.at[0]->out.moved_ns, b.now);
+        bench_tear_down(&b);
+    }
+}
+
 /* All rows of the bench's ten tokens, and a tail, for the request that comes with the order. */
-static void hand_over(bench *b, bt_down *order, void *tail, uint32_t tail_bytes, uint32_t cached)
+static void deliver(bench *b, bt_down *order, void *tail, uint32_t tail_bytes, uint32_t cached)
 {
     static bt_bf16  rows[BENCH_LAYERS * 10 * BENCH_DIM];
     bt_page_payload payload = {.rows = rows, .tail = tail};
-    bt_page_message message = {.request       = 1,
+    bt_page_message message = {.request       = order->u.reserve.request,
                                .epoch         = 3,
                                .token1        = 10,
                                .layer1        = BENCH_LAYERS,
@@ -127,8 +181,39 @@ static void hand_over(bench *b, bt_down *order, void *tail, uint32_t tail_bytes,
     message.pages_tag = ticket_tag(b);
     bench_forget(b);
     bt_worker_delivered(b->worker, 0, &message, &payload);
+}
+
+/* The same, and it joins. */
+static void hand_over(bench *b, bt_down *order, void *tail, uint32_t tail_bytes, uint32_t cached)
+{
+    deliver(b, order, tail, tail_bytes, cached);
     b->has_come = true;
     bt_worker_background(b->worker);
+}
+
+/* Nothing more may come that would call for the second one; and a reply has no lease. */
+static void prompts_that_come_together_decode_together(void)
+{
+    bt_first_token  first = {.id = 3};
+    bt_page_message again = {.request = 1, .epoch = 3};
+    bench           b;
+
+    bench_set_up(&b, 1, 1, 1);
+    for (uint64_t id = 1; id <= 2; id++) {
+        bt_down m = bench_reserve(id, 10, 5);
+
+        deliver(&b, &m, &first, sizeof(first), 0);
+    }
+    b.has_come = true;
+    bt_worker_background(b.worker);
+    for (uint32_t i = 0; i < 2; i++)
+        EXPECT_EQ(b.worker->requests.at[i]->state, BT_REQUEST_DECODE);
+    bt_worker_delivered(b.worker, 0, &again, &(bt_page_payload){.rows = NULL}); /* they have all */
+    bt_worker_rejected(b.worker, 0, 1, BT_ERR_CHECKSUM);
+    b.now += 2 * LEASE_NS;
+    EXPECT_EQ(bt_worker_check_leases(b.worker), BT_OK);
+    EXPECT_EQ(b.n_up, 0);
+    bench_tear_down(&b);
 }
 
 /* The decode rank says the first token once more with the second one, unless logprobs go before it,
@@ -151,6 +236,25 @@ static void first_token_is_repeated_without_logprobs_alone(void)
         if (b.n_up > 0) EXPECT_EQ(b.up[0].u.tokens.tokens[0].cached, kind == 0 ? 4 : 0);
         bench_tear_down(&b);
     }
+}
+
+/* Also if its first step comes to nothing: this rank has no prompt to compute. */
+static void evaluation_goes_on_behind_the_prompt_that_was_handed_over(void)
+{
+    bt_first_token first = {.id = 3};
+    bt_down        m     = bench_reserve(1, 10, 0);
+    bench          b;
+
+    bench_set_up(&b, 1, 1, 1);
+    m.u.reserve.eval        = true;
+    m.u.reserve.n_eval      = 2;
+    m.u.reserve.eval_tokens = bt_calloc(2, sizeof(uint32_t));
+    hand_over(&b, &m, &first, sizeof(first), 0);
+    b.step_status = BT_ERR_CANCELLED;
+    EXPECT_EQ(bench_run_step(&b), BT_ERR_CANCELLED);
+    EXPECT_EQ(b.worker->requests.at[0]->n_computed, 10);
+    EXPECT_EQ(b.worker->requests.at[0]->step_end, 10);
+    bench_tear_down(&b);
 }
 
 /* A first token that ends its choice has no second one to be repeated with. */
@@ -239,6 +343,7 @@ static void rejected_messages_are_somebodys_loss(void)
     EXPECT_EQ(b.n_up, 0);
     EXPECT_EQ(bt_worker_background_status(b.worker), BT_OK);
     bt_worker_rejected(b.worker, 0, 0, BT_ERR_CHECKSUM);
+    bt_worker_background(b.worker); /* what goes well after it does not hide it */
     EXPECT_EQ(bt_worker_background_status(b.worker), BT_ERR_CHECKSUM);
     EXPECT_EQ(b.n_up, 0);
     bt_worker_rejected(b.worker, 0, 1, BT_ERR_CHECKSUM);
@@ -298,17 +403,57 @@ static void lease_begins_anew_with_each_message_that_has_left(void)
     bench_tear_down(&b);
 }
 
+/* From the prompt's end on, without what the decode rank had, and when the last part has left. */
+static void hand_off_is_counted_once_it_has_left(void)
+{
+    static bt_bf16  slot[1 << 15];
+    bench           b;
+    bt_request     *r;
+    bt_page_message left = {.request = 1, .epoch = 2, .payload_bytes = 100, .tail_bytes = 12};
+    bt_down         m    = bench_prefill(1, 70, 2, 1);
+
+    m.u.prefill.held = BT_PAGE_TOKENS;
+    bench_set_up(&b, 0, 1, 1);
+    b.slot = slot;
+    bench_order(&b, &m);
+    for (int i = 0; i < 5; i++)
+        EXPECT_EQ(bench_run_step(&b), BT_OK);
+    r = b.worker->requests.at[0];
+    EXPECT_EQ(r->state, BT_REQUEST_SENDING);
+    EXPECT_EQ(r->out.n_in_flight, 1);
+    EXPECT(bt_worker_expects_pages(b.worker));
+    bench_forget(&b);
+    b.now += 300 * BT_NS_PER_MS;
+    bt_worker_sent(b.worker, &left); /* of an older placement */
+    EXPECT_EQ(r->out.n_in_flight, 1);
+    left.epoch = 3;
+    bt_worker_sent(b.worker, &left);
+    b.has_come = true;
+    bt_worker_background(b.worker);
+    EXPECT(b.n_up == 1 && b.up[0].kind == BT_UP_RELEASED);
+    EXPECT_EQ(b.worker->handoff_bytes, 2 * 88);
+    EXPECT_EQ(b.worker->handoff_pages, 1);
+    EXPECT_EQ(b.worker->handoff_ns, 300 * BT_NS_PER_MS);
+    EXPECT_EQ(b.worker->handoff_times[12], 1); /* below 512 ms */
+    bench_tear_down(&b);
+}
+
 int main(int argc, char **argv)
 {
     static const bt_test TESTS[] = {
         BT_TEST(cached_pages_leave_with_the_first_piece),
+        BT_TEST(page_that_an_equal_prompt_computes_is_counted_as_found),
         BT_TEST(hand_off_that_stands_still_ends_on_the_decode_rank),
+        BT_TEST(full_messages_leave_while_the_step_runs),
+        BT_TEST(prompts_that_come_together_decode_together),
         BT_TEST(first_token_is_repeated_without_logprobs_alone),
+        BT_TEST(evaluation_goes_on_behind_the_prompt_that_was_handed_over),
         BT_TEST(first_token_that_ends_its_choice_is_repeated_alone),
         BT_TEST(decode_rank_keeps_the_prompts_that_it_was_handed),
         BT_TEST(rejected_messages_are_somebodys_loss),
         BT_TEST(hand_off_that_nobody_takes_ends_on_the_prefill_rank),
         BT_TEST(lease_begins_anew_with_each_message_that_has_left),
+        BT_TEST(hand_off_is_counted_once_it_has_left),
     };
 
     bt_log_init("rank", BT_LOG_ERROR);

@@ -512,6 +512,36 @@ static void replay_that_begins_otherwise_fails_the_request(void)
     bench_tear_down(&b);
 }
 
+/* The first one was when it came, as that of any request. */
+static void replayed_tokens_are_counted_once(void)
+{
+    bench         b;
+    bt_rank_facts facts;
+    bt_down       m = bench_reserve(1, 10, 5);
+    bt_request   *r = NULL;
+
+    bench_set_up(&b, 1, 1, 1);
+    facts                = bench_config(&b, 1, 1, 1).facts;
+    facts.speculate      = 4; /* what is looked up has each token */
+    m.u.reserve.prompt   = bt_calloc(10, sizeof(uint32_t));
+    m.u.reserve.n_replay = 3;
+    m.u.reserve.replay   = bt_calloc(3, sizeof(uint32_t));
+    for (uint32_t i = 0; i < 3; i++)
+        m.u.reserve.replay[i] = 7 + i;
+    EXPECT_EQ(bt_request_from_reserve(&facts, &m.u.reserve, &r), BT_OK);
+    NEED(r != NULL);
+    r->repeat_first = true;
+    EXPECT_EQ(bt_request_note(r, 7), BT_OK);
+    EXPECT_EQ(bt_worker_adopt_replay(r, 7), BT_OK);
+    EXPECT_EQ(r->n_known, 3);
+    EXPECT_EQ(r->next_token, 9);
+    EXPECT(!r->repeat_first);
+    EXPECT_EQ(r->drafter.n, 10 + 3);
+    bt_request_destroy(r);
+    bt_down_free(&m);
+    bench_tear_down(&b);
+}
+
 /* A long step is no rank that stands still. */
 static void every_layer_is_progress(void)
 {
@@ -668,6 +698,7 @@ int main(int argc, char **argv)
         BT_TEST(every_end_is_one),
         BT_TEST(choices_do_not_depend_on_threads),
         BT_TEST(replay_that_begins_otherwise_fails_the_request),
+        BT_TEST(replayed_tokens_are_counted_once),
         BT_TEST(every_layer_is_progress),
         BT_TEST(beat_within_a_step_counts_the_time_so_far),
         BT_TEST(step_that_fails_is_passed_on),

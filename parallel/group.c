@@ -59,8 +59,6 @@ static bt_status check_ranks(const bt_world *world, uint32_t n, const uint32_t *
     bt_status st   = BT_OK;
     uint32_t  self = n;
 
-    BT_REQUIRE(n >= 1 && n <= world->size, BT_ERR_INVALID_ARG,
-               "a group of %u ranks, want 1..%u (the job's ranks)", n, world->size);
     for (uint32_t i = 0; i < n; i++) {
         BT_REQUIRE(ranks[i] < world->size, BT_ERR_INVALID_ARG,
                    "member %u of a group is rank %u, want one below %u", i, ranks[i], world->size);
@@ -171,7 +169,7 @@ uint32_t bt_group_missing(const bt_group *group, uint32_t *ranks_out)
     if (group->broken && group->carrier != NULL)
         n = group->carrier->ops->missing(group->carrier, ranks_out);
     if (n > 0) return n;
-    for (uint32_t i = 0; group->broken && i < group->n; i++) {
+    for (uint32_t i = 0; i < group->n; i++) {
         const bt_group_lane *l = &group->lanes[i];
 
         if (i != group->self && (l->n_received < l->n_recv || l->n_sent < l->n_send))

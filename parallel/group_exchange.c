@@ -24,9 +24,13 @@ static size_t n_fragments(size_t bytes, size_t fragment_bytes)
     return bytes / fragment_bytes + (bytes % fragment_bytes != 0);
 }
 
-static void load_lane(bt_group_lane *l, const uint8_t *send, size_t send_bytes, uint8_t *recv,
-                      size_t recv_bytes)
+/* Lanes of a group that has failed still say who was missing then. */
+static void load_lane(bt_group *group, uint32_t i, const uint8_t *send, size_t send_bytes,
+                      uint8_t *recv, size_t recv_bytes)
 {
+    bt_group_lane *l = &group->lanes[i];
+
+    if (group->broken) return;
     l->send       = send;
     l->recv       = recv;
     l->send_bytes = send_bytes;
@@ -291,8 +295,7 @@ bt_status bt_group_all_gather(bt_group *group, const void *send, size_t bytes, v
     BT_ASSERT(wait != NULL && wait->timeout_ns > 0);
     BT_ASSERT(bytes == 0 || (send != NULL && recv != NULL));
     for (uint32_t i = 0; i < group->n; i++)
-        load_lane(&group->lanes[i], send, bytes, bytes > 0 ? (uint8_t *)recv + i * bytes : NULL,
-                  bytes);
+        load_lane(group, i, send, bytes, bytes > 0 ? (uint8_t *)recv + i * bytes : NULL, bytes);
     return run(group, wait);
 }
 
@@ -307,7 +310,7 @@ bt_status bt_group_exchange(bt_group *group, const void *send, const size_t *sen
                "this rank sends itself %zu bytes and awaits %zu", send_bytes[group->self],
                recv_bytes[group->self]);
     for (uint32_t i = 0; i < group->n; i++)
-        load_lane(&group->lanes[i], send_bytes[i] > 0 ? (const uint8_t *)send + send_at[i] : NULL,
+        load_lane(group, i, send_bytes[i] > 0 ? (const uint8_t *)send + send_at[i] : NULL,
                   send_bytes[i], recv_bytes[i] > 0 ? (uint8_t *)recv + recv_at[i] : NULL,
                   recv_bytes[i]);
     st = run(group, wait);
@@ -322,6 +325,6 @@ bt_status bt_group_barrier(bt_group *group, const bt_wait *wait)
 
     BT_ASSERT(wait != NULL && wait->timeout_ns > 0);
     for (uint32_t i = 0; i < group->n; i++)
-        load_lane(&group->lanes[i], &word, BARRIER_BYTES, heard, BARRIER_BYTES);
+        load_lane(group, i, &word, BARRIER_BYTES, heard, BARRIER_BYTES);
     return run(group, wait);
 }

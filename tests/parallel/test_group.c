@@ -214,6 +214,7 @@ static void absent_rank_is_named_at_the_deadline(void)
     bt_group *group = group_of_all();
     bt_wait   wait  = wait_s(2); /* so late the others may be */
     uint8_t   byte  = 1, all[MAX_RANKS];
+    uint32_t  missing[MAX_RANKS];
     char      want[64];
 
     wait.what  = "dispatch";
@@ -223,6 +224,9 @@ static void absent_rank_is_named_at_the_deadline(void)
         EXPECT_EQ(bt_group_all_gather(group, &byte, 1, all, &wait), BT_ERR_TIMEOUT);
         EXPECT_HAS(bt_error_text(), "dispatch of layer 3 in epoch");
         EXPECT_HAS(bt_error_text(), want);
+        EXPECT_EQ(bt_group_barrier(group, &wait), BT_ERR_PEER); /* which waits for nobody */
+        EXPECT_EQ(bt_group_missing(group, missing), 1);
+        EXPECT_EQ(missing[0], g_ranks - 1);
     }
     meet();
     bt_group_destroy(group);
@@ -233,6 +237,37 @@ static void absent_rank_is_named_at_the_deadline(void)
     for (uint32_t i = 0; i < g_ranks; i++)
         EXPECT_EQ(all[i], i);
     bt_group_destroy(group);
+}
+
+/* The last rank does not come for what rank 0 alone sends. */
+static void rank_that_takes_nothing_is_named(void)
+{
+    enum { BYTES = 2500000 };
+    bt_group *group           = group_of_all(), *next;
+    size_t    zero[MAX_RANKS] = {0}, to[MAX_RANKS] = {0};
+    uint32_t  last  = g_ranks - 1, missing[MAX_RANKS];
+    uint8_t  *block = calloc(1, BYTES);
+    bt_wait   wait  = wait_s(0.2);
+    char      want[64];
+
+    to[last] = BYTES;
+    snprintf(want, sizeof(want), "not taken by ranks: %u", last);
+    if (g_rank == 0) {
+        EXPECT_EQ(bt_group_missing(group, missing), 0);
+        EXPECT_EQ(bt_group_exchange(group, block, zero, to, NULL, zero, zero, &wait),
+                  BT_ERR_TIMEOUT);
+        EXPECT_HAS(bt_error_text(), want);
+        EXPECT_EQ(bt_group_missing(group, missing), 1);
+        EXPECT_EQ(missing[0], last);
+    }
+    meet();
+    bt_group_destroy(group);
+    next = group_of_all();
+    bt_group_drain(next); /* or it would stay in MPI's queue */
+    wait = wait_s(30);
+    EXPECT_EQ(bt_group_barrier(next, &wait), BT_OK);
+    bt_group_destroy(next);
+    free(block);
 }
 
 /* A large exchange is abandoned half way; the late rank completes into memory that nobody uses,
@@ -358,9 +393,6 @@ static void own_standstill_makes_nobody_late(void)
     bt_group_destroy(group);
 }
 
-/* The last rank sends more, or less, than the others await.  Of few bytes all are under way before
- * anybody stops; of many, the first rank that sees a wrong one may stop before it has sent all,
- * and who awaits the rest cannot tell why it does not come. */
 /* Others may be in the present group's first exchange by then. */
 static void drain_takes_nothing_of_the_present_group(void)
 {
@@ -368,6 +400,9 @@ static void drain_takes_nothing_of_the_present_group(void)
     bt_wait   wait  = wait_s(10);
     uint64_t  mine = mix3(1, g_rank, 0), all[MAX_RANKS], end_ns = bt_now_ns() + 10 * BT_NS_PER_S;
 
+    EXPECT_EQ(bt_group_barrier(group, &wait), BT_OK);
+    EXPECT(!bt_group_is_called(group)); /* for its second operation */
+    meet();
     if (g_rank == 0 && g_ranks > 1) {
         while (!bt_group_is_called(group) && bt_now_ns() < end_ns)
             bt_sleep_ns(BT_NS_PER_MS);
@@ -414,6 +449,9 @@ static void fragment_waits_for_the_answer_to_the_one_before(void)
     free(data);
 }
 
+/* The last rank sends more, or less, than the others await.  Of few bytes all are under way before
+ * anybody stops; of many, the first rank that sees a wrong one may stop before it has sent all,
+ * and who awaits the rest cannot tell why it does not come. */
 static void differing_counts_are_a_protocol_error(void)
 {
     static const size_t BYTES[][2] = {
@@ -449,11 +487,11 @@ static void differing_counts_are_a_protocol_error(void)
 static void lists_that_make_no_group_are_refused(void)
 {
     bt_group *group   = NULL;
-    uint32_t  twice[] = {0, 0}, far[] = {g_ranks}, other[] = {g_rank == 0 ? 1 : 0};
+    uint32_t  twice[] = {0, 0}, far[] = {g_rank, g_ranks}, other[] = {g_rank == 0 ? 1 : 0};
 
     EXPECT_EQ(bt_group_create(g_world, 0, twice, 0, 1, &group), BT_ERR_INVALID_ARG);
     EXPECT_EQ(bt_group_create(g_world, 2, twice, 0, 1, &group), BT_ERR_INVALID_ARG);
-    EXPECT_EQ(bt_group_create(g_world, 1, far, 0, 1, &group), BT_ERR_INVALID_ARG);
+    EXPECT_EQ(bt_group_create(g_world, 2, far, 0, 1, &group), BT_ERR_INVALID_ARG);
     EXPECT_EQ(bt_group_create(g_world, 1, other, 0, 1, &group), BT_ERR_INVALID_ARG);
     EXPECT_EQ(bt_group_create(g_world, 1, &g_rank, 8, 1, &group), BT_ERR_INVALID_ARG);
     EXPECT(group == NULL);
@@ -496,6 +534,7 @@ static const bt_test TESTS[] = {
     BT_TEST(late_rank_is_waited_for_while_idle_is_polled),
     BT_TEST(stop_callback_cancels_the_wait),
     BT_TEST(absent_rank_is_named_at_the_deadline),
+    BT_TEST(rank_that_takes_nothing_is_named),
     BT_TEST(late_writer_meets_no_live_memory),
     BT_TEST(stopped_process_is_named_and_comes_back),
     BT_TEST(own_standstill_makes_nobody_late),

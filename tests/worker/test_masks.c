@@ -315,6 +315,29 @@ static void replay_that_takes_long_takes_several_steps(void)
     bench_tear_down(&b);
 }
 
+/* Beside one that has nothing to follow. */
+static void replay_whose_constraint_cannot_follow_fails_alone(void)
+{
+    bench       b;
+    bt_request *r;
+
+    set_up(&b, 1, false);
+    order_prompt(&b, 1, sampling_of("[AB]*"));
+    order_prompt(&b, 2, sampling_of("A\"(!?){9000}(!?){9000}"));
+    r            = b.worker->requests.at[1];
+    r->n_replay  = 2;
+    r->replay    = bt_calloc(2, sizeof(*r->replay));
+    r->replay[0] = ID_A;
+    r->replay[1] = ID_QUOTE;
+    EXPECT_EQ(bt_request_note(r, ID_A), BT_OK);
+    EXPECT_EQ(bt_worker_adopt_replay(r, ID_A), BT_OK);
+    b.worker->requests.at[0]->state = r->state = BT_REQUEST_DECODE;
+    EXPECT_EQ(bt_worker_follow_replays(b.worker), BT_OK);
+    EXPECT_EQ(n_failed(&b, "too many ways"), 1);
+    EXPECT(b.worker->requests.n == 1 && b.worker->requests.at[0]->id == 1);
+    bench_tear_down(&b);
+}
+
 /* Also of requests that have no rows in the step. */
 static void step_of_a_crowd_gives_back_what_all_constraints_have_learnt(void)
 {
@@ -350,6 +373,7 @@ int main(int argc, char **argv)
         BT_TEST(mask_behind_a_prompt_s_first_token_begins_there),
         BT_TEST(replay_gives_back_what_its_constraint_has_learnt),
         BT_TEST(replay_that_takes_long_takes_several_steps),
+        BT_TEST(replay_whose_constraint_cannot_follow_fails_alone),
         BT_TEST(step_of_a_crowd_gives_back_what_all_constraints_have_learnt),
     };
     int failed;

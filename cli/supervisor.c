@@ -164,7 +164,7 @@ static void tell_ranks_end(const supervisor *s, char *buf, size_t capacity)
 
     if (s->rank_failed)
         snprintf(buf, capacity, "one has failed while the cell loaded");
-    else if (s->died_ns != 0 && ended_well(&s->launch))
+    else if ((s->died_ns != 0 || s->lost) && ended_well(&s->launch))
         snprintf(buf, capacity, "the cell was lost, and those that were left were told to leave");
     else
         snprintf(buf, capacity, "baton-launch %s", bt_child_ending(&s->launch, text, sizeof(text)));
@@ -172,8 +172,8 @@ static void tell_ranks_end(const supervisor *s, char *buf, size_t capacity)
 
 static void on_ranks_end(supervisor *s)
 {
-    bool told = s->opt->join != NULL && ended_well(&s->launch); /* as its coordinator wanted it */
     char text[192];
+    bool told = s->opt->join != NULL && ended_well(&s->launch) && !s->lost; /* as was wanted */
 
     tell_ranks_end(s, text, sizeof(text));
     if (told) {

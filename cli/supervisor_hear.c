@@ -104,6 +104,14 @@ void bt_supervisor_hear(supervisor *s, uint64_t now)
     if (now > s->heard_ns) s->heard_ns = now;
 }
 
+/* Its ranks have been told to leave. */
+static void on_lost(supervisor *s, uint64_t now)
+{
+    if (!bt_supervisor_may_restart(s)) return;
+    if (s->died_ns == 0) s->died_ns = now;
+    if (s->launch_term_ns == 0) s->launch_term_ns = now + BT_SUPERVISOR_LEAVE_NS;
+}
+
 void bt_supervisor_on_announcement(void *ctx, const char *line)
 {
     supervisor *s   = ctx;
@@ -134,12 +142,8 @@ void bt_supervisor_on_announcement(void *ctx, const char *line)
         bt_supervisor_renew(s);
     } else if (strncmp(line, "lost ", 5) == 0 && bt_supervisor_is_fresh(s, line + 5)) {
         if (s->fresh_term_ns == 0) s->fresh_term_ns = now + BT_SUPERVISOR_LEAVE_NS;
-    } else if (strncmp(line, "lost ", 5) == 0 && bt_supervisor_is_launch(s, line + 5) &&
-               bt_supervisor_may_restart(s)) {
-        if (s->died_ns == 0) s->died_ns = now;
-        if (s->launch_term_ns == 0)
-            s->launch_term_ns =
-                now + BT_SUPERVISOR_LEAVE_NS; /* its ranks have been told to leave */
+    } else if (strncmp(line, "lost ", 5) == 0 && bt_supervisor_is_launch(s, line + 5)) {
+        on_lost(s, now);
     } else if (strncmp(line, "failed ", 7) == 0 && !bt_supervisor_ended_ranks(s) &&
                !bt_supervisor_may_restart(s)) {
         bt_supervisor_fail(s, "coordinator: %s", line + 7);
@@ -167,6 +171,10 @@ void bt_supervisor_on_rank_line(void *ctx, const char *line)
         s->launch_term_ns == 0 && tells_of_failure(line)) {
         s->rank_failed    = true;
         s->launch_term_ns = bt_now_ns();
+    }
+    if (s->opt->join != NULL && strstr(line, "told to leave: the cell has failed: ") != NULL) {
+        s->lost = true;
+        on_lost(s, bt_now_ns());
     }
     if (s->opt->join != NULL && s->phase == LOADING && strstr(line, " ready: rank ") != NULL &&
         ++s->n_ready == bt_cell_n_ranks(&s->cell))

@@ -68,6 +68,7 @@ bt_status bt_supervisor_start_ranks(supervisor *s)
              s->cell.name != NULL ? s->cell.name : "");
     s->launch_has_served   = false;
     s->rank_failed         = false;
+    s->lost                = false;
     s->echo.first_error[0] = '\0'; /* of those before */
     return start_cell(&s->cell, s->control, &s->launch);
 }

@@ -122,7 +122,7 @@ void bt_fleet_over_if_last(bt_fleet *fleet, bool well, const char *reason)
 void bt_fleet_lose(bt_fleet_cell *c, const char *fmt, ...)
 {
     bt_fleet *fleet = c->fleet;
-    char      reason[BT_FLEET_TEXT];
+    char      reason[BT_FLEET_TEXT], told[BT_FLEET_TEXT + 32];
     va_list   ap;
 
     if (c->state == BT_CELL_LEAVING) return;
@@ -133,7 +133,9 @@ void bt_fleet_lose(bt_fleet_cell *c, const char *fmt, ...)
     bt_announce(fleet->cfg.announce_fd, true, "lost %s: %s", c->cell.name, reason);
     c->state = BT_CELL_LEAVING; /* so that nothing goes there */
     bt_fleet_move_all(fleet, c, bt_now_ns());
-    bt_fleet_dismiss(c, reason);
+    /* baton run --coordinator looks for this: such a cell it starts again. */
+    snprintf(told, sizeof(told), "the cell has failed: %s", reason);
+    bt_fleet_dismiss(c, told);
     bt_fleet_over_if_last(fleet, false, reason);
 }
 

@@ -214,10 +214,7 @@ bt_status bt_worker_control(bt_worker *w, bt_down *m)
         if (!w->shutdown && m->u.wake.wake > w->wake_seen) w->wake_seen = m->u.wake.wake;
         break;
     case BT_DOWN_REGROUP: BT_TRY(bt_worker_regroup(w, &m->u.regroup)); break;
-    case BT_DOWN_SHUTDOWN:
-        BT_INFO("told to leave: %s", m->u.shutdown.reason == NULL ? "" : m->u.shutdown.reason);
-        w->shutdown = true;
-        break;
+    case BT_DOWN_SHUTDOWN: w->shutdown = true; break;
     }
 out:
     bt_log_set_request(0);

@@ -105,6 +105,14 @@ static bool keep_message(bt_links *l, const bt_down *m)
     return true;
 }
 
+/* Said here, since a rank that waits for others in vain leaves without handling it. */
+static void note_shutdown(bt_links *l, const bt_down *m, uint64_t now)
+{
+    if (m->kind != BT_DOWN_SHUTDOWN || l->shutdown_ns != 0) return;
+    l->shutdown_ns = now;
+    BT_INFO("told to leave: %s", m->u.shutdown.reason == NULL ? "" : m->u.shutdown.reason);
+}
+
 bool bt_links_must_leave(bt_links *l)
 {
     uint64_t now = bt_now_ns();
@@ -114,7 +122,7 @@ bool bt_links_must_leave(bt_links *l)
     if (l->client != NULL && now - l->looked_ns >= LOOK_NS) {
         l->looked_ns = now;
         while (bt_control_client_poll(l->client, &m)) {
-            if (m.kind == BT_DOWN_SHUTDOWN && l->shutdown_ns == 0) l->shutdown_ns = now;
+            note_shutdown(l, &m, now);
             if (m.kind == BT_DOWN_REGROUP && !m.u.regroup.prepare && changes_group(l, &m.u.regroup))
                 l->regroup_due = true;
             if (!keep_message(l, &m)) {
@@ -318,7 +326,7 @@ bool bt_links_receive(bt_links *l, bt_down *m_out)
     }
     l->inbox_at = l->n_inbox = 0;
     if (l->client == NULL || !bt_control_client_poll(l->client, m_out)) return false;
-    if (m_out->kind == BT_DOWN_SHUTDOWN && l->shutdown_ns == 0) l->shutdown_ns = bt_now_ns();
+    note_shutdown(l, m_out, bt_now_ns());
     return true;
 }
 

@@ -92,6 +92,26 @@ static void hear_that_the_cell_is_lost_restarts_it(void)
     EXPECT(s.died_ns == 0 && s.launch_term_ns == 0);
 }
 
+/* Under another's coordinator its ranks alone know, and whether it was lost or drained. */
+static void hear_that_a_cell_that_joins_is_lost_restarts_it(void)
+{
+    bt_run_options opt = {.restarts = 3, .join = "127.0.0.1:9"};
+    supervisor     s   = serving(&opt);
+
+    bt_supervisor_on_rank_line(&s, "rank=1 - told to leave: the cell has drained");
+    EXPECT(!s.lost && s.died_ns == 0);
+    bt_supervisor_on_rank_line(&s, "rank=1 - told to leave: the cell has failed: no spare");
+    EXPECT(s.lost && s.died_ns != 0 && s.launch_term_ns > s.died_ns);
+    opt.restarts = 0;
+    s            = serving(&opt);
+    bt_supervisor_on_rank_line(&s, "rank=1 - told to leave: the cell has failed: no spare");
+    EXPECT(s.lost && s.launch_term_ns == 0);
+    opt.join = NULL; /* its coordinator says so */
+    s        = serving(&opt);
+    bt_supervisor_on_rank_line(&s, "rank=1 - told to leave: the cell has failed: no spare");
+    EXPECT(!s.lost);
+}
+
 static void hear_of_a_failure_ends_what_is_not_restarted(void)
 {
     bt_run_options opt = {.restarts = 3};
@@ -298,6 +318,7 @@ int main(int argc, char **argv)
     static const bt_test TESTS[] = {
         BT_TEST(hear_of_cells_of_others_changes_nothing),
         BT_TEST(hear_that_the_cell_is_lost_restarts_it),
+        BT_TEST(hear_that_a_cell_that_joins_is_lost_restarts_it),
         BT_TEST(hear_of_a_failure_ends_what_is_not_restarted),
         BT_TEST(hear_of_another_coordinator_keeps_the_ranks),
         BT_TEST(hear_that_a_rank_failed_ends_those_that_load),

@@ -6,7 +6,7 @@
 moments: it is killed idle, and with requests in prefill, hand-off and decode; while the ranks regroup after a death, and while a spare
 takes the place. loading: while the ranks read weights. stopped: longer than its deadline; when it wakes the cell is another one's.
 strangers: with another secret or another model it is refused by name, and the ranks wait on. gone: nobody comes; the ranks leave, and
-nothing is left of them. two_cells: both come back.
+nothing is left of them. two_cells: both come back. worn: the last rank of a role dies, and the cell is started again under its coordinator.
 
 With --measure N the coordinator of an idle 2+2 cell is killed and started N times: seconds from its start to the first token of a request."""
 import json
@@ -400,6 +400,24 @@ def two_cells(a, pb, rpc):
         print("both cells have come back", flush=True)
 
 
+def worn(a, pb, rpc):
+    with Site(a, pb, rpc) as site:
+        site.front("--cell-wait-s", str(BACK_S))
+        run = site.cell(1, 2, "--on-death", "replace", "--restarts", "3")
+        want, times, got = site.retry(1), [], []
+        t = threading.Thread(target=lambda: got.append(site.ask(1, times=times)), daemon=True)
+        t.start()
+        while not times and t.is_alive():
+            time.sleep(0.005)
+        os.kill(pids(run)[0], signal.SIGKILL)
+        run.wait_line("serving again")
+        t.join(BACK_S)
+        assert got == [want], f"{got} is not {want}\n{run.log()}"
+        run.kill(signal.SIGUSR1)    # an end that is asked for is the end
+        assert run.wait(60) == 0 and sum("starting again" in x for x in run.lines) == 1, run.log()
+        print("the last prefill rank was killed: the cell was started again, and its request went on", flush=True)
+
+
 def measure(a, pb, rpc):
     times = []
     with Site(a, pb, rpc) as site:
@@ -419,7 +437,7 @@ def measure(a, pb, rpc):
           f"p50 {times[len(times) // 2]:.3f} s, longest {times[-1]:.3f} s; all: {' '.join(f'{t:.3f}' for t in times)}", flush=True)
 
 
-CASES = [moments, loading, stopped, strangers, gone, two_cells]
+CASES = [moments, loading, stopped, strangers, gone, two_cells, worn]
 
 
 def main():

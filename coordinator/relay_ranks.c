@@ -275,8 +275,10 @@ void bt_relay_lose(bt_relay *relay, uint32_t rank, uint64_t now_ns)
         for (uint32_t i = 0; i < relay->seats[group].n; i++)
             if (relay->seats[group].ranks[i] == rank) relay->seats[group].ranks[i] = BT_NO_RANK;
         raise_epoch(relay, group);
-        tell_all(relay, now_ns);
+    } else {
+        relay->epoch++; /* that of no group; else the next coordinator would wait for it */
     }
+    tell_all(relay, now_ns);
     for (q = relay->placed.last; q != NULL; q = older) { /* each goes to the queue's front */
         older = q->prev;
         lose_placement(relay, q, rank, now_ns);

@@ -36,7 +36,7 @@ typedef struct {
     bt_down_regroup       seating;      /* owned: who sits where by now, as it was said last */
     uint32_t              epoch;        /* the highest that it has heard of */
     uint64_t  incarnation, prefix_seed; /* of the coordinator that it follows; 0: none yet */
-    bool      shrunk;                   /* somebody has lost their seat: MPI_Finalize could hang */
+    bool      shrunk; /* somebody is gone, a spare perhaps: MPI_Finalize could hang */
     uint32_t  group_index, group_size, group_self;
     bt_group *group;
     bt_memory_account  memory;

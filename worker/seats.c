@@ -152,7 +152,6 @@ static bt_status exclude_lost(bt_rank *r, const bt_down_regroup *m)
 
             if (rank == BT_NO_RANK || bt_seats_group_of(m->groups, rank) < 2) continue;
             BT_WARN("rank %u has lost its seat %u of group %u: epoch %u", rank, i, g, m->epoch);
-            r->shrunk = true;
             if (r->handoff != NULL) BT_TRY(bt_handoff_exclude(r->handoff, rank));
         }
 out:
@@ -275,6 +274,7 @@ bt_status bt_rank_regroup(bt_rank *r, bt_down *m)
     bool             follows;
 
     BT_TRY(check(r, g));
+    r->shrunk = r->shrunk || g->n_gone != 0;
     if (g->prepare) return prepare(r, g);
     own     = bt_seats_group_of(g->groups, r->facts.rank);
     follows = own < 2 && (r->group == NULL || g->groups[own].epoch != bt_group_epoch(r->group));

@@ -177,16 +177,25 @@ class Spares(Replace):
             self.assertEqual(list(list(call)[-1].complete.output_ids), expected([5, 200, 400 + i], 20))
         self.all_released()
 
+    def test_lost_spare_is_told_to_the_others_whose_groups_do_not_change(self):
+        self.cell.ranks[4].cut()
+        for rank in range(4):
+            m = self.wait_regroup(rank)
+            self.assertEqual((self.seats(m), list(m.gone)), (([0, 1], [2, 3]), [4]))
+            self.assertEqual((m.prefill.epoch, m.decode.epoch), (m.epoch - 2, m.epoch - 2))    # as launched
+        self.assertEqual(list(list(self.generate())[-1].complete.output_ids), expected([5, 200, 300], 20))
+
 
 class SilentSpare(Spares):
     ARGS = ("--on-death", "replace", "--rank-timeout-s", "4")
     test_spare_prepares_while_the_others_serve_and_takes_the_seat = None
+    test_lost_spare_is_told_to_the_others_whose_groups_do_not_change = None
 
     def test_silent_spare_is_shut_out(self):
         wait_for(lambda: self.cell.ranks[4].end is not None, "the end of the spare's stream")
         self.assertIn("nothing was heard of the spare", self.cell.ranks[4].end[1])
         self.cell.ranks[1].cut()
-        self.assertEqual(self.seats(self.wait_regroup(0)), ([0, NOBODY], [2, 3]))
+        self.assertEqual(self.seats(self.wait_regroup(0, 2)), ([0, NOBODY], [2, 3]))
         self.assertEqual(list(list(self.generate())[-1].complete.output_ids), expected([5, 200, 300], 20))
 
 

@@ -1,7 +1,8 @@
 /* tests/support/stuck_mpi.c - an MPI that does not come back, to be preloaded.
  *
  * Once the file $BT_STUCK_FILE exists, MPI_Testsome of rank $BT_STUCK_RANK never returns: what a
- * fault inside the library looks like from outside.  Its name is MPI's own profiling interface. */
+ * fault inside the library looks like from outside.  With $BT_STUCK_END no rank comes back from
+ * MPI_Finalize, as may happen once one has died.  The names are MPI's own profiling interface. */
 #include <mpi.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,4 +17,11 @@ int MPI_Testsome(int n, MPI_Request requests[], int *n_done, int indices[], MPI_
            access(file, F_OK) == 0)
         pause();
     return PMPI_Testsome(n, requests, n_done, indices, statuses);
+}
+
+int MPI_Finalize(void)
+{
+    while (getenv("BT_STUCK_END") != NULL)
+        pause();
+    return PMPI_Finalize();
 }

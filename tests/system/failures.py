@@ -185,6 +185,21 @@ def stuck_in_mpi(a, pb, rpc):
             os.unlink(switch)
 
 
+def spare_killed(a, pb, rpc):
+    """Nobody waits for it in MPI_Finalize, where Open MPI may: the cell ends as if it had never been there."""
+    os.environ.update(LD_PRELOAD=a.stuck_mpi, BT_STUCK_END="1")
+    try:
+        cell = cells.Cell(a.bin, os.path.join(a.source, "models/demo"), "1+1", "--spares", "1")
+    finally:
+        del os.environ["LD_PRELOAD"], os.environ["BT_STUCK_END"]
+    with cell:
+        os.kill(cell.ranks()[2], signal.SIGKILL)
+        cell.wait_line("spare rank 2")
+        assert cell.stop() == 0, cell.log()
+        assert not any("had not left in time" in x or "MPI_Finalize" in x for x in cell.lines), cell.log()
+    print("spare killed: the others end cleanly", flush=True)
+
+
 def coordinator(a, pb, rpc):
     fault = ready(a, "1+1")
     fault.open_requests(pb, rpc, 2, 40, 8000, wait_first=True)
@@ -226,12 +241,12 @@ def stopped_while_serving(a, pb, rpc):
         print(f"{sig.name} while serving: ended cleanly", flush=True)
 
 
-FAULTS = [at_start, told_at_start, mpirun_hangs, in_prefill, in_decode, both_roles, hangs, stuck_in_mpi, coordinator, launcher, run_killed, stopped_while_serving]
+FAULTS = [at_start, told_at_start, mpirun_hangs, in_prefill, in_decode, both_roles, hangs, stuck_in_mpi, spare_killed, coordinator, launcher, run_killed, stopped_while_serving]
 
 
 def main():
     ap = cells.arguments(__doc__)
-    ap.add_argument("--stuck-mpi", metavar="FILE", help="tests/support/stuck_mpi.c as a library, for stuck_in_mpi")
+    ap.add_argument("--stuck-mpi", metavar="FILE", help="tests/support/stuck_mpi.c as a library, for stuck_in_mpi and spare_killed")
     ap.add_argument("--only", choices=[f.__name__ for f in FAULTS])
     a = ap.parse_args()
     pb, rpc = cells.stubs(a.source)

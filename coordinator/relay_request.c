@@ -78,9 +78,10 @@ void bt_relay_request_disown(bt_relay_request *q)
 
 void bt_relay_request_unplace(bt_relay_request *q)
 {
+    q->held_pages = NULL;
+
     q->decode_holds = q->prefill_holds = q->is_long = false;
     q->prefill_counts = q->decode_pages = q->prefill_pages = q->decode_choices = 0;
-    q->held_pages                                                              = NULL;
 }
 
 /* Two names with the same 64-bit key count as duplicates.  That does not happen by chance, and

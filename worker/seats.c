@@ -266,6 +266,13 @@ out:
     return st;
 }
 
+/* Else a spare was lost, whom no group knows. */
+static bool has_new_groups(const bt_rank *r, const bt_down_regroup *g)
+{
+    return g->groups[0].epoch != r->seating.groups[0].epoch ||
+           g->groups[1].epoch != r->seating.groups[1].epoch;
+}
+
 bt_status bt_rank_regroup(bt_rank *r, bt_down *m)
 {
     bt_status        st = BT_OK;
@@ -282,7 +289,7 @@ bt_status bt_rank_regroup(bt_rank *r, bt_down *m)
      * too: they end before the hand-off's communicator does. */
     if ((follows || r->links.regroup_due) && r->group != NULL) bt_group_end_exchanges(r->group);
     BT_TRY(exclude_lost(r, g));
-    BT_TRY(bt_rank_join_handoff(r, g->epoch, g->groups));
+    if (has_new_groups(r, g)) BT_TRY(bt_rank_join_handoff(r, g->epoch, g->groups));
     r->links.regroup_due = false; /* a later one that waits in the inbox is taken before any step */
     if (follows) BT_TRY(follow(r, g->groups));
     BT_TRY(bt_worker_control(r->worker, m));

@@ -220,14 +220,18 @@ static void check_model(struct argp_state *state, const char *dir)
     }
 }
 
+/* How many of the options that name hosts are given, --rank-map aside. */
+static int n_places(const bt_cell_options *opt)
+{
+    return (opt->hosts != NULL) + (opt->hostfile != NULL) + opt->slurm;
+}
+
 /* On other hosts the ranks look: what lies there is not known here. */
 static void check_cache(const bt_cell_options *opt)
 {
     const char *dir = bt_cell_value(opt, "--weights-cache");
 
-    if (dir == NULL || opt->hosts != NULL || opt->hostfile != NULL || opt->rank_map != NULL ||
-        opt->slurm)
-        return;
+    if (dir == NULL || opt->rank_map != NULL || n_places(opt) > 0) return;
     if (bt_check_folder("--weights-cache", dir) != BT_OK) exit(EXIT_FAILURE);
 }
 
@@ -235,8 +239,8 @@ static void take_map(struct argp_state *state, bt_cell_options *opt)
 {
     bt_rank_map map;
 
-    if (opt->n_both != 0 || opt->n_prefill != 0 || opt->n_decode != 0 || opt->hosts != NULL ||
-        opt->hostfile != NULL || opt->slurm || opt->n_spares != 0)
+    if (opt->n_both != 0 || opt->n_prefill != 0 || opt->n_decode != 0 || opt->n_spares != 0 ||
+        n_places(opt) > 0)
         argp_error(state, "--rank-map says how many ranks there are and where: it goes without "
                           "--prefill, --decode, --both, --spares, --hosts, --hostfile and --slurm");
     if (bt_rank_map_read(opt->rank_map, &map) != BT_OK) exit(EX_USAGE);
@@ -257,8 +261,7 @@ static void check(struct argp_state *state, bt_cell_options *opt)
         if (opt->n_prefill == 0) opt->n_prefill = 1;
         if (opt->n_decode == 0) opt->n_decode = 1;
     }
-    if ((opt->hosts != NULL) + (opt->hostfile != NULL) + opt->slurm > 1)
-        argp_error(state, "--hosts, --hostfile and --slurm exclude each other");
+    if (n_places(opt) > 1) argp_error(state, "--hosts, --hostfile and --slurm exclude each other");
     if (opt->slurm) bt_option_slurm(state);
     check_rows(state, opt);
     check_model(state, opt->model);

@@ -2,7 +2,9 @@
 #ifndef BT_TESTS_LAUNCH_LAUNCH_H
 #define BT_TESTS_LAUNCH_LAUNCH_H
 
+#include <signal.h>
 #include <stdarg.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include "core/log.h"
@@ -20,6 +22,16 @@ enum { START_S = 60, END_S = 60 };
     "echo shm $OMPI_MCA_btl_vader_backing_directory; echo session $TMPDIR; "
 
 static bt_command g_command;
+
+/* argv[1] is baton-launch; false without it. */
+static inline bool launch_tests_begin(int argc, char **argv)
+{
+    if (argc < 2) return false;
+    g_launch = argv[1];
+    signal(SIGINT, SIG_DFL);                        /* ignored in a shell's background job */
+    setrlimit(RLIMIT_CORE, &(struct rlimit){0, 0}); /* programs die here by design */
+    return true;
+}
 
 static inline int launch(const char *script, const char *const *environment)
 {

@@ -3,7 +3,6 @@
 #include <poll.h>
 #include <pthread.h>
 #include <sys/prctl.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 
@@ -669,9 +668,6 @@ static const bt_test TESTS[] = {
 /* usage: test_without_mpirun BATON_LAUNCH [test] */
 int main(int argc, char **argv)
 {
-    if (argc < 2) return EXIT_FAILURE;
-    g_launch = argv[1];
-    signal(SIGINT, SIG_DFL);                        /* ignored in a shell's background job */
-    setrlimit(RLIMIT_CORE, &(struct rlimit){0, 0}); /* programs die here by design */
+    if (!launch_tests_begin(argc, argv)) return EXIT_FAILURE;
     return BT_RUN_TESTS(TESTS, argc > 2 ? argv[2] : NULL);
 }

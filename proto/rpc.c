@@ -22,6 +22,8 @@
 #include "proto/message_text.h"
 #include "proto/text.h"
 
+#define AWAIT_NS (10 * BT_NS_PER_MS) /* a look of bt_rpc_loop_await() */
+
 /* Of a message, each of which takes memory: many more than any has that is meant well. */
 enum { PARTS_MAX = 1 << 16 };
 /* gRPC's threads: its executors, timers, and a pool. */
@@ -162,11 +164,12 @@ uint32_t bt_rpc_loop_spin_once(bt_rpc_loop *loop, uint64_t deadline_ns)
 
 bool bt_rpc_loop_await(bt_rpc_loop *loop, bool (*is_over)(void *ctx), void *ctx, uint64_t wait_ns)
 {
-    uint64_t heard_ns = bt_now_ns();
+    uint64_t quiet_ns = 0; /* by looks: time in which this process stood still is nobody's delay */
 
     while (!is_over(ctx)) {
-        if (bt_now_ns() - heard_ns >= wait_ns) return false;
-        if (bt_rpc_loop_run_once(loop, bt_now_ns() + 10 * BT_NS_PER_MS) > 0) heard_ns = bt_now_ns();
+        if (quiet_ns >= wait_ns) return false;
+        quiet_ns += AWAIT_NS;
+        if (bt_rpc_loop_run_once(loop, bt_now_ns() + AWAIT_NS) > 0) quiet_ns = 0;
     }
     return true;
 }

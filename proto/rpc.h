@@ -42,7 +42,7 @@ grpc_completion_queue *bt_rpc_loop_cq(bt_rpc_loop *loop);
  * before anything else.  Returns how many. */
 uint32_t bt_rpc_loop_run_once(bt_rpc_loop *loop, uint64_t deadline_ns);
 /* Runs it until is_over(), which is asked before each look.  False: nothing has completed for
- * wait_ns, and it is not. */
+ * wait_ns, in which this process did not stand still, and it is not. */
 bool bt_rpc_loop_await(bt_rpc_loop *loop, bool (*is_over)(void *ctx), void *ctx, uint64_t wait_ns);
 /* As run_once(), without sleep: looks again and again, so that its core neither halts nor works for
  * others meanwhile. */

@@ -4,6 +4,7 @@
 
 #include <sys/resource.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "core/clock.h"
@@ -92,6 +93,40 @@ static void rpc_loop_completion_ends_the_wait(void)
     comes_in_time(bt_rpc_loop_spin_once);
 }
 
+enum { AWAIT_MS = 30 };
+
+/* Asked for the first time, it stands still for longer than is waited; it is over with the next
+ * look. */
+static bool is_over_late(void *n_later)
+{
+    const struct timespec still = {.tv_nsec = 2 * AWAIT_MS * BT_NS_PER_MS};
+
+    if (*(int *)n_later == 0) nanosleep(&still, NULL);
+    return *(int *)n_later > 0;
+}
+
+static bool is_never_over(void *ctx)
+{
+    (void)ctx;
+    return false;
+}
+
+static void rpc_loop_that_stood_still_looks_before_it_gives_up(void)
+{
+    int          n_later = 0;
+    bt_rpc_later later   = {count_later, &n_later, NULL};
+    bt_rpc_loop *loop    = NULL;
+    uint64_t     end_ns;
+
+    NEED(bt_rpc_loop_create(&loop) == BT_OK);
+    bt_rpc_loop_defer(loop, &later);
+    EXPECT(bt_rpc_loop_await(loop, is_over_late, &n_later, AWAIT_MS * BT_NS_PER_MS));
+    end_ns = after(AWAIT_MS * BT_NS_PER_MS);
+    EXPECT(!bt_rpc_loop_await(loop, is_never_over, NULL, AWAIT_MS * BT_NS_PER_MS));
+    EXPECT(bt_now_ns() + AWAIT_MS / 10 * BT_NS_PER_MS >= end_ns); /* as fine as above, a look */
+    bt_rpc_loop_destroy(loop);
+}
+
 static void rpc_unpack_keeps_the_error_of_what_is_no_message_alone(void)
 {
     const ProtobufCMessageDescriptor    *type = &grpc__health__v1__health_check_request__descriptor;
@@ -151,6 +186,7 @@ static const bt_test tests[] = {
     BT_TEST(rpc_without_threads_says_so_and_ends),
     BT_TEST(rpc_loop_without_completions_sleeps_or_spins),
     BT_TEST(rpc_loop_completion_ends_the_wait),
+    BT_TEST(rpc_loop_that_stood_still_looks_before_it_gives_up),
     BT_TEST(rpc_unpack_keeps_the_error_of_what_is_no_message_alone),
 };
 

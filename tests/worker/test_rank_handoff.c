@@ -8,13 +8,24 @@
 #define LEASE_NS (60 * BT_NS_PER_S)
 
 /* It has failed request 1, as the sentence says, and has no page of it any more. */
+/* So long, in looks: it does not stand still meanwhile. */
+static void pass(bench *b, uint64_t ns)
+{
+    bt_plan plan;
+    bt_next next;
+
+    for (int i = 0; i < 8; i++) {
+        b->now += ns / 8;
+        EXPECT_EQ(bt_worker_begin(b->worker, &plan, &next), BT_OK);
+    }
+}
+
 static void expect_lease_ended(bench *b, const char *says)
 {
     bt_plan plan;
     bt_next next;
 
-    b->now += LEASE_NS;
-    EXPECT_EQ(bt_worker_begin(b->worker, &plan, &next), BT_OK);
+    pass(b, LEASE_NS);
     EXPECT_EQ(b->n_up, 0); /* not a moment too early */
     b->now += 100 * BT_NS_PER_MS;
     EXPECT_EQ(bt_worker_begin(b->worker, &plan, &next), BT_OK);
@@ -47,8 +58,6 @@ static void hand_off_that_stands_still_ends_on_the_decode_rank(void)
     bt_page_message rest;
     bench           b;
     bt_down         m;
-    bt_plan         plan;
-    bt_next         next;
 
     bench_set_up(&b, 1, 1, 1);
     m               = bench_reserve(1, 10, 5), bench_order(&b, &m);
@@ -56,8 +65,7 @@ static void hand_off_that_stands_still_ends_on_the_decode_rank(void)
     rest            = first;
     bench_forget(&b);
     EXPECT(bt_worker_expects_pages(b.worker)); /* it polls for them, parked or not */
-    b.now += 2 * LEASE_NS;
-    EXPECT_EQ(bt_worker_begin(b.worker, &plan, &next), BT_OK);
+    pass(&b, 2 * LEASE_NS);
     bt_worker_delivered(b.worker, 0, &first, &payload);
     rest.layer0 = 1;
     rest.layer1 = 2;
@@ -210,8 +218,10 @@ static void prompts_that_come_together_decode_together(void)
         EXPECT_EQ(b.worker->requests.at[i]->state, BT_REQUEST_DECODE);
     bt_worker_delivered(b.worker, 0, &again, &(bt_page_payload){.rows = NULL}); /* they have all */
     bt_worker_rejected(b.worker, 0, 1, BT_ERR_CHECKSUM);
-    b.now += 2 * LEASE_NS;
-    EXPECT_EQ(bt_worker_check_leases(b.worker), BT_OK);
+    for (int i = 0; i < 8; i++) {
+        b.now += LEASE_NS / 4;
+        EXPECT_EQ(bt_worker_check_leases(b.worker), BT_OK);
+    }
     EXPECT_EQ(b.n_up, 0);
     bench_tear_down(&b);
 }
@@ -403,6 +413,41 @@ static void lease_begins_anew_with_each_message_that_has_left(void)
     bench_tear_down(&b);
 }
 
+/* Its machine was stopped: what the peer has not done meanwhile is no fault of it, and the lease
+ * goes on as it was. */
+static void lease_does_not_run_while_the_rank_stands_still(void)
+{
+    static bt_bf16  rows[10 * BENCH_DIM];
+    bt_page_payload payload = {.rows = rows};
+    bt_page_message first   = {.request       = 1,
+                               .epoch         = 3,
+                               .token1        = 10,
+                               .layer1        = 1,
+                               .kv_dim        = BENCH_DIM,
+                               .payload_bytes = sizeof(rows)};
+    bench           b;
+    bt_down         m;
+    bt_plan         plan;
+    bt_next         next;
+
+    for (uint32_t decodes = 0; decodes < 2; decodes++) {
+        bench_set_up(&b, decodes, 1, 1);
+        m = decodes ? bench_reserve(1, 10, 5) : bench_prefill(1, 10, 1, 1), bench_order(&b, &m);
+        if (decodes) first.pages_tag = ticket_tag(&b);
+        if (decodes) bt_worker_delivered(b.worker, 0, &first, &payload);
+        if (!decodes) EXPECT_EQ(bench_run_step(&b), BT_OK);
+        bench_forget(&b);
+        pass(&b, LEASE_NS / 2);
+        b.now += 10 * LEASE_NS;
+        EXPECT_EQ(bt_worker_begin(b.worker, &plan, &next), BT_OK);
+        pass(&b, LEASE_NS / 4);
+        EXPECT_EQ(b.n_up, 0);
+        pass(&b, LEASE_NS / 2);
+        EXPECT(b.n_up > 0 && b.up[0].kind == BT_UP_FAILED);
+        bench_tear_down(&b);
+    }
+}
+
 /* From the prompt's end on, without what the decode rank had, and when the last part has left. */
 static void hand_off_is_counted_once_it_has_left(void)
 {
@@ -453,6 +498,7 @@ int main(int argc, char **argv)
         BT_TEST(rejected_messages_are_somebodys_loss),
         BT_TEST(hand_off_that_nobody_takes_ends_on_the_prefill_rank),
         BT_TEST(lease_begins_anew_with_each_message_that_has_left),
+        BT_TEST(lease_does_not_run_while_the_rank_stands_still),
         BT_TEST(hand_off_is_counted_once_it_has_left),
     };
 

@@ -420,7 +420,8 @@ static bt_status create_worker(bt_rank *r)
                      .max_rows   = r->opt.max_rows,
                      .lookahead  = r->opt.lookahead != 0,
                      .reads      = {(double)r->memory.dense, (double)r->memory.expert},
-                     .timeout_ns = r->opt.timeout_ns
+                     .timeout_ns = r->opt.timeout_ns,
+                     .wake_ns    = r->opt.quiet_ns + r->opt.timeout_ns
     };
     BT_TRY(bt_worker_create(&cfg, &r->worker));
     r->links.worker = r->worker;

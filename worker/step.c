@@ -98,7 +98,7 @@ static bt_status ask_to_wake(bt_worker *w, uint32_t n_rows)
     bt_up     m   = {.kind = BT_UP_WAKE_REQUEST, .u.wake_request = {w->wake_seen}};
 
     if (w->asked)
-        BT_REQUIRE(now - w->asked_ns <= w->cfg.timeout_ns, BT_ERR_TIMEOUT,
+        BT_REQUIRE(now - w->asked_ns <= w->cfg.wake_ns, BT_ERR_TIMEOUT,
                    "the coordinator has not answered a wake request (number %llu) for %llu ms",
                    (unsigned long long)w->wake_seen,
                    (unsigned long long)((now - w->asked_ns) / 1000000));

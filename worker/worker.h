@@ -85,6 +85,7 @@ typedef struct {
     bool                  lookahead; /* where the device chooses tokens; else it is none */
     bt_step_reads         reads;
     uint64_t              timeout_ns;
+    uint64_t              wake_ns; /* longer than the loss of a coordinator goes unnoticed */
 } bt_worker_config;
 
 typedef struct bt_worker bt_worker;

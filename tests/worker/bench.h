@@ -145,7 +145,8 @@ static inline bt_worker_config bench_config(bench *b, uint32_t rank, uint32_t n_
         .epoch      = 1,
         .chunk      = 16,
         .max_rows   = 32,
-        .timeout_ns = 10 * BT_NS_PER_S
+        .timeout_ns = 10 * BT_NS_PER_S,
+        .wake_ns    = 10 * BT_NS_PER_S
     };
 }
 

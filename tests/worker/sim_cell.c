@@ -46,7 +46,8 @@ static void create_rank(sim_cell *c, uint32_t rank)
                               .chunk      = c->opt.chunk,
                               .max_rows   = c->opt.max_rows,
                               .lookahead  = true,
-                              .timeout_ns = 10 * BT_NS_PER_S};
+                              .timeout_ns = 10 * BT_NS_PER_S,
+                              .wake_ns    = 10 * BT_NS_PER_S};
 
     r->cell        = c;
     cfg.links      = sim_links(r); /* of its cell */

@@ -33,6 +33,27 @@ static void rank_that_is_not_woken_in_time_says_who_failed(void)
     bench_tear_down(&b);
 }
 
+/* Whether a coordinator that stands still is lost is not for a step's deadline to say. */
+static void rank_waits_to_be_woken_for_longer_than_for_a_step(void)
+{
+    bench   b;
+    bt_down m;
+    bt_plan plan;
+    bt_next next;
+
+    bench_set_up(&b, 0, 1, 1);
+    b.worker->cfg.wake_ns = 3 * b.worker->cfg.timeout_ns;
+    m                     = bench_prefill(1, 10, 1, 1), bench_order(&b, &m);
+    for (int i = 0; i < 2; i++) {
+        EXPECT_EQ(bt_worker_begin(b.worker, &plan, &next), BT_OK);
+        EXPECT_EQ(next, BT_NEXT_PARK);
+        b.now += b.worker->cfg.wake_ns;
+    }
+    b.now++;
+    EXPECT_EQ(bt_worker_begin(b.worker, &plan, &next), BT_ERR_TIMEOUT);
+    bench_tear_down(&b);
+}
+
 static void plans_that_do_not_agree_stop_the_rank(void)
 {
     bench   b;
@@ -685,6 +706,7 @@ int main(int argc, char **argv)
 {
     static const bt_test TESTS[] = {
         BT_TEST(rank_that_is_not_woken_in_time_says_who_failed),
+        BT_TEST(rank_waits_to_be_woken_for_longer_than_for_a_step),
         BT_TEST(plans_that_do_not_agree_stop_the_rank),
         BT_TEST(plans_of_all_ranks_decide),
         BT_TEST(wake_that_comes_while_the_group_agrees_is_not_lost),

@@ -7,7 +7,6 @@
 /* The bench's leases: six deadlines. */
 #define LEASE_NS (60 * BT_NS_PER_S)
 
-/* It has failed request 1, as the sentence says, and has no page of it any more. */
 /* So long, in looks: it does not stand still meanwhile. */
 static void pass(bench *b, uint64_t ns)
 {
@@ -20,6 +19,7 @@ static void pass(bench *b, uint64_t ns)
     }
 }
 
+/* It has failed request 1, as the sentence says, and has no page of it any more. */
 static void expect_lease_ended(bench *b, const char *says)
 {
     bt_plan plan;

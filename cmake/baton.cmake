@@ -107,7 +107,7 @@ function(bt_test name)
   list(APPEND T_ENV ${BT_SANITIZER_ENV})
   if(T_NP)
     add_test(NAME ${name} COMMAND ${MPIEXEC_EXECUTABLE} ${MPIEXEC_NUMPROC_FLAG} ${T_NP} $<TARGET_FILE:${exe}> ${T_ARGS})
-    set_tests_properties(${name} PROPERTIES PROCESSORS 2)
+    set_tests_properties(${name} PROPERTIES PROCESSORS 4)
     list(APPEND T_ENV ${BT_MPI_TEST_ENV})
     list(APPEND T_LABELS np${T_NP})
   else()
@@ -120,10 +120,15 @@ function(bt_test name)
 endfunction()
 
 # bt_mix_tests(): the last line of a folder. Its tests run among those of other folders, by a hash of their names, so that some
-# compute while others wait; what has a COST already keeps it, as the longest do, which come first.
+# compute while others wait; what has a COST already keeps it, as the longest do, which come first. And each takes half a core, unless it
+# has said otherwise: PROCESSORS counts quarters (scripts/tests).
 function(bt_mix_tests)
   get_property(names DIRECTORY PROPERTY TESTS)
   foreach(name ${names})
+    get_test_property(${name} PROCESSORS quarters)
+    if(NOT quarters)
+      set_tests_properties(${name} PROPERTIES PROCESSORS 2)
+    endif()
     get_test_property(${name} COST cost)
     if(NOT cost)
       string(MD5 hash ${name})

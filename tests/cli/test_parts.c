@@ -1,11 +1,10 @@
 /* The parts of the verbs that can be looked at without processes: lines of a pipe, what is
- * remembered of a rank's words, rows of an evaluation, and every unwinding when memory is short. */
+ * remembered of a rank's words, what waits to be read, clients, and the end of all children. */
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/ioctl.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -14,17 +13,13 @@
 #include "cli/child.h"
 #include "cli/client.h"
 #include "cli/echo.h"
-#include "cli/eval_cases.h"
-#include "cli/eval_cell.h"
 #include "cli/outlet.h"
 #include "core/alloc.h"
 #include "core/clock.h"
 #include "core/parse.h"
-#include "model/safetensors.h"
+#include "tests/cli/sweep.h"
 #include "tests/support/own_stderr.h"
 #include "tests/support/test.h"
-
-enum { N = 6, VOCAB = 5, N_MOE = 2, TOP_K = 3 };
 
 /* ---- child, echo */
 
@@ -292,274 +287,7 @@ static void outlet_tells_what_is_lost_on_a_full_disk(void)
     close(full);
 }
 
-/* ---- rows */
-
-static uint32_t g_ids[N] = {4, 3, 2, 1, 0, 4};
-
-static void init_cases(bt_eval_cases *cases)
-{
-    memset(cases, 0, sizeof(*cases));
-    cases->n     = 1;
-    cases->cases = bt_calloc(1, sizeof(*cases->cases));
-    cases->top_k = TOP_K;
-    strcpy(cases->cases[0].name, "one");
-    cases->cases[0].n_tokens = N;
-    cases->cases[0].n_prompt = 2;
-    cases->cases[0].ids      = bt_calloc(N, sizeof(uint32_t));
-    memcpy(cases->cases[0].ids, g_ids, sizeof(g_ids));
-}
-
-static void eval_rows_are_checked(void)
-{
-    bt_eval_cases cases;
-    bt_eval_case *c;
-    float         logits[N * VOCAB];
-    int32_t       experts[N_MOE * N * TOP_K];
-
-    init_cases(&cases);
-    c = &cases.cases[0];
-    for (int i = 0; i < N * VOCAB; i++)
-        logits[i] = (float)i;
-    for (int i = 0; i < N_MOE * N * TOP_K; i++)
-        experts[i] = N_MOE * N * TOP_K - i;
-    EXPECT_EQ(bt_eval_cases_check(&cases, VOCAB, N - 1), BT_ERR_INVALID_ARG); /* too long */
-    EXPECT_EQ(bt_eval_cases_check(&cases, VOCAB - 1, N), BT_ERR_INVALID_ARG); /* id 4 */
-    EXPECT_EQ(bt_eval_cases_check(&cases, VOCAB, N), BT_OK);
-    EXPECT_EQ(bt_eval_case_prepare(&cases, c), BT_OK);
-
-#define ROWS(at, n, logit_rows, expert_bytes)                                                \
-    bt_eval_case_rows(&cases, c, at, n, logits, (logit_rows)*VOCAB * sizeof(float), experts, \
-                      expert_bytes)
-#define WHOLE(n) ((size_t)N_MOE * (n)*TOP_K * sizeof(int32_t))
-    EXPECT_EQ(ROWS(0, 0, 0, 0), BT_ERR_PROTOCOL);
-    EXPECT_EQ(ROWS(N, 1, 1, WHOLE(1)), BT_ERR_PROTOCOL);
-    EXPECT_EQ(ROWS(4, 3, 3, WHOLE(3)), BT_ERR_PROTOCOL);
-    EXPECT_EQ(ROWS(UINT32_MAX, 2, 2, WHOLE(2)), BT_ERR_PROTOCOL);
-    EXPECT_EQ(ROWS(0, 2, 1, WHOLE(2)), BT_ERR_PROTOCOL);
-    EXPECT_EQ(ROWS(0, 2, 2, WHOLE(2) - 4), BT_ERR_PROTOCOL);
-    EXPECT_EQ(c->n_seen, 0);
-    EXPECT_EQ(ROWS(1, 2, 2, WHOLE(2)), BT_OK);
-    EXPECT_EQ(cases.n_moe, N_MOE);
-    EXPECT_EQ(ROWS(2, 1, 1, WHOLE(1)), BT_ERR_PROTOCOL);     /* twice */
-    EXPECT_EQ(ROWS(3, 1, 1, 3 * WHOLE(1)), BT_ERR_PROTOCOL); /* other layers than before */
-    EXPECT_EQ(c->n_seen, 2);
-    EXPECT(c->logits[1 * VOCAB] == 0.0f && c->logits[2 * VOCAB + 4] == 9.0f);
-    /* Layer 1 of row 2: the last three of the message, sorted. */
-    EXPECT_EQ(c->experts[(1 * N + 2) * TOP_K], experts[(1 * 2 + 1) * TOP_K + 2]);
-    EXPECT_EQ(c->experts[(1 * N + 2) * TOP_K + 2], experts[(1 * 2 + 1) * TOP_K]);
-    bt_eval_cases_free(&cases);
-#undef ROWS
-#undef WHOLE
-}
-
-static void eval_dense_model_has_no_experts(void)
-{
-    bt_eval_cases cases;
-    float         logits[VOCAB] = {0};
-    int32_t       one           = 0;
-
-    init_cases(&cases);
-    cases.top_k = 0;
-    EXPECT_EQ(bt_eval_cases_check(&cases, VOCAB, N), BT_OK);
-    EXPECT_EQ(bt_eval_case_prepare(&cases, &cases.cases[0]), BT_OK);
-    EXPECT_EQ(bt_eval_case_rows(&cases, &cases.cases[0], 0, 1, logits, sizeof(logits), NULL, 0),
-              BT_OK);
-    EXPECT_EQ(bt_eval_case_rows(&cases, &cases.cases[0], 1, 1, logits, sizeof(logits), &one, 4),
-              BT_ERR_PROTOCOL);
-    EXPECT(cases.cases[0].experts == NULL);
-    bt_eval_cases_free(&cases);
-}
-
-/* Its config names experts, but its layers are all dense. */
-static void eval_layers_without_experts_are_dense(void)
-{
-    bt_eval_cases cases;
-    float         logits[VOCAB]  = {0};
-    int32_t       experts[TOP_K] = {0};
-
-    init_cases(&cases);
-    EXPECT_EQ(bt_eval_cases_check(&cases, VOCAB, N), BT_OK);
-    EXPECT_EQ(bt_eval_case_prepare(&cases, &cases.cases[0]), BT_OK);
-    EXPECT_EQ(bt_eval_case_rows(&cases, &cases.cases[0], 0, 1, logits, sizeof(logits), NULL, 0),
-              BT_OK);
-    EXPECT_EQ(bt_eval_case_rows(&cases, &cases.cases[0], 1, 1, logits, sizeof(logits), experts,
-                                sizeof(experts)),
-              BT_ERR_PROTOCOL);
-    EXPECT(cases.cases[0].experts == NULL);
-    bt_eval_cases_free(&cases);
-    init_cases(&cases);
-    cases.n_moe = N_MOE; /* as forced experts say */
-    EXPECT_EQ(bt_eval_cases_check(&cases, VOCAB, N), BT_OK);
-    EXPECT_EQ(bt_eval_case_prepare(&cases, &cases.cases[0]), BT_OK);
-    EXPECT_EQ(bt_eval_case_rows(&cases, &cases.cases[0], 0, 1, logits, sizeof(logits), NULL, 0),
-              BT_ERR_PROTOCOL);
-    bt_eval_cases_free(&cases);
-}
-
-/* A pipe stays a pipe, and what lies beside OUT stays as it was. */
-static void eval_out_may_be_a_pipe(void)
-{
-    char          dir[] = "/tmp/test-parts-out-XXXXXX", pipe_path[64], beside[64], got[4096];
-    bt_eval_cases cases;
-    struct stat   info;
-    int           fd, other;
-    ssize_t       n;
-
-    init_cases(&cases);
-    cases.top_k = 0;
-    EXPECT_EQ(bt_eval_cases_check(&cases, VOCAB, N), BT_OK);
-    EXPECT_EQ(bt_eval_case_prepare(&cases, &cases.cases[0]), BT_OK);
-    EXPECT(mkdtemp(dir) != NULL);
-    snprintf(pipe_path, sizeof(pipe_path), "%s/out", dir);
-    snprintf(beside, sizeof(beside), "%s/out.part", dir);
-    EXPECT(mkfifo(pipe_path, 0600) == 0);
-    EXPECT((fd = open(pipe_path, O_RDWR | O_NONBLOCK | O_CLOEXEC)) >= 0);
-    EXPECT((other = open(beside, O_CREAT | O_WRONLY | O_CLOEXEC, 0600)) >= 0);
-    EXPECT(write(other, "mine", 4) == 4);
-    close(other);
-    EXPECT_EQ(bt_eval_cases_write(&cases, pipe_path), BT_OK);
-    EXPECT(stat(pipe_path, &info) == 0 && S_ISFIFO(info.st_mode));
-    EXPECT(stat(beside, &info) == 0 && info.st_size == 4);
-    n = read(fd, got, sizeof(got));
-    EXPECT(n > (ssize_t)(N * VOCAB * sizeof(float)) && memcmp(got + 8, "{\"", 2) == 0);
-    close(fd);
-    unlink(beside);
-    unlink(pipe_path);
-    EXPECT(rmdir(dir) == 0);
-    bt_eval_cases_free(&cases);
-}
-
-/* ---- memory */
-
-/* Fails the 1st, then the 2nd, ... allocation until `make` succeeds; what it made is ended by
- * `end`. */
-static void sweep(bt_status (*make)(void *ctx), void (*end)(void *ctx), void *ctx, long least)
-{
-    long      live = bt_alloc_live(), k = -1;
-    bt_status st;
-
-    do {
-        bt_alloc_fail_at(++k);
-        st = make(ctx);
-        bt_alloc_fail_at(-1);
-        if (st != BT_OK) {
-            EXPECT_EQ(st, BT_ERR_NO_MEMORY);
-            end(ctx); /* also of a half-built thing */
-            EXPECT_EQ(bt_alloc_live(), live);
-        }
-    } while (st != BT_OK && k < 300);
-    EXPECT(st == BT_OK && k >= least);
-    end(ctx);
-    EXPECT_EQ(bt_alloc_live(), live);
-}
-
-static char g_path[] = "/tmp/test-parts-XXXXXX";
-
-static bt_status make_cases(void *ctx) { return bt_eval_cases_read(g_path, TOP_K, ctx); }
-static void      end_cases(void *ctx) { bt_eval_cases_free(ctx); }
-
-static void eval_cases_read_unwinds_at_every_allocation(void)
-{
-    static int32_t  ids[N] = {1, 2, 3, 4, 0, 1}, prompt = 2, experts[N_MOE * N * TOP_K];
-    const bt_tensor tensors[] = {
-        {"a.experts", BT_ST_I32, 3, {N_MOE, N, TOP_K}, experts, sizeof(experts)},
-        {"a.ids",     BT_ST_I32, 1, {N},               ids,     sizeof(ids)    },
-        {"a.prompt",  BT_ST_I32, 1, {1},               &prompt, sizeof(prompt) },
-    };
-    bt_eval_cases cases = {0};
-    int           fd    = mkstemp(g_path);
-
-    EXPECT(fd >= 0);
-    EXPECT_EQ(bt_safetensors_write(g_path, 3, tensors), BT_OK);
-    sweep(make_cases, end_cases, &cases, 3);
-    close(fd);
-    unlink(g_path);
-    strcpy(g_path + strlen(g_path) - 6, "XXXXXX");
-}
-
-static bt_status read_cases(size_t n, const bt_tensor *tensors, bt_eval_cases *cases)
-{
-    bt_status st;
-    int       fd = mkstemp(g_path);
-
-    EXPECT(fd >= 0);
-    EXPECT_EQ(bt_safetensors_write(g_path, n, tensors), BT_OK);
-    st = bt_eval_cases_read(g_path, TOP_K, cases);
-    close(fd);
-    unlink(g_path);
-    strcpy(g_path + strlen(g_path) - 6, "XXXXXX");
-    return st;
-}
-
-static void eval_cases_are_read_in_one_look(void)
-{
-    enum { N_CASES = 100000 };
-    static char      names[2 * N_CASES][24];
-    static bt_tensor tensors[2 * N_CASES];
-    int32_t          one   = 1;
-    bt_eval_cases    cases = {0};
-    clock_t          from  = clock(); /* another program's time does not count */
-
-    for (int i = 0; i < 2 * N_CASES; i++) {
-        snprintf(names[i], sizeof(names[i]), "c%05d.%s", i / 2, i % 2 == 0 ? "ids" : "prompt");
-        tensors[i] = (bt_tensor){names[i], BT_ST_I32, 1, {1}, &one, sizeof(one)};
-    }
-    EXPECT_EQ(read_cases(2 * N_CASES, tensors, &cases), BT_OK);
-    EXPECT_EQ(cases.n, N_CASES);
-    EXPECT(strcmp(cases.cases[N_CASES - 1].name, "c99999") == 0);
-    bt_eval_cases_free(&cases);
-    EXPECT((double)(clock() - from) / CLOCKS_PER_SEC < 20); /* case against case takes minutes */
-}
-
-static void eval_case_without_ids_is_named(void)
-{
-    int32_t         one       = 1;
-    const bt_tensor tensors[] = {
-        {"a.ids",     BT_ST_I32, 1, {1}, &one, sizeof(one)},
-        {"a.prompt",  BT_ST_I32, 1, {1}, &one, sizeof(one)},
-        {"bb.prompt", BT_ST_I32, 1, {1}, &one, sizeof(one)},
-    };
-    bt_eval_cases cases = {0};
-
-    EXPECT_EQ(read_cases(3, tensors, &cases), BT_ERR_FORMAT);
-    EXPECT_HAS(bt_error_text(), ": bb.ids is missing beside the case's other tensors");
-    bt_eval_cases_free(&cases);
-}
-
-typedef struct {
-    bt_rpc_loop  *loop;
-    bt_eval_cell *cell;
-    bt_eval_cases cases;
-} cell_site;
-
-static bt_status make_cell(void *ctx)
-{
-    cell_site            *s   = ctx;
-    const bt_eval_options opt = {
-        .address = "127.0.0.1:0", .n_prefill = 1, .n_decode = 2, .n_ranks = 3, .n_parallel = 1};
-    char address[BT_ADDRESS_BYTES];
-
-    return bt_eval_cell_create(s->loop, &opt, &s->cases, &s->cell, address);
-}
-
-static void end_cell(void *ctx)
-{
-    cell_site *s = ctx;
-
-    bt_eval_cell_destroy(s->cell);
-    s->cell = NULL;
-}
-
-static void eval_cell_create_unwinds_at_every_allocation(void)
-{
-    cell_site s = {0};
-
-    init_cases(&s.cases);
-    EXPECT_EQ(bt_rpc_loop_create(&s.loop), BT_OK);
-    sweep(make_cell, end_cell, &s, 3);
-    bt_rpc_loop_destroy(s.loop);
-    bt_eval_cases_free(&s.cases);
-}
+/* ---- client */
 
 static const bt_rpc_client_tls PLAIN;
 
@@ -727,14 +455,6 @@ static const bt_test TESTS[] = {
     BT_TEST(account_of_an_idle_rank_claims_no_work),
     BT_TEST(outlet_waits_in_memory),
     BT_TEST(outlet_tells_what_is_lost_on_a_full_disk),
-    BT_TEST(eval_rows_are_checked),
-    BT_TEST(eval_dense_model_has_no_experts),
-    BT_TEST(eval_layers_without_experts_are_dense),
-    BT_TEST(eval_out_may_be_a_pipe),
-    BT_TEST(eval_cases_are_read_in_one_look),
-    BT_TEST(eval_case_without_ids_is_named),
-    BT_TEST(eval_cases_read_unwinds_at_every_allocation),
-    BT_TEST(eval_cell_create_unwinds_at_every_allocation),
     BT_TEST(client_open_unwinds_at_every_allocation),
     BT_TEST(client_to_nobody_is_refused),
     BT_TEST(client_address_may_be_as_long_as_any),

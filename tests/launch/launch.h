@@ -68,10 +68,24 @@ static inline long number_after(const char *word, int n)
     return p != NULL ? strtol(p, NULL, 10) : 0;
 }
 
-/* What stands there for mpirun: a script for sh. */
-BT_PRINTF(2, 3) static inline void write_mpirun(const char *path, const char *format, ...)
+/* A script of sh that stands for mpirun, in a folder whose name means something to a shell. */
+typedef struct {
+    char        folder[32], path[64], variable[96];
+    const char *environment[2]; /* by which the launcher finds it */
+} own_mpirun;
+
+static inline void make_mpirun(own_mpirun *m)
 {
-    FILE   *f = fopen(path, "w");
+    *m = (own_mpirun){.folder = "/tmp/baton-it's-XXXXXX"};
+    EXPECT(mkdtemp(m->folder) != NULL);
+    snprintf(m->path, sizeof(m->path), "%s/mpirun", m->folder);
+    snprintf(m->variable, sizeof(m->variable), "BATON_MPIRUN=%s", m->path);
+    m->environment[0] = m->variable;
+}
+
+BT_PRINTF(2, 3) static inline void write_mpirun(const own_mpirun *m, const char *format, ...)
+{
+    FILE   *f = fopen(m->path, "w");
     va_list ap;
 
     EXPECT(f != NULL && fputs("#!/bin/sh\n", f) >= 0);
@@ -79,7 +93,12 @@ BT_PRINTF(2, 3) static inline void write_mpirun(const char *path, const char *fo
     EXPECT(vfprintf(f, format, ap) > 0);
     va_end(ap);
     fclose(f);
-    EXPECT_EQ(chmod(path, 0700), 0);
+    EXPECT_EQ(chmod(m->path, 0700), 0);
+}
+
+static inline void remove_mpirun(const own_mpirun *m)
+{
+    EXPECT(unlink(m->path) == 0 && rmdir(m->folder) == 0);
 }
 
 #endif

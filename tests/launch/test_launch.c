@@ -549,25 +549,23 @@ static void launch_users_places_for_sessions_are_no_error(void)
  * reaches it, and its child is not taken for the only rank. */
 static void launch_script_that_waits_for_mpirun_is_no_matter(void)
 {
-    const char *argv[]        = {g_launch,
-                                 "--on-death=replace",
-                                 "-n3",
-                                 "--",
-                                 "/bin/sh",
-                                 "-c",
-                                 "trap 'echo drained $OMPI_COMM_WORLD_RANK; exit 0' USR1; echo up "
-                                        "$OMPI_COMM_WORLD_RANK; while :; do sleep 0.1; done",
-                                 NULL};
-    char        path[]        = "/tmp/baton-test-XXXXXX", variable[64];
-    const char *environment[] = {variable, NULL}, *own = getenv("BATON_MPIRUN");
-    int         fd = mkstemp(path), code;
+    const char *argv[] = {g_launch,
+                          "--on-death=replace",
+                          "-n3",
+                          "--",
+                          "/bin/sh",
+                          "-c",
+                          "trap 'echo drained $OMPI_COMM_WORLD_RANK; exit 0' USR1; echo up "
+                          "$OMPI_COMM_WORLD_RANK; while :; do sleep 0.1; done",
+                          NULL};
+    own_mpirun  mpirun;
+    const char *own = getenv("BATON_MPIRUN");
+    int         code;
 
-    EXPECT(fd >= 0);
-    close(fd);
-    snprintf(variable, sizeof(variable), "BATON_MPIRUN=%s", path);
-    write_mpirun(path, "%s \"$@\"\nexit $?\n", own != NULL ? own : "mpirun");
+    make_mpirun(&mpirun);
+    write_mpirun(&mpirun, "%s \"$@\"\nexit $?\n", own != NULL ? own : "mpirun");
     for (int sig = SIGUSR1; sig != 0; sig = sig == SIGUSR1 ? SIGTERM : 0) {
-        bt_command_start(&g_command, argv, environment);
+        bt_command_start(&g_command, argv, mpirun.environment);
         EXPECT(bt_command_wait_for(&g_command, "up 2", START_S));
         if (sig == SIGUSR1)
             EXPECT(!bt_command_wait_for(&g_command, "have failed", 4)); /* more than LOST_NS */
@@ -575,7 +573,7 @@ static void launch_script_that_waits_for_mpirun_is_no_matter(void)
         code = bt_command_finish(&g_command, END_S);
         EXPECT(sig == SIGUSR1 ? code == 0 : code == 128 + SIGTERM || code == 1);
     }
-    unlink(path);
+    remove_mpirun(&mpirun);
 }
 
 /* However long the others take. */

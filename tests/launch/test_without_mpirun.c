@@ -205,7 +205,7 @@ static void launch_mpirun_that_other_hosts_cannot_start_is_told(void)
     EXPECT_EQ(rmdir(folder), 0);
 }
 
-/* 5 has variables of its own.  The path may have what means something to a shell. */
+/* 5 has variables of its own. */
 static void launch_mpirun_is_asked_what_it_is(void)
 {
     static const struct {
@@ -218,44 +218,38 @@ static void launch_mpirun_is_asked_what_it_is(void)
         {"echo 'mpirun (Open MPI) 4.1.4'",                             false},
         {"exit 1",                                                     false}
     };
-    char        folder[]      = "/tmp/baton-it's-XXXXXX", path[64], variable[128];
-    const char *environment[] = {variable, NULL};
+    own_mpirun mpirun;
 
-    EXPECT(mkdtemp(folder) != NULL);
-    snprintf(path, sizeof(path), "%s/mpirun", folder);
-    snprintf(variable, sizeof(variable), "BATON_MPIRUN=%s", path);
+    make_mpirun(&mpirun);
     for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
-        write_mpirun(path,
+        write_mpirun(&mpirun,
                      "[ $1 != --version ] || { %s; exit; }\n"
                      "echo binding ${PRTE_MCA_hwloc_default_binding_policy-unset}\n",
                      CASES[i].says);
-        launch("true", environment);
+        launch("true", mpirun.environment);
         EXPECT_HAS(g_command.output, CASES[i].five ? "binding none\n" : "binding unset\n");
         EXPECT(strstr(g_command.output, "yntax") == NULL);
     }
-    EXPECT(unlink(path) == 0 && rmdir(folder) == 0);
+    remove_mpirun(&mpirun);
 }
 
 /* What users say to 4, as the documents have it. */
 static void launch_users_words_reach_5(void)
 {
     static const char *const PRINTED[] = {"prte 10.1.0.0/16 ", "pmix unset ", "oob unset "};
-    char                     path[]    = "/tmp/baton-test-XXXXXX", variable[64];
-    const char *environment[] = {variable, "OMPI_MCA_oob_tcp_if_include=10.1.0.0/16", NULL};
+    own_mpirun               mpirun;
+    const char *environment[] = {mpirun.variable, "OMPI_MCA_oob_tcp_if_include=10.1.0.0/16", NULL};
     const char *argv[]        = {g_launch, "-n", "1", "--host", "localhost", "--", "true", NULL};
-    int         fd            = mkstemp(path);
 
-    EXPECT(fd >= 0);
-    close(fd);
-    write_mpirun(path, "[ $1 != --version ] || exec echo '(Open MPI) 5.0.7'\n"
-                       "echo prte $PRTE_MCA_prte_if_include "
-                       "pmix ${PMIX_MCA_ptl_base_if_include-unset} "
-                       "oob ${OMPI_MCA_oob_tcp_if_include-unset} .\n");
-    snprintf(variable, sizeof(variable), "BATON_MPIRUN=%s", path);
+    make_mpirun(&mpirun);
+    write_mpirun(&mpirun, "[ $1 != --version ] || exec echo '(Open MPI) 5.0.7'\n"
+                          "echo prte $PRTE_MCA_prte_if_include "
+                          "pmix ${PMIX_MCA_ptl_base_if_include-unset} "
+                          "oob ${OMPI_MCA_oob_tcp_if_include-unset} .\n");
     EXPECT_EQ(bt_command_run(&g_command, argv, environment, END_S), 0);
     for (size_t i = 0; i < sizeof(PRINTED) / sizeof(PRINTED[0]); i++)
         EXPECT_HAS(g_command.output, PRINTED[i]);
-    unlink(path);
+    remove_mpirun(&mpirun);
 }
 
 /* What a job gives mpirun: its arguments, its host file, and the variables, of which the user's
@@ -263,16 +257,14 @@ static void launch_users_words_reach_5(void)
 static void expect_told(const char *version, const char *const *options, const char *const *own,
                         const char *const *has, const char *const *has_not)
 {
-    char        path[]         = "/tmp/baton-test-XXXXXX";
+    own_mpirun  mpirun;
     const char *environment[9] = {"BATON_MPIRUN=/bin/false", /* which the option goes before */
                                   "BATON_SECRET", "BATON_SECRET_FILE", "LD_LIBRARY_PATH"};
-    const char *argv[10]       = {g_launch, "--mpirun", path};
+    const char *argv[10]       = {g_launch, "--mpirun", mpirun.path};
     size_t      n              = 3;
-    int         fd             = mkstemp(path);
 
-    EXPECT(fd >= 0);
-    close(fd);
-    write_mpirun(path,
+    make_mpirun(&mpirun);
+    write_mpirun(&mpirun,
                  "[ $1 != --version ] || exec echo '(Open MPI) %s'\n"
                  "echo \"$*\"; env\n"
                  "for i; do [ \"$before\" != --hostfile ] || cat $i; before=$i; done\n",
@@ -288,7 +280,7 @@ static void expect_told(const char *version, const char *const *options, const c
         EXPECT_HAS(g_command.output, has[i]);
     for (size_t i = 0; has_not[i] != NULL; i++)
         EXPECT(strstr(g_command.output, has_not[i]) == NULL);
-    unlink(path);
+    remove_mpirun(&mpirun);
 }
 
 static void launch_mpirun_is_told_what_the_job_needs(void)
@@ -487,23 +479,20 @@ static void launch_srun_is_told_not_to_kill_beside_dead_nodes(void)
          "told --external-launcher .\n"                                                                     },
         {"OMPI_MCA_plm_slurm_args=--user",              "--on-death=replace", "told --user .\n"             },
     };
-    char path[] = "/tmp/baton-test-XXXXXX", variable[64];
-    int  fd     = mkstemp(path);
+    own_mpirun mpirun;
 
-    EXPECT(fd >= 0);
-    close(fd);
-    write_mpirun(path, "[ $1 != --version ] || exec echo '(Open MPI) 4.1.6'\n"
-                       "echo told $OMPI_MCA_plm_slurm_args .\n");
-    snprintf(variable, sizeof(variable), "BATON_MPIRUN=%s", path);
+    make_mpirun(&mpirun);
+    write_mpirun(&mpirun, "[ $1 != --version ] || exec echo '(Open MPI) 4.1.6'\n"
+                          "echo told $OMPI_MCA_plm_slurm_args .\n");
     for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
         const char *argv[]        = {g_launch,          "-n", "1",    "--slurm",
                                      CASES[i].on_death, "--", "true", NULL};
-        const char *environment[] = {variable, "SLURM_JOB_ID=1", CASES[i].there, NULL};
+        const char *environment[] = {mpirun.variable, "SLURM_JOB_ID=1", CASES[i].there, NULL};
 
         bt_command_run(&g_command, argv, environment, END_S);
         EXPECT_HAS(g_command.output, CASES[i].told);
     }
-    unlink(path);
+    remove_mpirun(&mpirun);
 }
 
 /* What a script that stands for mpirun does when it is told to stop: once when it has started
@@ -518,19 +507,18 @@ static void launch_mpirun_is_told_to_stop_once(void)
          "until [ \"$n\" = 5 ]; do sleep .1; n=${n:+$((n + 1))}; done\n", true },
         {"trap 'echo told; exit' TERM; exec 3<>$0.fifo; echo up; read word <&3\n", false},
     };
-    char        folder[]      = "/tmp/baton-test-XXXXXX", path[64], fifo[96], variable[128];
-    const char *environment[] = {variable, NULL}, *told;
-    const char *argv[]        = {g_launch, "-n1", "--", "true", NULL};
+    own_mpirun  mpirun;
+    char        fifo[96];
+    const char *told;
+    const char *argv[] = {g_launch, "-n1", "--", "true", NULL};
 
-    EXPECT(mkdtemp(folder) != NULL);
-    snprintf(path, sizeof(path), "%s/mpirun", folder);
-    snprintf(fifo, sizeof(fifo), "%s.fifo", path);
+    make_mpirun(&mpirun);
+    snprintf(fifo, sizeof(fifo), "%s.fifo", mpirun.path);
     EXPECT_EQ(mkfifo(fifo, 0600), 0);
-    snprintf(variable, sizeof(variable), "BATON_MPIRUN=%s", path);
     for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
-        write_mpirun(path, "[ $1 != --version ] || exec echo '(Open MPI) 4.1.6'\n%s",
+        write_mpirun(&mpirun, "[ $1 != --version ] || exec echo '(Open MPI) 4.1.6'\n%s",
                      CASES[i].script);
-        bt_command_start(&g_command, argv, environment);
+        bt_command_start(&g_command, argv, mpirun.environment);
         EXPECT(bt_command_wait_for(&g_command, "up\n", START_S));
         kill(g_command.pid, SIGTERM);
         if (CASES[i].told) EXPECT(bt_command_wait_for(&g_command, "told\n", END_S));
@@ -541,7 +529,8 @@ static void launch_mpirun_is_told_to_stop_once(void)
         EXPECT((told != NULL) == CASES[i].told);
         EXPECT(told == NULL || strstr(told + 1, "told\n") == NULL);
     }
-    EXPECT(unlink(fifo) == 0 && unlink(path) == 0 && rmdir(folder) == 0);
+    EXPECT_EQ(unlink(fifo), 0);
+    remove_mpirun(&mpirun);
 }
 
 /* Over several hosts, where the ranks are no children of mpirun's, which does not end by itself
@@ -559,23 +548,19 @@ static void launch_mpirun_over_hosts_ends_with_its_ranks(void)
         {"echo '" ENDED "0'; sleep 600",                                       0, ""                        },
         {"echo '" ENDED "3'; sleep 4",                                         3, "1 of 3 ranks have failed"},
     };
-    char        path[]        = "/tmp/baton-test-XXXXXX", variable[64];
-    const char *environment[] = {variable, NULL};
-    const char *argv[]        = {g_launch, "-n3", "--on-death=replace", "--host", "localhost", "--",
-                                 "true",   NULL};
-    int         fd            = mkstemp(path);
+    own_mpirun  mpirun;
+    const char *argv[] = {g_launch, "-n3", "--on-death=replace", "--host", "localhost", "--",
+                          "true",   NULL};
 
-    EXPECT(fd >= 0);
-    close(fd);
-    snprintf(variable, sizeof(variable), "BATON_MPIRUN=%s", path);
+    make_mpirun(&mpirun);
     for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
-        write_mpirun(path, "[ $1 != --version ] || exec echo '(Open MPI) 4.1.6'\n%s\n",
+        write_mpirun(&mpirun, "[ $1 != --version ] || exec echo '(Open MPI) 4.1.6'\n%s\n",
                      CASES[i].script);
-        EXPECT_EQ(bt_command_run(&g_command, argv, environment, END_S), CASES[i].code);
+        EXPECT_EQ(bt_command_run(&g_command, argv, mpirun.environment, END_S), CASES[i].code);
         EXPECT_HAS(g_command.output, CASES[i].told);
         EXPECT(i == 0 || strstr(g_command.output, "3 of 3 ranks") == NULL);
     }
-    unlink(path);
+    remove_mpirun(&mpirun);
 #undef ENDED
 }
 
@@ -601,23 +586,21 @@ static void launch_words_without_a_newline_are_passed_on(void)
         {"'words " ENDED "'; sleep .25; printf '137\\n'",      137, {"words ", ""}                        },
         {"'\\n%090d\\n\\n' 1; sleep .25; printf '" ENDED "3'", 3,   {"0001\n\n", ""}                      },
     };
-    char        folder[]      = "/tmp/baton-test-XXXXXX", path[64], variable[128];
-    const char *environment[] = {variable, NULL}, *zeros;
-    const char *argv[]        = {g_launch, "-n",   "2", "--on-death=replace", "--host", "localhost",
-                                 "--",     "true", NULL};
+    own_mpirun  mpirun;
+    const char *zeros;
+    const char *argv[] = {g_launch, "-n",   "2", "--on-death=replace", "--host", "localhost",
+                          "--",     "true", NULL};
 
-    EXPECT(mkdtemp(folder) != NULL);
-    snprintf(path, sizeof(path), "%s/mpirun", folder);
-    snprintf(variable, sizeof(variable), "BATON_MPIRUN=%s", path);
+    make_mpirun(&mpirun);
     for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
-        write_mpirun(path, "printf %s\n", CASES[i].prints);
-        EXPECT_EQ(bt_command_run(&g_command, argv, environment, END_S), CASES[i].code);
+        write_mpirun(&mpirun, "printf %s\n", CASES[i].prints);
+        EXPECT_EQ(bt_command_run(&g_command, argv, mpirun.environment, END_S), CASES[i].code);
         EXPECT_HAS(g_command.output, CASES[i].has[0]);
         EXPECT_HAS(g_command.output, CASES[i].has[1]);
         zeros = strstr(g_command.output, "0000");
         EXPECT(zeros == NULL || strstr(zeros + strspn(zeros, "0"), "0000") == NULL); /* once */
     }
-    EXPECT(unlink(path) == 0 && rmdir(folder) == 0);
+    remove_mpirun(&mpirun);
 #undef ENDED
 }
 
@@ -625,23 +608,19 @@ static void launch_words_without_a_newline_are_passed_on(void)
  * mpirun makes of it, as 5 does of a rank that died, does not matter. */
 static void launch_endings_are_counted_once(void)
 {
-    char        path[]        = "/tmp/baton-test-XXXXXX", variable[64];
-    const char *environment[] = {variable, NULL};
-    const char *argv[]        = {g_launch, "-n2", "--on-death=replace", "--", "true", NULL};
-    int         fd            = mkstemp(path);
+    own_mpirun  mpirun;
+    const char *argv[] = {g_launch, "-n2", "--on-death=replace", "--", "true", NULL};
     const char *told;
 
-    EXPECT(fd >= 0);
-    close(fd);
-    write_mpirun(path, "[ $1 != --version ] || exec echo '(Open MPI) 4.1.6'\n"
-                       "printf 13 >> $BT_RANK_ENDINGS; sleep .25\n"
-                       "printf '7\\n0\\n' >> $BT_RANK_ENDINGS; sleep .35; exit 137\n");
-    snprintf(variable, sizeof(variable), "BATON_MPIRUN=%s", path);
-    EXPECT_EQ(bt_command_run(&g_command, argv, environment, END_S), 0);
+    make_mpirun(&mpirun);
+    write_mpirun(&mpirun, "[ $1 != --version ] || exec echo '(Open MPI) 4.1.6'\n"
+                          "printf 13 >> $BT_RANK_ENDINGS; sleep .25\n"
+                          "printf '7\\n0\\n' >> $BT_RANK_ENDINGS; sleep .35; exit 137\n");
+    EXPECT_EQ(bt_command_run(&g_command, argv, mpirun.environment, END_S), 0);
     EXPECT_HAS(g_command.output, "1 of 2 ranks have failed");
     told = strstr(g_command.output, "1 of 2 ranks");
     EXPECT(told != NULL && strstr(told + 2, " of 2 ranks") == NULL);
-    unlink(path);
+    remove_mpirun(&mpirun);
 }
 
 static const bt_test TESTS[] = {

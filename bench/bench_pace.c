@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "bench/stats.h"
 #include "core/clock.h"
 
 enum { SLICE_MS = 50, MOST = 100000, ROUNDS = 6000, REGISTERS = 8, MAX_SLICES = 2000 };
@@ -28,13 +29,6 @@ static uint64_t work_ns(void)
     return bt_now_ns() - begun_ns;
 }
 
-static int by_value(const void *a, const void *b)
-{
-    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-
-    return (x > y) - (x < y);
-}
-
 static double slice_us(void)
 {
     static uint64_t took_ns[MOST];
@@ -44,8 +38,7 @@ static double slice_us(void)
     do
         took_ns[n++] = work_ns();
     while (n < MOST && bt_now_ns() < end_ns);
-    qsort(took_ns, n, sizeof(*took_ns), by_value);
-    return (double)took_ns[n / 2] * 1e-3;
+    return bench_percentile_us(took_ns, n, 0.5);
 }
 
 int main(int argc, char **argv)

@@ -87,13 +87,12 @@ KillWait=30
 MinJobAge=60
 Waittime=0
 JobRequeue=1
-RequeueExit=0
 SchedulerParameters=batch_sched_delay=0,sched_interval=5,bf_interval=5
 SlurmdParameters=config_overrides
 TmpFS={d}/tmp/%n
 {nodes}
 PartitionName=debug Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=FORCE:4
-""".replace("RequeueExit=0\n", ""))
+""")
 
     def _munge(self):
         d = self.folder

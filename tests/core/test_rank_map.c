@@ -142,6 +142,8 @@ static void map_errors_name_the_line(void)
 
 static void map_memory_that_fails_leaves_nothing(void)
 {
+    long live = bt_alloc_live();
+
     for (long k = 0; k < 1000; k++) {
         bt_rank_map map = {0};
         bt_status   st;
@@ -150,6 +152,7 @@ static void map_memory_that_fails_leaves_nothing(void)
         st = read_text("both n1 ranks=3 cores=0-5\nboth n1 device=MIG-a", &map);
         bt_alloc_fail_at(-1);
         bt_rank_map_fini(&map);
+        EXPECT_EQ(bt_alloc_live(), live);
         if (st == BT_OK) {
             EXPECT(k > 3);
             return;

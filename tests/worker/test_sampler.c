@@ -538,10 +538,14 @@ static void history_grows_and_fails_cleanly(void)
 {
     bt_history h = {0}, copy = {0};
 
-    for (int64_t k = 0; k < 2; k++) {
+    for (uint32_t k = 0; k < 2; k++) { /* it takes memory with id 0, and more with 32 */
         bt_alloc_fail_at(k);
-        for (uint32_t i = 0; i < 40; i++)
-            bt_history_add(&h, i, false);
+        for (uint32_t i = 0; i < 40; i++) {
+            bool fails = i == 32 * k;
+
+            EXPECT_EQ(bt_history_add(&h, i, false), fails ? BT_ERR_NO_MEMORY : BT_OK);
+            EXPECT_EQ(h.n, i + 1 - (fails || i > 32 * k));
+        }
         bt_alloc_fail_at(-1);
         bt_history_fini(&h);
     }
@@ -558,12 +562,14 @@ static void history_grows_and_fails_cleanly(void)
 
 static void sampler_init_survives_failed_allocations(void)
 {
+    long       live = bt_alloc_live();
     bt_sampler s;
 
     for (int64_t k = 0; k < 4; k++) {
         bt_alloc_fail_at(k);
         EXPECT_EQ(bt_sampler_init(&s, g_sampler.k, VOCAB), BT_ERR_NO_MEMORY);
         bt_alloc_fail_at(-1);
+        EXPECT_EQ(bt_alloc_live(), live);
     }
 }
 

@@ -80,14 +80,19 @@ static inline void mpi_test_start(int *argc, char ***argv)
 
 static inline int mpi_test_main(int argc, char **argv, const bt_test *tests, size_t n)
 {
-    int rc = EXIT_SUCCESS;
+    int rc = EXIT_SUCCESS, found = argc < 2;
 
     mpi_test_start(&argc, &argv);
     for (size_t i = 0; i < n && rc == EXIT_SUCCESS;
          i++) { /* a rank that fails ends the run for all */
         if (argc > 1 && strcmp(argv[1], tests[i].name) != 0) continue;
-        rc = bt_run_tests(tests + i, 1, NULL);
-        rc = (int)max_over_ranks((uint64_t)rc);
+        found = 1;
+        rc    = bt_run_tests(tests + i, 1, NULL);
+        rc    = (int)max_over_ranks((uint64_t)rc);
+    }
+    if (!found) {
+        fprintf(stderr, "no test is called %s\n", argv[1]);
+        rc = EXIT_FAILURE;
     }
     bt_group_destroy(g_all);
     bt_world_fini(g_world);

@@ -148,19 +148,7 @@ class Cell:
 
     def ranks(self, among=None):
         """pid of each worker process, by rank; of a cell beside another one among these processes."""
-        found, parents = {}, {}
-        for pid in among or self.processes():
-            try:
-                with open(f"/proc/{pid}/environ", "rb") as f:
-                    env = dict(x.split(b"=", 1) for x in f.read().split(b"\0") if b"=" in x)
-                with open(f"/proc/{pid}/stat") as f:
-                    name, rest = re.match(r"\d+ \((.*)\) (.*)", f.read()).groups()
-            except OSError:
-                continue
-            if name == "baton-worker" and b"OMPI_COMM_WORLD_RANK" in env:
-                parents[pid] = int(rest.split()[1])
-                found[pid] = int(env[b"OMPI_COMM_WORLD_RANK"])
-        return {rank: pid for pid, rank in found.items() if parents[pid] not in found}    # while MPI starts it has a child
+        return ranks_among(among or self.processes())
 
     def stop(self, timeout=120):
         """SIGTERM; returns baton-run's exit code."""
@@ -206,30 +194,46 @@ def process_named(cell, *names):
     return next(p for p in descendants(cell.process.pid) if name_of(p) in [n[:15] for n in names])
 
 
-def state_of(pid):
+def environment_of(pid):
+    """What it was started with; empty: it has ended."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as f:
+            return dict(x.split(b"=", 1) for x in f.read().split(b"\0") if b"=" in x)
+    except OSError:
+        return {}
+
+
+def stat_of(pid):
+    """What /proc/PID/stat has behind the name: state, parent and so on; empty: it has ended."""
     try:
         with open(f"/proc/{pid}/stat") as f:
-            return f.read().rsplit(")", 1)[1].split()[0]
+            return f.read().rsplit(")", 1)[1].split()
     except OSError:
-        return None
+        return []
+
+
+def state_of(pid):
+    return (stat_of(pid) or [None])[0]
 
 
 def descendants(pid):
     """All processes below pid, nearest first."""
     parents = {}
     for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            try:
-                with open(f"/proc/{entry}/stat") as f:
-                    parents.setdefault(int(f.read().rsplit(")", 1)[1].split()[1]), []).append(int(entry))
-            except OSError:
-                pass
+        if entry.isdigit() and (fields := stat_of(entry)):
+            parents.setdefault(int(fields[1]), []).append(int(entry))
     found, todo = [], [pid]
     while todo:
         below = parents.get(todo.pop(0), [])
         found += below
         todo += below
     return found
+
+
+def ranks_among(pids):
+    """pid of each worker among these processes, by rank; not of its child, which it has while MPI starts."""
+    found = {pid: environment_of(pid).get(b"OMPI_COMM_WORLD_RANK") for pid in pids if name_of(pid) == "baton-worker"}
+    return {int(rank): pid for pid, rank in found.items() if rank and (fields := stat_of(pid)) and int(fields[1]) not in found}
 
 
 def wait_nothing_left(folders, pids, seconds=GONE_S, log=str):
@@ -244,11 +248,7 @@ def scratch(pids):
     """The private folders that baton-launch gave these processes; they must go with the cell."""
     found = set()
     for pid in pids:
-        try:
-            with open(f"/proc/{pid}/environ", "rb") as f:
-                env = dict(x.split(b"=", 1) for x in f.read().split(b"\0") if b"=" in x)
-        except OSError:
-            continue
+        env = environment_of(pid)
         for name in (b"OMPI_MCA_orte_tmpdir_base", b"OMPI_MCA_btl_vader_backing_directory"):
             if name in env:
                 found.add(env[name].decode())

@@ -27,8 +27,7 @@ def quartile(values):
 
 def spent(pid):
     """CPU seconds, and how often its threads have gone to sleep."""
-    with open(f"/proc/{pid}/stat") as f:
-        fields = f.read().rsplit(")", 1)[1].split()
+    fields = cells.stat_of(pid)
     sleeps = 0
     for thread in os.listdir(f"/proc/{pid}/task"):
         with contextlib.suppress(FileNotFoundError), open(f"/proc/{pid}/task/{thread}/status") as f:
@@ -37,13 +36,8 @@ def spent(pid):
 
 
 def processes(cell):
-    found = {}
-    for pid in cells.descendants(cell.process.pid):
-        with open(f"/proc/{pid}/comm") as f:
-            name = f.read().strip()
-        if name.startswith("baton"):
-            found[pid] = name
-    return found
+    found = {pid: cells.name_of(pid) for pid in cells.descendants(cell.process.pid)}
+    return {pid: name for pid, name in found.items() if name and name.startswith("baton")}
 
 
 def idle(running):

@@ -29,15 +29,10 @@ GROWTH_KIB, ROUNDS = 1024, 10  # of any process; memory that is touched for the 
 def rss_kib(cell):
     found = {}
     for pid in cells.descendants(cell.process.pid):
-        try:
-            with open(f"/proc/{pid}/comm") as f:
-                name = f.read().strip()
+        name = cells.name_of(pid)
+        if name in ("baton-worker", "baton-coordinat"):
             with open(f"/proc/{pid}/status") as f:
-                size = re.search(r"VmRSS:\s+(\d+)", f.read())
-        except OSError:
-            continue
-        if size and name in ("baton-worker", "baton-coordinat"):
-            found[f"{name} {pid}"] = int(size.group(1))
+                found[f"{name} {pid}"] = int(re.search(r"VmRSS:\s+(\d+)", f.read()).group(1))
     return found
 
 

@@ -48,18 +48,20 @@ def metrics(cell, until=lambda m: True, seconds=120):
             return sums
 
 
+def pages_of(m):
+    return {k.split(":")[1]: v for k, v in m.items() if k.startswith("baton_rank_pages:")}
+
+
 def all_free(m):
     """Every page of every rank is free or cached, as far as the ranks have said."""
-    pages = {k.split(":")[1]: v for k, v in m.items() if k.startswith("baton_rank_pages:")}
-    return pages["owned"] == 0 and m["baton_handoff_slots_quarantined"] == 0 and pages["free"] + pages["cached"] == m["baton_rank_pool_pages"]
+    pages = pages_of(m)
+    return pages["owned"] == 0 and m["baton_handoff_slots_quarantined"] == 0 and pages["free"] + pages["cached"] == m["baton_rank_pool_pages"] > 0
 
 
 def expect_free(m, what=""):
-    """Every page of every rank is free or cached."""
-    pages = {k.split(":")[1]: v for k, v in m.items() if k.startswith("baton_rank_pages:")}
-    assert pages["owned"] == 0 and m["baton_handoff_slots_quarantined"] == 0, f"{what}: {pages}"
-    assert pages["free"] + pages["cached"] == m["baton_rank_pool_pages"] > 0, f"{what}: {pages} of {m['baton_rank_pool_pages']}"
-    return pages
+    """The same, or who has what."""
+    assert all_free(m), f"{what}: {pages_of(m)} of {m['baton_rank_pool_pages']}, {m['baton_handoff_slots_quarantined']} slots in quarantine"
+    return pages_of(m)
 
 
 def retracted(client, cell, seconds=LIMIT_S):

@@ -209,11 +209,7 @@ class Doors:
 
 
 def open_files(cell):
-    for pid in cells.descendants(cell.process.pid):
-        with open(f"/proc/{pid}/comm") as f:
-            if f.read().strip() == "baton-coordinat":
-                return len(os.listdir(f"/proc/{pid}/fd"))
-    raise AssertionError("there is no coordinator")
+    return len(os.listdir(f"/proc/{cells.process_named(cell, 'baton-coordinator')}/fd"))
 
 
 def wait_closed(cell, before):

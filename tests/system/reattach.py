@@ -154,18 +154,7 @@ class Site:
 
 def pids(run):
     """Its ranks, by number."""
-    found = {}
-    for pid in cells.descendants(run.process.pid):
-        try:
-            with open(f"/proc/{pid}/environ", "rb") as f:
-                env = dict(x.split(b"=", 1) for x in f.read().split(b"\0") if b"=" in x)
-            with open(f"/proc/{pid}/comm") as f:
-                name = f.read().strip()
-        except OSError:
-            continue
-        if name == "baton-worker" and b"OMPI_COMM_WORLD_RANK" in env:
-            found[int(env[b"OMPI_COMM_WORLD_RANK"])] = pid
-    return found
+    return cells.ranks_among(cells.descendants(run.process.pid))
 
 
 def ended(site, n, endings, again=False, times=None):

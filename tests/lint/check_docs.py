@@ -10,7 +10,7 @@ import os
 import re
 import sys
 
-NAMED = re.compile(r"`((?:[\w.-]+/)+[\w.-]+\.(?:c|h|py|proto|md|cmake|sh|safetensors|json))`")
+NAMED = re.compile(r"`((?:[\w.-]+/)+[\w.-]+\.(?:c|h|cu|cuh|cpp|py|proto|md|cmake|sh|sbatch|safetensors|json))`")
 LINK = re.compile(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)")
 RUN = re.compile(r"(?:^ *|`)((?:[\w.-]+/)+[\w.-]+) \S", re.M)
 ELSEWHERE = ("build/",)

@@ -1,7 +1,9 @@
 """Every verb has a --help for terminals of 80 columns whose examples can be pasted: argp wraps lines of more than 79 columns, and a wrapped command is none.
 It has a --version too, fails with a word where the disk is full and without one where nobody reads, and refuses options that are empty by name.
+Options that the pages name are of some verb.
 
-    check_help.py BIN_DIR"""
+    check_help.py BIN_DIR SOURCE_ROOT"""
+import glob
 import os
 import re
 import subprocess
@@ -47,9 +49,21 @@ def taken_empty(verb):
             yield f"baton {verb} {option}=: exit code {done.returncode}, {done.stderr!r}"
 
 
+NOT_OURS = {"--no-kill", "--model-path", "--parser"}    # Slurm's and SMG's
+
+
+def not_of_a_verb(verbs):
+    """Options at the beginning of what stands between backticks in the pages."""
+    known = NOT_OURS.union(*(re.findall(r"--[a-z][a-z0-9-]*", help_of(verb)) for verb in verbs))
+    for page in sorted([*glob.glob(f"{sys.argv[2]}/*.md"), *glob.glob(f"{sys.argv[2]}/docs/*.md")]):
+        with open(page, encoding="utf-8") as f:
+            named = set(re.findall(r"`(--[a-z][a-z0-9-]*)", f.read()))
+        yield from (f"{os.path.basename(page)}: no verb has {option}" for option in sorted(named - known))
+
+
 verbs = re.findall(r"^  ([a-z]+) {2,}", help_of(), re.M)
 assert len(verbs) >= 13, verbs
-wrong = [*lost_words()]
+wrong = [*lost_words(), *not_of_a_verb(verbs)]
 wrong += [f"baton --help: more than 79 columns: {line}" for line in help_of().split("\n") if len(line) > 79]
 for verb in verbs:
     wrong += [*lost_words(verb), *taken_empty(verb)]

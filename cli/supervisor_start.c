@@ -1,5 +1,6 @@
 /* The processes that the supervisor starts, and their command lines. */
 #include <stdio.h>
+#include <string.h>
 
 #include "cli/supervisor_state.h"
 #include "core/alloc.h"
@@ -35,6 +36,10 @@ bt_status bt_supervisor_start_coordinator(supervisor *s)
     }
     for (uint32_t i = 0; i < opt->n_coordinator_args; i++)
         ADD(opt->coordinator_args[i]);
+    if (s->http[0] != '\0') { /* started again: not at another free one */
+        ADD("--http-port");
+        ADD(strrchr(s->http, ':') + 1);
+    }
     if (opt->busy_poll) ADD("--busy-poll");
     if (opt->sglang) ADD("--sglang");
     if (opt->cell.verbose) ADD("--verbose");

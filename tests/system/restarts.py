@@ -4,7 +4,7 @@
     restarts.py --bin DIR --source DIR [--only NAME]
 
 ranks: a rank dies again and again under load; every stream is the undisturbed one, with a pause. coordinator: clients get UNAVAILABLE, and
-the same port and ranks serve again. hung: so does a coordinator that answers no more. renewed: with --renew a cell that lacks
+the same ports and ranks serve again. hung: so does a coordinator that answers no more. renewed: with --renew a cell that lacks
 ranks is replaced under load by a fresh one beside it, again and again. renewed_in_turn: the fresh cell loses a rank too; the
 launcher of the old one dies. crash_loop: what dies as soon as it serves is given up, with the reason. start_up: 4 ranks, start to first token."""
 import os
@@ -77,8 +77,8 @@ def ranks(a, pb, rpc):
 
 
 def coordinator(a, pb, rpc):
-    cell = start(a, "1+1")
-    address, endings, before = cell.address, [], cell.ranks()
+    cell = start(a, "1+1", "--http-port", "0")
+    address, http, endings, before = cell.address, cell.http, [], cell.ranks()
     want = ask(pb, rpc, cell, 1, 30)
 
     pauses = []
@@ -98,9 +98,10 @@ def coordinator(a, pb, rpc):
     t.join(60)
     assert endings == [grpc.StatusCode.UNAVAILABLE], endings
     assert cell.address == address and ask(pb, rpc, cell, 1, 30) == want
+    assert cell.http == http, f"the HTTP port was {http} and is {cell.http}"
     assert cell.ranks() == before, "the ranks were started again too"
     assert cell.stop() == 0, cell.log()
-    print("coordinator killed: UNAVAILABLE, then the same port, the same ranks and the same tokens", flush=True)
+    print("coordinator killed: UNAVAILABLE, then the same ports, the same ranks and the same tokens", flush=True)
 
 
 def hung(a, pb, rpc):

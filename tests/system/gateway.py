@@ -11,7 +11,9 @@ import json
 import os
 import random
 import re
+import signal
 import sys
+import threading
 import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
@@ -332,6 +334,48 @@ def refusal(g, engine):
     return int(refused)
 
 
+def replaced(a, model, program):
+    """In the order of docs/operating.md a new server takes the place of the old one, and no user notices."""
+    rng, stop, errors = random.Random(6), threading.Event(), []
+    with cells.Cell(a.bin, model, "1+1", *PATIENT) as old, smg.Gateway(program, old.address) as g:
+        g.wait_served(chat_body("Hello."))
+        body = text_body(some_words(rng, 20), temperature=0)
+        want = texts(plain(g, "/v1/completions", body))
+
+        def user(n):
+            while not stop.is_set():
+                got = plain(g, "/v1/completions", body) if n % 2 else None
+                if (texts(got) if got else Streamed(g, "/v1/completions", body).texts) != want:
+                    errors.append(n)
+        with cells.Cell(a.bin, model, "1+1", "--http-port", "0", *PATIENT) as new, concurrent.futures.ThreadPoolExecutor(4) as pool:
+            new.wait_ready()
+            users = [pool.submit(user, n) for n in range(4)]
+            try:
+                g.post("/workers", {"url": f"grpc://{new.address}"})
+                end = time.monotonic() + FREE_S
+                while [w["status"] for w in workers(g) if new.address in w["url"]] != ["ready"]:
+                    assert time.monotonic() < end, workers(g)
+                    time.sleep(0.1)
+                assert g.delete("/workers/" + next(w["id"] for w in workers(g) if old.address in w["url"]))[0] < 300
+                old.process.send_signal(signal.SIGUSR1)
+                assert old.process.wait(FREE_S) == 0, old.log()
+                before = load.metrics(new)["baton_requests_total:OK"]
+                while load.metrics(new)["baton_requests_total:OK"] < before + 8:
+                    assert time.monotonic() < end + FREE_S and not any(u.done() for u in users), "the new server has no requests"
+                    time.sleep(0.1)
+            finally:
+                stop.set()
+            for u in users:
+                u.result()
+        assert not errors, f"users {errors} got another text"
+
+
+def workers(g):
+    status, reply = g.get("/workers")
+    assert status == 200, reply
+    return reply["workers"]
+
+
 def main():
     ap = cells.arguments(__doc__)
     ap.add_argument("--cache", required=True)
@@ -370,6 +414,9 @@ def main():
         n = refusal(g, engine)
         print(f"smg {version}: refusal, {n} of the gateway's attempts, {time.monotonic() - start:.1f} s", flush=True)
         assert cell.stop() == 0, cell.log()
+    start = time.monotonic()
+    replaced(a, model, program)
+    print(f"smg {version}: replaced, {time.monotonic() - start:.1f} s", flush=True)
     return 0
 
 

@@ -133,6 +133,11 @@ class Gateway:
         c.request("GET", path)
         return self.reply_to(c)
 
+    def delete(self, path):
+        c = self.connection()
+        c.request("DELETE", path)
+        return self.reply_to(c)
+
     def reply_to(self, c):
         try:
             reply = c.getresponse()

@@ -89,12 +89,6 @@ out:
     return st;
 }
 
-/* Of a step under way, which may take many beats. */
-static uint64_t in_model_ns(const bt_worker *w, uint64_t now_ns)
-{
-    return w->model_from_ns == 0 ? 0 : now_ns - w->model_from_ns;
-}
-
 bt_status bt_worker_beat(bt_worker *w)
 {
     bt_status st  = BT_OK;
@@ -120,7 +114,7 @@ bt_status bt_worker_beat(bt_worker *w)
                               .drafts              = w->n_drafts,
                               .draft_right_tokens  = w->n_draft_right,
                               .gather_ns           = w->gather_ns,
-                              .model_ns            = w->model_ns + in_model_ns(w, now),
+                              .model_ns            = w->model_ns,
                               .sample_ns           = w->sample_ns,
                               .waited_ns           = w->cfg.links.waited_ns(w->cfg.links.ctx),
                               .prompt_rows         = w->n_rows_done[BT_ROLE_PROMPT],

@@ -49,11 +49,26 @@ out:
     return st;
 }
 
+/* Phases of steps do not overlap: this is the host's time. */
+static uint64_t enter_model(bt_worker *w) { return w->model_from_ns = bt_worker_now_ns(w); }
+
+/* Counts what has passed since then, or since this was last called, and returns it. */
+static uint64_t count_model(bt_worker *w)
+{
+    uint64_t from_ns = w->model_from_ns, took_ns = enter_model(w) - from_ns;
+
+    w->model_ns += took_ns;
+    return took_ns;
+}
+
+/* Beats within a step count its layers so far, and none within a layer: there the rank may wait for
+ * others, which is known only when that has ended, and would pass for computing. */
 static void layer_done(void *ctx, uint32_t layer)
 {
     bt_worker *w = ctx;
     bt_status  st;
 
+    count_model(w);
     w->progress++;
     w->layers_done = layer + 1;
     for (uint32_t i = 0; i < w->batch->n_pieces; i++) {
@@ -82,19 +97,6 @@ static void take_back(bt_batch *b)
     }
 }
 
-/* Phases of steps do not overlap: this is the host's time.  Beats within count what has passed. */
-static uint64_t enter_model(bt_worker *w) { return w->model_from_ns = bt_worker_now_ns(w); }
-
-/* How long that took. */
-static uint64_t leave_model(bt_worker *w)
-{
-    uint64_t took_ns = bt_worker_now_ns(w) - w->model_from_ns;
-
-    w->model_ns += took_ns;
-    w->model_from_ns = 0;
-    return took_ns;
-}
-
 static bt_status launch(bt_worker *w)
 {
     bt_status st;
@@ -116,7 +118,7 @@ static bt_status launch(bt_worker *w)
         r->draw = b->first_draw[i];
     }
     st = w->cfg.links.launch(w->cfg.links.ctx, &b->step);
-    leave_model(w);
+    count_model(w);
     w->layers_done = 0;
     w->n_steps++;
     if (st != BT_OK) take_back(b);
@@ -170,7 +172,7 @@ static bt_status draft(bt_worker *w, bt_batch *b)
 
     enter_model(w);
     st = bt_worker_run_mtp(w, b);
-    w->ended_ns += leave_model(w); /* sample_ns is without */
+    w->ended_ns += count_model(w); /* sample_ns is without */
     return st;
 }
 
@@ -180,7 +182,7 @@ static bt_status end_step(bt_worker *w, bt_batch *b)
 
     enter_model(w);
     st = w->cfg.links.await(w->cfg.links.ctx);
-    leave_model(w);
+    count_model(w);
     if (st != BT_OK) {
         take_back(b);
         goto out;

@@ -112,7 +112,7 @@ struct bt_worker {
     uint64_t prefix_asked_tokens, prefix_hit_tokens;         /* looked up in the cache, and found */
     uint64_t n_rows_done[BT_N_ROLES];                        /* of this rank's requests */
     uint64_t gather_from_ns, gather_ns, model_ns, sample_ns; /* phases, for the beat */
-    uint64_t model_from_ns;                                  /* 0: not in the model now */
+    uint64_t model_from_ns;                                  /* what came before is counted */
     uint64_t batch_rows[BT_BEAT_BATCH_BUCKETS], step_times[BT_BEAT_TIME_BUCKETS];
     uint64_t handoff_ns, handoff_times[BT_BEAT_TIME_BUCKETS];
 };

@@ -40,6 +40,7 @@ typedef struct {
     uint64_t        progress;      /* likewise */
     uint64_t        model_ns;      /* likewise */
     uint64_t        layer_ns;      /* how long each layer takes, where they are told */
+    bool            waits;         /* within each of these, for other ranks */
     bt_graph_offer  offer;         /* of the rank's model, for every step */
     bt_graph_choice graph;         /* of the last step */
     uint32_t        group_rows;    /* all that one had */
@@ -110,6 +111,7 @@ static inline bt_status bench_launch(void *ctx, bt_step *step)
         step->logits[i] = b->uneven ? (float)(i * 2654435761u >> 16) * 0x1p-14f : b->logit;
     for (uint32_t layer = 0; b->tells_layers && layer < BENCH_LAYERS; layer++) {
         b->now += b->layer_ns;
+        if (b->waits) bt_worker_background(b->worker);
         step->layer_done(step->ctx, layer);
     }
     return b->step_status;

@@ -594,6 +594,23 @@ static void beat_within_a_step_counts_the_time_so_far(void)
     bench_tear_down(&b);
 }
 
+/* How long a rank has waited for others is known when that has ended: a beat meanwhile counts
+ * neither, else one that waits for a rank that stands still would be the slow one. */
+static void beat_within_a_layer_does_not_count_it(void)
+{
+    bench b;
+
+    bench_set_up(&b, 0, 0, 0);
+    b.tells_layers = b.waits = true;
+    b.layer_ns               = BT_NS_PER_S;
+    EXPECT_EQ(run_prompt(&b, bench_reserve(1, 10, 5)), BT_OK);
+    EXPECT_EQ(b.model_ns, (BENCH_LAYERS - 1) * BT_NS_PER_S); /* of a beat within the last one */
+    b.now += BT_NS_PER_S;
+    bt_worker_background(b.worker);
+    EXPECT_EQ(b.model_ns, BENCH_LAYERS * BT_NS_PER_S);
+    bench_tear_down(&b);
+}
+
 static void step_that_fails_is_passed_on(void)
 {
     bench b;
@@ -723,6 +740,7 @@ int main(int argc, char **argv)
         BT_TEST(replayed_tokens_are_counted_once),
         BT_TEST(every_layer_is_progress),
         BT_TEST(beat_within_a_step_counts_the_time_so_far),
+        BT_TEST(beat_within_a_layer_does_not_count_it),
         BT_TEST(step_that_fails_is_passed_on),
         BT_TEST(step_that_came_to_nothing_is_computed_in_the_same_form),
         BT_TEST(rank_that_has_lost_a_page_does_not_park),

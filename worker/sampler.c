@@ -122,8 +122,7 @@ static uint32_t find_top(const bt_sampler *s, const float *logits, uint32_t n_to
     for (uint32_t first = 0; first < s->n_vocab && n_top > 0; first += BT_VOCAB_BLOCK) {
         uint32_t len = block_len(s->n_vocab, first);
 
-        if (n == n_top && s->k->row_max(logits + first, len, -INFINITY) <= logits[ids[n - 1]])
-            continue;
+        if (n == n_top && s->k->row_max(logits + first, len) <= logits[ids[n - 1]]) continue;
         for (uint32_t id = first; id < first + len; id++)
             if (isfinite(logits[id])) n = insert_top(logits, id, n, n_top, ids);
     }
@@ -133,7 +132,7 @@ static uint32_t find_top(const bt_sampler *s, const float *logits, uint32_t n_to
 uint32_t bt_logprobs(const bt_sampler *s, const float *logits, uint32_t id, uint32_t n_top,
                      float *logprob_out, uint32_t *ids_out, float *logprobs_out)
 {
-    float    max = s->k->row_max(logits, s->n_vocab, -INFINITY);
+    float    max = s->k->row_max(logits, s->n_vocab);
     float    log = bt_logf(sum_exp(s, logits, max));
     uint32_t n   = find_top(s, logits, n_top, ids_out);
 
@@ -229,7 +228,7 @@ static void fill_maxes(const bt_sampler *s, chances *c)
 {
     c->max = -INFINITY;
     for (uint32_t first = 0; first < s->n_vocab; first += BT_VOCAB_BLOCK) {
-        float max = s->k->row_max(c->logits + first, block_len(s->n_vocab, first), -INFINITY);
+        float max = s->k->row_max(c->logits + first, block_len(s->n_vocab, first));
 
         if (max > c->max) {
             c->max       = max;

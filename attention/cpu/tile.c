@@ -64,7 +64,7 @@ static void raise_max(const bt_tile *t, const bt_key_block *block, uint32_t firs
     for (uint32_t lane = first; lane < t->n_lanes; lane++) {
         const float *scores = scratch->scores + (size_t)lane * t->block_keys;
         float        before = state->max[lane];
-        float        max = rows->row_max(scores, n_visible(t, block, lane), -INFINITY) * t->scale;
+        float        max    = rows->row_max(scores, n_visible(t, block, lane)) * t->scale;
 
         state->max[lane] = max > before ? max : before;
         fell[lane]       = before - state->max[lane];

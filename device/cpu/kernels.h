@@ -55,7 +55,7 @@ typedef struct {
     uint32_t       m, n, k;
     bool           add;     /* start from y instead of +0 */
     bool           cached;  /* B is in a near cache: fetching it ahead is of no use */
-    const void    *after;   /* or NULL: B of the same k that is read next: may be fetched */
+    const void    *after;   /* or NULL: B that is read next: may be fetched, as if of this k */
     const bt_bf16 *fetch;   /* with `cached`: what else is read soon, to be fetched meanwhile, */
     uint32_t       n_fetch; /* so many elements of it; or 0 */
 } bt_cpu_mm;
@@ -75,7 +75,7 @@ typedef struct {
     bt_weight_kind kind;  /* of packed; */
     const float   *scale; /* of e4m3: the scales from its first column on */
     size_t         up;    /* or 0 */
-    const void    *next;  /* where this thread probably goes on: columns of the same k, to be
+    const void    *next;  /* where this thread probably goes on: columns, as if of this k, to be
                              fetched towards the caches meanwhile; or NULL */
     void        *y;       /* [m, n] of y_dtype; with `up`, tiles as x has them, of bf16 */
     size_t       ld_y;    /* elements from row to row, or from tile row to tile row */
@@ -168,9 +168,9 @@ typedef struct {
     void (*scale_bf16)(const float *x, size_t n, float a, bt_bf16 *y);
     /* y[i] += a * x[i], two roundings */
     void (*axpy)(float a, const float *x, size_t n, float *y);
-    /* max(start, x[0..n)); a NaN in x is passed over.  Zeros and subnormals are
+    /* The largest of x, -inf of none; a NaN is passed over.  Zeros and subnormals are
      * equal: which of them comes out is the same in every table, but not said. */
-    float (*row_max)(const float *x, size_t n, float start);
+    float (*row_max)(const float *x, size_t n);
     float (*row_sum)(const float *x, size_t n);
     /* The sum of w[i] * max(x[i], 0), two roundings. */
     float (*relu_dot)(const float *w, const float *x, size_t n);

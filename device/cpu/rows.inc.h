@@ -45,19 +45,19 @@ static void axpy(float a, const float *x, size_t n, float *y)
         y[i] = y[i] + x[i] * a;
 }
 
-static float row_max(const float *x, size_t n, float start)
+static float row_max(const float *x, size_t n)
 {
     lanes  best;
     size_t i = 0, left;
 
     for (int q = 0; q < PARTS; q++)
-        best.part[q] = splat(start);
+        best.part[q] = splat(-INFINITY);
     for (; i + LANES <= n; i += LANES)
         for (int q = 0; q < PARTS; q++)
             best.part[q] = greater(load(x + i + q * WIDTH), best.part[q]);
     for (int q = 0; i < n; q++, i += left) {
         left         = n - i < WIDTH ? n - i : WIDTH;
-        best.part[q] = greater(load_part(x + i, left, start), best.part[q]);
+        best.part[q] = greater(load_part(x + i, left, -INFINITY), best.part[q]);
     }
     return max_lanes(&best);
 }

@@ -57,7 +57,7 @@ static inline float bt_core_softmax(const bt_core_cpu *k, const bt_core_member *
     const bt_cpu_row_kernels *rows   = k->kernels->rows;
     const float              *scores = m->scores + (size_t)lane * k->keys_pad;
     float                     scale  = k->s->cfg.softmax_scale;
-    float                     max    = rows->row_max(scores, k->n_keys, -__builtin_inff()) * scale;
+    float                     max    = rows->row_max(scores, k->n_keys) * scale;
 
     return 1.0f / rows->exp_row(scores, k->n_keys, k->keys_pad, scale, max,
                                 m->p + (size_t)lane * k->keys_pad, NULL);

@@ -106,8 +106,10 @@ bt_status bt_device_ffn(bt_device *dev, bt_role role, uint32_t n_ffns, const bt_
                    2 * bt_linear_k(ffns[0].down));
         BT_REQUIRE(f->m <= 1 || (f->ld_x >= hidden && f->ld_y >= bt_linear_n(f->down)),
                    BT_ERR_INVALID_ARG,
-                   "feed-forward block %u of %u, [%u, %u, %u]: row strides %zu and %zu", i, n_ffns,
-                   hidden, dim, bt_linear_n(f->down), f->ld_x, f->ld_y);
+                   "feed-forward block %u of %u, [%u, %u, %u]: row strides %zu and %zu: expected "
+                   "%u and %u or more",
+                   i, n_ffns, hidden, dim, bt_linear_n(f->down), f->ld_x, f->ld_y, hidden,
+                   bt_linear_n(f->down));
         BT_REQUIRE((f->weight == NULL || f->y_dtype == BT_BF16) &&
                        (f->x_row == NULL) == (f->gathered == NULL),
                    BT_ERR_INVALID_ARG,

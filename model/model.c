@@ -79,8 +79,8 @@ bt_status bt_model_load(const bt_model_config *cfg, const bt_safetensors *set,
                                 .progress_ctx = opt->progress_ctx};
 
     BT_REQUIRE(opt->max_rows != 0 && (opt->normal || opt->absorbed), BT_ERR_INVALID_ARG,
-               "model for %u rows, normal form %d, absorbed form %d", opt->max_rows, opt->normal,
-               opt->absorbed);
+               "model for %u rows, normal form %d, absorbed form %d: expected rows, and a form",
+               opt->max_rows, opt->normal, opt->absorbed);
     model = bt_calloc(1, sizeof(*model));
     BT_REQUIRE(model != NULL, BT_ERR_NO_MEMORY, "model");
     model->cfg            = cfg;

@@ -42,7 +42,8 @@ static bt_status check_config(const bt_moe_config *cfg, const bt_group *group,
 
     BT_TRY(bt_gate_check(&cfg->gate));
     BT_REQUIRE(cfg->hidden != 0 && cfg->expert_dim != 0 && max_rows != 0, BT_ERR_INVALID_ARG,
-               "moe: hidden %u, expert width %u, %u rows", cfg->hidden, cfg->expert_dim, max_rows);
+               "moe: hidden %u, expert width %u, %u rows: each must be above 0", cfg->hidden,
+               cfg->expert_dim, max_rows);
     BT_REQUIRE(placement->n_experts == cfg->gate.n_experts &&
                    placement->n_ranks == bt_group_size(group),
                BT_ERR_INVALID_ARG, "moe: placement of %u experts on %u ranks, expected %u on %u",
@@ -268,7 +269,8 @@ bt_status bt_moe_create(bt_device *dev, bt_group *group, const bt_placement *pla
     moe->wire_elems = bt_wire_elems(cfg->hidden, cfg->gate.top_k);
     all_rows        = (size_t)moe->n_ranks * max_rows;
     BT_REQUIRE(all_rows < UINT32_MAX / BT_MAX_TOP_K, BT_ERR_INVALID_ARG,
-               "moe: %u ranks of %u rows are too many", moe->n_ranks, max_rows);
+               "moe: %u ranks of %u rows: expected less than %u rows in all", moe->n_ranks,
+               max_rows, UINT32_MAX / BT_MAX_TOP_K);
     BT_TRY(map_experts(moe));
     size_tile(moe, all_rows);
     BT_TRY(take_device(moe, all_rows));

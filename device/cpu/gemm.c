@@ -287,8 +287,9 @@ static bt_status check(uint32_t n_gemms, const bt_gemm *gemms)
         BT_REQUIRE(g->weight == NULL || g->y_dtype == BT_BF16, BT_ERR_INVALID_ARG,
                    "product %u of %u weighs rows of fp32, expected bf16", i, n_gemms);
         BT_REQUIRE(g->m <= 1 || (g->ld_x >= g->w->k && g->ld_y >= g->w->n), BT_ERR_INVALID_ARG,
-                   "product %u of %u, [%u, %u], has row strides %zu and %zu", i, n_gemms, g->w->n,
-                   g->w->k, g->ld_x, g->ld_y);
+                   "product %u of %u, [%u, %u], has row strides %zu and %zu: expected %u and %u or "
+                   "more",
+                   i, n_gemms, g->w->n, g->w->k, g->ld_x, g->ld_y, g->w->k, g->w->n);
     }
 out:
     return st;

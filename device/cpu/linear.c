@@ -175,7 +175,7 @@ static bt_status create_header(uint32_t n, uint32_t k, bt_weight_kind kind, bt_l
     bt_linear *linear;
 
     BT_REQUIRE(n >= 1 && k >= 1 && n <= INT32_MAX && k <= INT32_MAX, BT_ERR_INVALID_ARG,
-               "a weight matrix of [%u, %u]", n, k);
+               "a weight matrix of [%u, %u]: expected 1 to %d of both", n, k, INT32_MAX);
     linear = bt_calloc(1, sizeof(*linear));
     BT_REQUIRE(linear != NULL, BT_ERR_NO_MEMORY, "weight matrix header");
     linear->n     = n;

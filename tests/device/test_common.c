@@ -196,7 +196,7 @@ static void ffn_of_shapes_that_do_not_fit_is_refused(void)
     expect_refused(1, f, "block 0 of 1, [64, 32, 64]: row strides 63 and 64");
     f[0]      = good;
     f[0].ld_y = HIDDEN - 1;
-    expect_refused(1, f, "row strides 64 and 63");
+    expect_refused(1, f, "row strides 64 and 63: expected 64 and 64 or more");
     f[0]         = good;
     f[0].y_dtype = BT_F32;
     f[0].weight  = weight;

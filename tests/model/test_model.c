@@ -277,6 +277,7 @@ static void model_load_refuses_options_that_do_not_fit(void)
     opt.normal   = true;
     opt.max_rows = 0;
     EXPECT_EQ(bt_model_load(cfg, g_goldens.weights, &opt, &model), BT_ERR_INVALID_ARG);
+    EXPECT_HAS(bt_error_text(), "model for 0 rows, normal form 1, absorbed form 0: expected rows");
     EXPECT(model == NULL);
     bt_placement_fini(&placement);
     bt_group_destroy(opt.group);

@@ -488,6 +488,7 @@ static void moe_create_refuses_what_does_not_fit(void)
     NEED(bt_group_create(g_world, g_n_ranks, ranks, 0, 1, &group) == BT_OK);
     NEED(bt_placement_init(&placement, N_EXPERTS, N_BLOCKS, g_n_ranks, NULL) == BT_OK);
     EXPECT_EQ(bt_moe_create(g_dev, group, &placement, &cfg, 0, &moe), BT_ERR_INVALID_ARG);
+    EXPECT_HAS(bt_error_text(), "0 rows: each must be above 0");
     cfg.gate.top_k = 10; /* three groups of three are kept */
     EXPECT_EQ(bt_moe_create(g_dev, group, &placement, &cfg, 8, &moe), BT_ERR_INVALID_ARG);
     cfg                = CFG;
@@ -497,6 +498,7 @@ static void moe_create_refuses_what_does_not_fit(void)
     cfg.expert_dim = 0;
     EXPECT_EQ(bt_moe_create(g_dev, group, &placement, &cfg, 8, &moe), BT_ERR_INVALID_ARG);
     EXPECT_EQ(bt_moe_create(g_dev, group, &placement, &CFG, UINT32_MAX, &moe), BT_ERR_INVALID_ARG);
+    EXPECT_HAS(bt_error_text(), "4294967295 rows: expected less than 67108863 rows in all");
     bt_placement_fini(&placement);
     NEED(bt_placement_init(&placement, N_EXPERTS, N_BLOCKS, g_n_ranks + 1, NULL) == BT_OK);
     EXPECT_EQ(bt_moe_create(g_dev, group, &placement, &CFG, 8, &moe), BT_ERR_INVALID_ARG);

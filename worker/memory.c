@@ -9,6 +9,10 @@
 #include "core/machine.h"
 #include "model/tensor_kind.h"
 
+/* Of a small model on a large GPU: for 67 million tokens. The host has tables of them, which it
+ * walks when the rank is idle. */
+enum { GPU_PAGES = 1 << 20 };
+
 uint64_t bt_memory_available(void)
 {
     bt_machine machine;
@@ -171,7 +175,8 @@ static bt_status plan_rest(bt_memory_account *a, uint32_t max_context, uint64_t 
                            uint64_t *n_out)
 {
     bt_status st      = BT_OK;
-    uint64_t  context = bt_kv_pages_for(max_context), most = BT_CPU_CONTEXTS * context, n;
+    uint64_t  context = bt_kv_pages_for(max_context), n;
+    uint64_t  most    = a->on_gpu ? GPU_PAGES : BT_CPU_CONTEXTS * context;
 
     if (a->adopt != 0 && share < beside_pages(a) + a->page_bytes * context) {
         BT_WARN("there is no room for the experts of a lost rank (%" PRIu64 " MiB): when one is "
@@ -181,7 +186,7 @@ static bt_status plan_rest(bt_memory_account *a, uint32_t max_context, uint64_t 
     }
     if (share < beside_pages(a) + a->page_bytes) BT_TRY(fail_small(a, share));
     n         = (share - beside_pages(a)) / a->page_bytes;
-    a->capped = !a->on_gpu && n > most;
+    a->capped = n > most;
     *n_out    = a->capped ? most : n;
 out:
     return st;
@@ -216,9 +221,10 @@ void bt_memory_print(const bt_memory_account *a)
             mib(a->adopt), mib(a->step), mib(a->graphs), mib(a->staging), a->n_pages,
             (double)a->page_bytes / 1024, mib(a->pages),
             (unsigned long long)a->n_pages * BT_PAGE_TOKENS,
-            a->given    ? " (--kv-bytes)"
-            : a->capped ? " (4 full contexts; --kv-bytes gives more)"
-                        : "",
+            a->given     ? " (--kv-bytes)"
+            : !a->capped ? ""
+            : a->on_gpu  ? " (--kv-bytes gives more)"
+                         : " (4 full contexts; --kv-bytes gives more)",
             mib(a->available), a->local_size, a->on_gpu ? "GPU" : "machine");
     if (a->on_gpu)
         BT_INFO("memory: beside the GPU's %.1f MiB of pinned host memory", mib(a->pinned));

@@ -24,7 +24,7 @@ typedef struct {
     uint32_t n_pages;
     uint32_t max_rows; /* that step was reckoned for */
     bool     given;    /* by --kv-bytes */
-    bool     capped;   /* to BT_CPU_CONTEXTS full contexts, where more would fit */
+    bool     capped;   /* where more pages would fit */
 } bt_memory_account;
 
 /* Bytes that MemAvailable of /proc/meminfo and the control group leave. */
@@ -53,9 +53,9 @@ bt_status bt_memory_check_pinned(const bt_memory_account *account, uint64_t more
 
 /* Fills pages and n_pages: kv_bytes where it is not 0; else an even share of 85 % of what is
  * available, shared weights taken off first, less the other entries, on a CPU up to
- * BT_CPU_CONTEXTS full contexts.  NO_MEMORY or INVALID_ARG says how much one page needs.  Where
- * kv_bytes, or pages for one full context, leave no room for the experts of a lost rank, it warns.
- */
+ * BT_CPU_CONTEXTS full contexts, on a GPU up to 2^20.  NO_MEMORY or INVALID_ARG says how
+ * much one page needs.  Where kv_bytes, or pages for one full context, leave no room for the
+ * experts of a lost rank, it warns. */
 bt_status bt_memory_plan_pages(const bt_model_config *cfg, uint64_t kv_bytes,
                                bt_memory_account *account);
 

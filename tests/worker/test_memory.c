@@ -52,6 +52,10 @@ static void pages_of_the_account_are_shared_and_bounded(void)
     EXPECT_EQ(bt_memory_plan_pages(&cfg, 0, &a), BT_OK);
     EXPECT_EQ(a.n_pages, 64ull * GIB / 100 * 85 / 294912); /* all there is */
     EXPECT(!a.capped);
+    a.available = 1024ull * GIB;
+    EXPECT_EQ(bt_memory_plan_pages(&cfg, 0, &a), BT_OK);
+    EXPECT_EQ(a.n_pages, 1 << 20);
+    EXPECT(a.capped);
     a = (bt_memory_account){
         .available = GIB, .local_size = 4, .weights = 100 << 20, .shared = 700 << 20};
     EXPECT_EQ(bt_memory_plan_pages(&cfg, 0, &a), BT_OK); /* shared weights are taken off once */

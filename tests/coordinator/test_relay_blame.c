@@ -315,6 +315,24 @@ static void relay_a_rank_that_has_read_is_one_like_others(void)
     sim_fini(&s);
 }
 
+/* It has heard of nobody meanwhile: a rank may read still, one that never did is to blame at once.
+ */
+static void relay_that_stood_still_blames_no_rank_that_reads(void)
+{
+    for (int reads = 0; reads < 2; reads++) {
+        sim s;
+
+        sim_init_as(&s, 0, 0, 3, 32, true);
+        bt_relay_tick(s.relay, s.now);
+        if (reads) tell_reads(&s, 2);
+        s.now += 2 * s.cfg.rank_quiet_ns;
+        tell_of_rank_2(&s, EPOCH - 1);
+        bt_relay_tick(s.relay, s.now);
+        EXPECT_EQ(s.n_stuck, !reads);
+        sim_fini(&s);
+    }
+}
+
 /* What a tick does for one cell of several may take until after the tick's own time: a request that
  * comes meanwhile is not older than time itself, and neither are the ranks that it wakes. */
 static void relay_a_tick_of_before_finds_nobody_silent(void)
@@ -349,6 +367,7 @@ static const bt_test tests[] = {
     BT_TEST(relay_waits_for_a_rank_that_reads),
     BT_TEST(relay_rank_that_reads_excuses_its_own_group),
     BT_TEST(relay_a_rank_that_has_read_is_one_like_others),
+    BT_TEST(relay_that_stood_still_blames_no_rank_that_reads),
     BT_TEST(relay_a_tick_of_before_finds_nobody_silent),
 };
 

@@ -59,6 +59,7 @@ typedef struct {
     client     *clients; /* owned [n] */
     uint32_t    n;
     uint64_t    now;
+    long        live;       /* allocations before it */
     const char *cache_salt; /* of what run_in() submits, as is: */
     uint32_t    prompt_logprobs;
 } site;
@@ -108,7 +109,8 @@ static inline void set_up(site *s, uint32_t n)
         .ctx     = s
     };
 
-    *s = (site){.clients = calloc(n, sizeof(client)), .n = n, .now = bt_now_ns()};
+    *s = (site){
+        .clients = calloc(n, sizeof(client)), .n = n, .now = bt_now_ns(), .live = bt_alloc_live()};
     EXPECT_EQ(bt_fleet_create(&config, &events, &s->fleet), BT_OK);
     s->fleet->prefix_seed = 1; /* else keys share slots now and then */
 }
@@ -119,6 +121,7 @@ static inline void tear_down(site *s)
     for (uint32_t i = 0; i < s->n; i++)
         EXPECT_EQ(s->clients[i].ends, 1);
     bt_fleet_destroy(s->fleet);
+    EXPECT_EQ(bt_alloc_live(), s->live);
     free(s->clients);
 }
 
@@ -188,18 +191,21 @@ static inline grpc_status_code submit_choices(site *s, uint32_t i, const char *n
 {
     grpc_status_code    code = GRPC_STATUS_OK;
     uint64_t            number;
-    client             *c = &s->clients[i];
-    bt_relay_submission r = {
-        .name      = c->name,
-        .n_prompt  = PROMPT,
-        .prompt    = bt_calloc(PROMPT, sizeof(uint32_t)),
-        .sampling  = {.max_tokens = max_tokens},
-        .n_choices = n_choices,
+    uint32_t            n_lobby = s->fleet->n_lobby;
+    client             *c       = &s->clients[i];
+    bt_relay_submission r       = {
+              .name      = c->name,
+              .n_prompt  = PROMPT,
+              .prompt    = bt_calloc(PROMPT, sizeof(uint32_t)),
+              .sampling  = {.max_tokens = max_tokens},
+              .n_choices = n_choices,
     };
 
     snprintf(c->name, sizeof(c->name), "%s", name);
-    if (bt_fleet_submit(s->fleet, &r, c, s->now + i, &number, &code) == BT_OK)
+    if (bt_fleet_submit(s->fleet, &r, c, s->now + i, &number, &code) == BT_OK) {
+        EXPECT((number == 0) == (s->fleet->n_lobby > n_lobby)); /* it comes with a place */
         return GRPC_STATUS_OK;
+    }
     bt_free(r.prompt);
     return code;
 }

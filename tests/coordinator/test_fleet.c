@@ -106,6 +106,67 @@ static void fleet_lobby_is_bounded_by_tokens(void)
     }
 }
 
+/* Which take memory however few they are: here nobody reads the texts. */
+static grpc_status_code submit_text(site *s, uint32_t i, size_t n_bytes)
+{
+    uint64_t            number;
+    grpc_status_code    code = GRPC_STATUS_OK;
+    bt_relay_submission r    = {
+           .name      = s->clients[i].name,
+           .n_prompt  = PROMPT,
+           .prompt    = bt_calloc(PROMPT, sizeof(uint32_t)),
+           .sampling  = {.constraint = bt_strdup("x"), .n_constraint_bytes = n_bytes},
+           .n_choices = 1
+    };
+
+    snprintf(s->clients[i].name, sizeof(s->clients[i].name), "t%u", i);
+    if (bt_fleet_submit(s->fleet, &r, &s->clients[i], s->now, &number, &code) == BT_OK)
+        return GRPC_STATUS_OK;
+    bt_free(r.prompt);
+    bt_sampling_free(&r.sampling);
+    return code;
+}
+
+static void fleet_lobby_is_bounded_by_texts(void)
+{
+    site s;
+
+    set_up(&s, 2);
+    EXPECT_EQ(submit_text(&s, 0, BT_QUEUED_TEXT_MAX - 1), GRPC_STATUS_OK);
+    EXPECT_EQ(submit_text(&s, 1, 2), GRPC_STATUS_RESOURCE_EXHAUSTED);
+    abort_one(&s, 0);
+    EXPECT_EQ(submit_text(&s, 1, 2), GRPC_STATUS_OK);
+    tear_down(&s);
+}
+
+static void fleet_lobby_without_memory_takes_nothing(void)
+{
+    site             s;
+    grpc_status_code code = GRPC_STATUS_UNKNOWN;
+
+    set_up(&s, 1);
+    for (long k = 1; code != GRPC_STATUS_OK; k++) { /* the first one is the prompt's */
+        EXPECT(code == GRPC_STATUS_UNKNOWN || code == GRPC_STATUS_RESOURCE_EXHAUSTED);
+        EXPECT_EQ(s.fleet->n_lobby, 0);
+        bt_alloc_fail_at(k);
+        code = submit_as(&s, 0, "r", 5);
+        bt_alloc_fail_at(-1);
+    }
+    EXPECT_EQ(s.fleet->n_lobby, 1);
+    tear_down(&s);
+}
+
+static void fleet_that_has_stopped_takes_nothing(void)
+{
+    site s;
+
+    set_up(&s, 0);
+    s.clients = calloc(1, sizeof(client));
+    bt_fleet_stop(s.fleet, GRPC_STATUS_UNAVAILABLE, "the end");
+    EXPECT_EQ(submit_as(&s, 0, "late", 5), GRPC_STATUS_UNAVAILABLE);
+    tear_down(&s);
+}
+
 /* It drains; the cell that has the request is lost, and another one is about to serve. */
 static void fleet_that_drains_waits_for_a_cell_that_loads(void)
 {
@@ -178,11 +239,19 @@ static void fleet_says_what_all_its_cells_have(void)
     site            s;
     bt_control_peer a, b;
     bt_relay_loads  all, of[2];
+    bt_up           ticket;
 
-    set_up(&s, 0);
+    set_up(&s, 2);
     come(&s, &a, "a", 64);
     come(&s, &b, "b", 4);
+    submit(&s, 0);
+    submit(&s, 1);
+    ticket                = sim_ticket(a.number, 1);
+    ticket.u.ticket.epoch = a.epoch;
+    bt_fleet_message(s.fleet, &a, &ticket);
+    bt_up_free(&ticket);
     bt_fleet_get_loads(s.fleet, &all);
+    EXPECT(all.n_running == 1 && all.n_waiting == 1 && all.used_tokens == 2 * 64);
     for (uint32_t i = 0; i < 2; i++)
         bt_relay_get_loads(bt_fleet_relay(s.fleet, i), &of[i]);
     EXPECT_EQ(all.total_tokens, of[0].total_tokens + of[1].total_tokens);
@@ -319,9 +388,10 @@ static void fleet_cell_without_ranks_keeps_its_requests(void)
 {
     site            s;
     bt_control_peer a, again;
-    bt_up           hello = make_hello("a", 0, 1);
+    bt_up           hello;
 
     set_up(&s, 1);
+    hello                      = make_hello("a", 0, 1);
     s.fleet->cfg.relay.replace = true;
     come(&s, &a, "a", 64);
     submit(&s, 0);
@@ -392,10 +462,11 @@ static void fleet_rank_of_another_model_is_refused(void)
 {
     site            s;
     bt_control_peer a, b;
-    bt_up           hello = make_hello("b", 0, 1);
+    bt_up           hello;
 
     set_up(&s, 0);
     attach(&s, &a, "a", 0, 2, 64); /* none has served */
+    hello = make_hello("b", 0, 1);
     hello.u.hello.vocab_size++;
     say(&s, &b, &hello);
     EXPECT(b.n_refused == 1 && b.code == GRPC_STATUS_FAILED_PRECONDITION);
@@ -417,6 +488,9 @@ int main(int argc, char **argv)
         BT_TEST(fleet_loses_cells_in_linear_time),
         BT_TEST(fleet_own_silence_is_no_wait_for_a_cell),
         BT_TEST(fleet_lobby_is_bounded_by_tokens),
+        BT_TEST(fleet_lobby_is_bounded_by_texts),
+        BT_TEST(fleet_lobby_without_memory_takes_nothing),
+        BT_TEST(fleet_that_has_stopped_takes_nothing),
         BT_TEST(fleet_that_drains_waits_for_a_cell_that_loads),
         BT_TEST(fleet_name_belongs_to_one_request),
         BT_TEST(fleet_counts_tokens_of_cells_that_have_gone),

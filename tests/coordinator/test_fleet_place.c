@@ -208,15 +208,13 @@ static void fleet_places_a_prompt_whose_keys_get_no_memory(void)
     bt_control_peer     a, b;
     uint64_t            number = 0;
     grpc_status_code    code   = GRPC_STATUS_OK;
-    bt_relay_submission r      = {.name      = "long",
-                                  .n_prompt  = LONG,
-                                  .prompt    = bt_calloc(LONG, sizeof(uint32_t)),
-                                  .sampling  = {.max_tokens = 5},
-                                  .n_choices = 1};
+    bt_relay_submission r      = {
+             .name = "long", .n_prompt = LONG, .sampling = {.max_tokens = 5}, .n_choices = 1};
 
     set_up(&s, 1);
     come(&s, &a, "a", 64);
     come(&s, &b, "b", 64);
+    r.prompt = bt_calloc(LONG, sizeof(uint32_t));
     bt_alloc_fail_at(0);
     EXPECT_EQ(bt_fleet_submit(s.fleet, &r, &s.clients[0], s.now, &number, &code), BT_OK);
     EXPECT_EQ(a.n_reserved + b.n_reserved, 1);
@@ -275,6 +273,122 @@ static void prefer(const site *s, const char *name)
     }
 }
 
+static void prefer_none(const site *s)
+{
+    for (uint32_t i = 0; i < s->fleet->n_cells; i++)
+        s->fleet->cells[i]->short_since_ns = 0;
+}
+
+/* In the one cell with room for all of its answer, though that is the last choice for others. */
+static void fleet_long_answer_goes_where_it_may_fit(void)
+{
+    site            s;
+    bt_control_peer a, b;
+
+    set_up(&s, 1);
+    come(&s, &a, "a", 64);
+    come(&s, &b, "b", 4);
+    prefer(&s, "b");
+    submit_of(&s, 0, 10 * 64);
+    EXPECT(a.n_reserved == 1 && b.n_reserved == 0);
+    tear_down(&s);
+}
+
+/* Even where the others are full: these go on.  Of several such cells the idlest is chosen. */
+static void fleet_cell_without_a_rank_is_the_last_choice(void)
+{
+    site            s;
+    bt_control_peer a, b, c;
+
+    set_up(&s, 4);
+    come(&s, &a, "a", 1);
+    come(&s, &b, "b", 4);
+    prefer(&s, "a");
+    submit(&s, 0);
+    submit(&s, 1);
+    EXPECT(a.n_reserved == 1 && b.n_reserved == 0);
+    bt_fleet_lost(s.fleet, &a);
+    EXPECT_EQ(b.n_reserved, 2);
+    come(&s, &c, "c", 4);
+    prefer(&s, "");
+    submit(&s, 2);
+    submit(&s, 3);
+    EXPECT(b.n_reserved == 2 && c.n_reserved == 2);
+    tear_down(&s);
+}
+
+/* Behind so many for which no other cell is large enough a small one waits for its turn. */
+static void fleet_looks_at_few_that_stay(void)
+{
+    for (uint32_t n_large = 7; n_large <= 8; n_large++) {
+        site            s;
+        bt_control_peer a, b;
+        char            name[16];
+
+        set_up(&s, n_large + 2);
+        come(&s, &a, "a", 3);
+        come(&s, &b, "b", 2);
+        for (uint32_t i = 0; i <= n_large; i++) {
+            snprintf(name, sizeof(name), "large %u", i);
+            EXPECT_EQ(submit_choices(&s, i, name, 5, 3), GRPC_STATUS_OK);
+        }
+        prefer(&s, "a");
+        submit(&s, n_large + 1);
+        prefer_none(&s);
+        EXPECT(a.n_reserved == 1 && b.n_reserved == 0);
+        bt_fleet_tick(s.fleet, s.now + 10);
+        EXPECT_EQ(b.n_reserved, n_large == 7);
+        tear_down(&s);
+    }
+}
+
+/* It has room for the small one, but a large one waits for more of it. */
+static void fleet_request_moves_to_no_cell_with_a_queue(void)
+{
+    site            s;
+    bt_control_peer a, b;
+
+    set_up(&s, 4);
+    come(&s, &a, "a", 3);
+    come(&s, &b, "b", 3);
+    prefer(&s, "b");
+    EXPECT_EQ(submit_choices(&s, 0, "most of b", 5, 2), GRPC_STATUS_OK);
+    EXPECT_EQ(submit_choices(&s, 1, "large", 5, 3), GRPC_STATUS_OK);
+    prefer(&s, "a");
+    EXPECT_EQ(submit_choices(&s, 2, "all of a", 5, 3), GRPC_STATUS_OK);
+    submit(&s, 3);
+    prefer_none(&s);
+    bt_fleet_tick(s.fleet, s.now + 10);
+    EXPECT(bt_relay_first_queued(bt_fleet_relay(s.fleet, 0)) != NULL);
+    EXPECT(a.n_reserved == 1 && b.n_reserved == 1);
+    tear_down(&s);
+}
+
+/* Each rank of its cell has two pages free, and the other cell three, of fewer. */
+static void fleet_request_leaves_the_idlest_cell_for_one_with_room(void)
+{
+    site            s;
+    bt_control_peer a[2], b;
+
+    set_up(&s, 4);
+    for (uint32_t i = 0; i < 2; i++)
+        attach(&s, &a[i], "a", i, 2, 32);
+    be_ready(&s, &a[0]);
+    be_ready(&s, &a[1]);
+    come(&s, &b, "b", 64);
+    prefer(&s, "b");
+    EXPECT_EQ(submit_choices(&s, 0, "most of b", 5, 61), GRPC_STATUS_OK);
+    prefer(&s, "a");
+    EXPECT_EQ(submit_choices(&s, 1, "most of one", 5, 30), GRPC_STATUS_OK);
+    EXPECT_EQ(submit_choices(&s, 2, "most of two", 5, 30), GRPC_STATUS_OK);
+    submit_long(&s, 3, 1);
+    EXPECT(a[0].n_reserved == 1 && a[1].n_reserved == 1 && b.n_reserved == 1);
+    prefer_none(&s);
+    bt_fleet_tick(s.fleet, s.now + 10);
+    EXPECT_EQ(b.n_reserved, 2);
+    tear_down(&s);
+}
+
 /* What waits in a cell that drains, and what runs in one that is lost, goes to the cell that has
  * its prefix. */
 static void fleet_prefixes_count_in_another_cell(void)
@@ -299,8 +413,7 @@ static void fleet_prefixes_count_in_another_cell(void)
         s.prompt_logprobs = logprobs;
         submit_long(&s, 2, 1);
         EXPECT_EQ(left.n_reserved, 1);
-        for (uint32_t i = 0; i < s.fleet->n_cells; i++)
-            s.fleet->cells[i]->short_since_ns = 0;
+        prefer_none(&s);
         if (drains)
             bt_fleet_message(s.fleet, &left, &drain);
         else
@@ -374,6 +487,11 @@ int main(int argc, char **argv)
         BT_TEST(fleet_prefers_cells_with_a_rank_for_every_role),
         BT_TEST(fleet_counts_the_room_of_ranks_that_are_left),
         BT_TEST(fleet_places_a_prompt_whose_keys_get_no_memory),
+        BT_TEST(fleet_long_answer_goes_where_it_may_fit),
+        BT_TEST(fleet_cell_without_a_rank_is_the_last_choice),
+        BT_TEST(fleet_looks_at_few_that_stay),
+        BT_TEST(fleet_request_moves_to_no_cell_with_a_queue),
+        BT_TEST(fleet_request_leaves_the_idlest_cell_for_one_with_room),
         BT_TEST(fleet_prefixes_are_spread_while_little_comes),
         BT_TEST(fleet_prefixes_are_those_of_a_salt),
         BT_TEST(fleet_prefixes_count_in_another_cell),

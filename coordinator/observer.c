@@ -127,7 +127,7 @@ static void note_slow(bt_cell *cell, uint32_t rank, double slowness)
     char           who[192];
 
     r->n_slow   = much ? r->n_slow + 1 : 0;
-    r->slowness = much ? slowness : 0;
+    r->slowness = slowness;
     if (much == was || (much && r->n_slow < BT_SLOW_SECONDS)) return;
     bt_cell_rank_text(cell, rank, who, sizeof(who));
     if (much)

@@ -29,18 +29,15 @@ enum { FILES = BT_FILES, FILES_A_RANK = 8 };
 
 static bool in_path(const char *name, char path_out[PATH_MAX])
 {
-    const char *path = getenv("PATH");
+    const char *path = getenv("PATH"), *folder;
+    char       *copy = path != NULL ? bt_strdup(path) : NULL, *rest = copy;
+    bool        found = false;
 
-    while (path != NULL && *path != '\0') {
-        size_t n = strcspn(path, ":");
-
-        if (snprintf(path_out, PATH_MAX, "%.*s/%s", (int)n, path, name) < PATH_MAX &&
-            access(path_out, X_OK) == 0) {
-            return true;
-        }
-        path += n + (path[n] == ':');
-    }
-    return false;
+    while (!found && (folder = strsep(&rest, ":")) != NULL)
+        found = snprintf(path_out, PATH_MAX, "%s/%s", folder, name) < PATH_MAX &&
+                access(path_out, X_OK) == 0;
+    bt_free(copy);
+    return found;
 }
 
 /* The bundled Open MPI of an installed tree lies in bin/../lib/baton/openmpi, its libraries in

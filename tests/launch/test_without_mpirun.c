@@ -218,7 +218,9 @@ static void launch_mpirun_is_asked_what_it_is(void)
         {"echo 'mpirun (Open MPI) 4.1.4'",                             false},
         {"exit 1",                                                     false}
     };
-    own_mpirun mpirun;
+    own_mpirun  mpirun;
+    char        variable[64];
+    const char *in_path[] = {variable, "BATON_MPIRUN", NULL};
 
     make_mpirun(&mpirun);
     for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
@@ -230,6 +232,10 @@ static void launch_mpirun_is_asked_what_it_is(void)
         EXPECT_HAS(g_command.output, CASES[i].five ? "binding none\n" : "binding unset\n");
         EXPECT(strstr(g_command.output, "yntax") == NULL);
     }
+    snprintf(variable, sizeof(variable), "PATH=/nowhere:%s", mpirun.folder);
+    launch("true", in_path);
+    EXPECT_HAS(g_command.output, "binding unset
+");
     remove_mpirun(&mpirun);
 }
 

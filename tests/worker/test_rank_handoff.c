@@ -1,4 +1,5 @@
 /* One rank's hand-offs, by its orders and what is delivered: leases, first tokens, what is kept. */
+#include "attention/kv_pool_state.h"
 #include "core/clock.h"
 #include "tests/support/test.h"
 #include "tests/worker/bench.h"
@@ -365,6 +366,33 @@ static void rejected_messages_are_somebodys_loss(void)
     bench_tear_down(&b);
 }
 
+/* Rows that its own device does not take are no fault of the request. */
+static void rows_that_the_device_does_not_take_are_the_ranks_loss(void)
+{
+    static bt_bf16     rows[10 * BENCH_LAYERS * BENCH_DIM];
+    const bt_attn_ops *ops;
+    bt_page_message    message = {.request       = 1,
+                                  .epoch         = 3,
+                                  .token1        = 10,
+                                  .layer1        = BENCH_LAYERS,
+                                  .kv_dim        = BENCH_DIM,
+                                  .payload_bytes = sizeof(rows)};
+    bench              b;
+    bt_down            m;
+
+    bench_set_up(&b, 1, 1, 1);
+    m                 = bench_reserve(1, 10, 5), bench_order(&b, &m);
+    message.pages_tag = ticket_tag(&b);
+    bench_forget(&b);
+    ops         = b.pool->ops;
+    b.pool->ops = NULL;
+    bt_worker_delivered(b.worker, 0, &message, &(bt_page_payload){.rows = rows, .on_device = true});
+    b.pool->ops = ops;
+    EXPECT_EQ(b.n_up, 0);
+    EXPECT_EQ(bt_worker_background_status(b.worker), BT_ERR_UNSUPPORTED);
+    bench_tear_down(&b);
+}
+
 /* The pages are free with the lease's end; the slot of what was granted is when that has left. */
 static void hand_off_that_nobody_takes_ends_on_the_prefill_rank(void)
 {
@@ -496,6 +524,7 @@ int main(int argc, char **argv)
         BT_TEST(first_token_that_ends_its_choice_is_repeated_alone),
         BT_TEST(decode_rank_keeps_the_prompts_that_it_was_handed),
         BT_TEST(rejected_messages_are_somebodys_loss),
+        BT_TEST(rows_that_the_device_does_not_take_are_the_ranks_loss),
         BT_TEST(hand_off_that_nobody_takes_ends_on_the_prefill_rank),
         BT_TEST(lease_begins_anew_with_each_message_that_has_left),
         BT_TEST(lease_does_not_run_while_the_rank_stands_still),

@@ -396,10 +396,10 @@ static void mask_has_added_tokens_that_are_not_special(void)
 }
 
 /* Characters at the ends of ranges of UTF-8, and what is no plain text. */
-static const uint32_t EDGES[] = {'a',         'e',    ' ',     0x7F,    0x80,    0xE9,    0x7FF,
-                                 0x800,       0xFFF,  0x1000,  0xCFFF,  0xD000,  0xD7FF,  0xE000,
-                                 0xFFFD,      0xFFFF, 0x10000, 0x3FFFF, 0x40000, 0xFFFFF, 0x100000,
-                                 BT_CHAR_MAX, '"',    '\\',    '\n'};
+static const uint32_t EDGES[] = {
+    'a',     'e',     ' ',     '!',     '#',      '[',         ']',    0x7F,   0x80,   0xE9,
+    0x7FF,   0x800,   0xFFF,   0x1000,  0xCFFF,   0xD000,      0xD7FF, 0xE000, 0xFFFD, 0xFFFF,
+    0x10000, 0x3FFFF, 0x40000, 0xFFFFF, 0x100000, BT_CHAR_MAX, '"',    '\\',   '\n'};
 enum { N_EDGES = sizeof(EDGES) / sizeof(EDGES[0]), N_TEXTS = 4096 };
 
 /* Texts of 1 to 20 of them, most short; a few end within a character. */

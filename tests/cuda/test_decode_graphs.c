@@ -1,7 +1,10 @@
 /* Decode steps as graphs, on a GPU that is host memory: the tokens and logprobs of a step that is
  * launched as a graph are those of the step run call by call, padded or not (of several ranks too,
  * with NCCL between them and their exchanges in the graphs; the fake NCCL refuses an exchange that
- * is a graph's on one side only, or of another one). */
+ * is a graph's on one side only, or of another one; and with exchanges through host memory, where
+ * graphs are cut at them).
+ *
+ * usage: mpiexec -n N test_decode_graphs [staged] MODEL [TEST] */
 #include <cuda_runtime_api.h>
 
 #include "device/cuda/module.h"
@@ -25,6 +28,7 @@ enum { PART_PAGES = BT_ATTN_SPLIT_TOKENS / BT_PAGE_TOKENS };
 typedef enum { CALLS, GRAPHS } way; /* GRAPHS: where all can; a new one is captured first */
 
 static bt_world *g_world;
+static bool      g_staged; /* exchanges go through host memory */
 static goldens   g_goldens;
 static engine    g_engine;
 
@@ -35,8 +39,9 @@ static void connect_ranks(bt_device *dev, bt_group *group)
     bt_carrier *carrier = NULL;
 
     if (bt_group_size(group) == 1) return;
-    NEED(bt_carrier_nccl_create(&bt_nccl_module_table, dev, g_world, ROLL_SPACE, &carrier) ==
-         BT_OK);
+    NEED((g_staged ? bt_carrier_staged_create(dev, &carrier)
+                   : bt_carrier_nccl_create(&bt_nccl_module_table, dev, g_world, ROLL_SPACE,
+                                            &carrier)) == BT_OK);
     bt_group_attach(group, carrier);
     NEED(bt_group_warm(group, &WAIT) == BT_OK);
 }
@@ -69,6 +74,12 @@ static bool is_last(void) { return g_engine.self + 1 == g_engine.n_ranks; }
 
 /* Of a step in which the first rank has `most` requests: others have half of them. */
 static uint32_t own_of(uint32_t rank, uint32_t most) { return rank == 0 ? most : most / 2; }
+
+/* Graphs of a step: between cuts there is one each. */
+static long graphs_of_step(void)
+{
+    return g_staged ? 1 + 2 * (long)bt_model_n_moe_layers(&g_goldens.cfg) : 1;
+}
 
 /* What the ranks agree on for the step. */
 static bt_graph_choice agree(const bt_step *step, uint32_t most)
@@ -156,7 +167,8 @@ static const bt_draw_results *launch(history *h, way how, uint32_t at, uint32_t 
     EXPECT_EQ(bt_model_launch(g_engine.model, g_engine.pool, &step), BT_OK);
     h->n_graphs = g_fake_gpu.n_graphs - h->n_graphs;
     n_launches  = simt_n_launches() - n_launches;
-    EXPECT(h->n_graphs == 0 || (h->n_graphs == 1 && n_launches < FEW_LAUNCHES));
+    EXPECT(h->n_graphs == 0 || h->n_graphs == graphs_of_step());
+    EXPECT(h->n_graphs == 0 || g_staged || n_launches < FEW_LAUNCHES);
     EXPECT_EQ(h->layer, g_goldens.cfg.n_layers - 1);
     return view.out;
 }
@@ -641,5 +653,8 @@ int main(int argc, char **argv)
         BT_TEST(what_cannot_be_captured_runs_call_by_call),
     };
 
+    g_staged = argc > 1 && strcmp(argv[1], "staged") == 0;
+    argc -= g_staged;
+    argv += g_staged;
     return goldens_main(argc, argv, TESTS, sizeof(TESTS) / sizeof(TESTS[0]), &g_goldens, &g_world);
 }

@@ -453,6 +453,78 @@ static void mask_of_plain_texts_is_that_of_their_bytes(void)
     bt_token_list_destroy(list);
 }
 
+enum { NO_CHAR = 0x1F }; /* of these */
+
+static bt_part all_chars_but(bt_parts *g, uint32_t without)
+{
+    bt_chars set = {0};
+    bt_part  part;
+
+    bt_chars_add(g, &set, 0x20, without - 1);
+    bt_chars_add(g, &set, without + 1, BT_CHAR_MAX);
+    part = bt_part_json_chars(g, &set);
+    bt_chars_fini(&set);
+    return part;
+}
+
+static void check_mask_of_part(bt_parts *g, bt_part text, const bt_token_list *list)
+{
+    char        why[BT_GRAMMAR_WHY_BYTES];
+    bt_matcher *m = matcher_of(g, bt_part_then(g, text, bt_part_text(g, "\"")), list, why);
+
+    check_mask_of(m, bt_matcher_start(m), list);
+    bt_matcher_destroy(m);
+}
+
+/* More states behind one character than are looked at, of one range of bytes or of all together:
+ * behind the last one not all characters may follow. */
+static void mask_of_plain_texts_counts_no_state_that_it_has_not_seen(void)
+{
+    static const struct {
+        uint32_t width, last;
+    } CASES[] = {
+        {2, '[' },
+        {4, 0x7F}
+    };
+    bt_token_list *list = texts_of_edges();
+
+    for (int k = 0; k < 2; k++) {
+        bt_parts g    = {0};
+        bt_part  text = bt_part_never(&g);
+
+        for (uint32_t i = 0, lo = 0x24; lo <= CASES[k].last; i++) {
+            uint32_t hi    = i == 0 ? lo - 1 : lo + CASES[k].width - 1;
+            bt_chars first = {0};
+            bt_part  one;
+
+            bt_chars_add(&g, &first, i == 0 ? 0x20 : lo, hi);
+            if (i == 0) bt_chars_add(&g, &first, CASES[k].last + 1, BT_CHAR_MAX);
+            one = bt_part_repeat(&g, all_chars_but(&g, hi < CASES[k].last ? NO_CHAR : 'e'), 0,
+                                 BT_UNLIMITED);
+            one = bt_part_then(&g, bt_part_json_chars(&g, &first), one);
+            bt_chars_fini(&first);
+            text = bt_part_either(&g, text, one);
+            lo   = hi + 1;
+        }
+        check_mask_of_part(&g, text, list);
+    }
+    bt_token_list_destroy(list);
+}
+
+/* Behind the second character there is a state more than behind the first: no "e" follows an "a".
+ */
+static void mask_of_plain_texts_looks_on_while_states_come(void)
+{
+    bt_token_list *list = texts_of_edges();
+    bt_parts       g    = {0};
+    bt_part        pair = bt_part_then(&g, bt_part_text(&g, "a"), all_chars_but(&g, 'e'));
+    bt_part        loop = bt_part_either(&g, all_chars_but(&g, 'a'), pair);
+
+    loop = bt_part_repeat(&g, loop, 0, BT_UNLIMITED);
+    check_mask_of_part(&g, bt_part_then(&g, all_chars_but(&g, NO_CHAR), loop), list);
+    bt_token_list_destroy(list);
+}
+
 /* A text within few readings at a time, of which one has very many edges. */
 static void text_that_looks_at_too_many_edges_is_given_up(void)
 {
@@ -640,6 +712,8 @@ static const bt_test TESTS[] = {
     BT_TEST(mask_allows_exactly_the_tokens_that_may_follow),
     BT_TEST(mask_has_added_tokens_that_are_not_special),
     BT_TEST(mask_of_plain_texts_is_that_of_their_bytes),
+    BT_TEST(mask_of_plain_texts_counts_no_state_that_it_has_not_seen),
+    BT_TEST(mask_of_plain_texts_looks_on_while_states_come),
     BT_TEST(text_that_looks_at_too_many_edges_is_given_up),
     BT_TEST(text_is_work_where_it_is_new),
     BT_TEST(masks_are_held_until_a_trim),

@@ -9,6 +9,7 @@
 
 #include "device/cuda/module.h"
 #include "model/graph_plan.h"
+#include "model/state.h"
 #include "parallel/nccl/module.h"
 #include "tests/cuda/simt_control.h"
 #include "worker/draws.h"
@@ -275,12 +276,14 @@ static bool equal(const history *a, const history *b)
 static void open_engine(void)
 {
     engine_options opt = {.n_threads = 1, .max_rows = MAX_ROWS, .n_pages = 4 * REQUESTS + 2};
-    uint32_t       ranks[MAX_RANKS], n = bt_world_size(g_world);
+    uint32_t       ranks[MAX_RANKS], n = bt_world_size(g_world), no_ids[MAX_ROWS];
 
     NEED(n <= MAX_RANKS);
     for (uint32_t i = 0; i < n; i++)
         ranks[i] = i;
     engine_open(&g_engine, &g_goldens, g_world, n, ranks, &opt); /* GPU 0 */
+    memset(no_ids, 0xff, sizeof(no_ids));                        /* as fresh memory may have it */
+    NEED(bt_device_upload(g_engine.dev, g_engine.model->tokens, no_ids, sizeof(no_ids)) == BT_OK);
     NEED(g_goldens.n_moe <= MAX_MOE && g_goldens.cfg.moe.gate.top_k <= MAX_TOP_K);
 }
 

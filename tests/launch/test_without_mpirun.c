@@ -234,8 +234,7 @@ static void launch_mpirun_is_asked_what_it_is(void)
     }
     snprintf(variable, sizeof(variable), "PATH=/nowhere:%s", mpirun.folder);
     launch("true", in_path);
-    EXPECT_HAS(g_command.output, "binding unset
-");
+    EXPECT_HAS(g_command.output, "binding unset\n");
     remove_mpirun(&mpirun);
 }
 

@@ -268,7 +268,8 @@ static void on_token(sim_cell *c, const bt_token *t)
     bool         all = true;
 
     if (t->epoch != first->epoch || first->resume) return; /* of a placement that is over */
-    while (k > q->n_tokens && c->ranks[first->prefill_rank].n_said > 0)
+    while (q->finish != BT_FINISH_STOP_STRING && k > q->n_tokens &&
+           c->ranks[first->prefill_rank].n_said > 0)
         sim_hear(&c->ranks[first->prefill_rank]); /* only that one says the first token */
     if (k < q->n_tokens) {
         q->n_repeats++;
@@ -380,7 +381,8 @@ static void hear(sim_rank *r, bt_up *u)
             on_token(c, &u->u.tokens.tokens[i]);
         break;
     case BT_UP_FAILED:
-        q            = &c->requests[u->u.failed.request - 1];
+        q = &c->requests[u->u.failed.request - 1];
+        if (q->resume || (c->opt.n_both != 0 && !q->ticketed)) break; /* of what was retracted */
         q->failed    = true;
         q->fail_code = u->u.failed.code;
         snprintf(q->why, sizeof(q->why), "%s", u->u.failed.message);

@@ -76,6 +76,7 @@ static void lose_coordinator(sim_cell *c)
         if (r->dead) continue;
         r->waiting = false;
         empty_inbox(r);
+        sim_forget_said(r); /* first, lest what the rank says now has some of it heard */
         sim_check(c, bt_worker_drop_all(r->worker));
         sim_forget_said(r);
     }

@@ -128,7 +128,7 @@ class Client:
     def __init__(self, pb, rpc, channel):
         self.pb, self.stub = pb, rpc.VllmEngineStub(channel)
 
-    def call(self, name, ids, max_tokens, sampling, stream=True, timeout=LIMIT_S, salt=None):
+    def request(self, name, ids, max_tokens, sampling, stream=True):
         q = self.pb.GenerateRequest(request_id=f"{name}-{random.random()}", stream=stream)
         q.tokenized.input_ids.extend(ids)
         q.sampling_params.max_tokens = max_tokens
@@ -140,6 +140,10 @@ class Client:
                 field.update(value)
             else:
                 setattr(q.sampling_params, key, value)
+        return q
+
+    def call(self, name, ids, max_tokens, sampling, stream=True, timeout=LIMIT_S, salt=None):
+        q = self.request(name, ids, max_tokens, sampling, stream)
         return self.stub.Generate(q, timeout=timeout, metadata=[("baton-cache-salt", salt)] if salt else None)
 
     def run(self, name, ids, max_tokens, sampling, stream=True, salt=None):

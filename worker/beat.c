@@ -98,7 +98,7 @@ bt_status bt_worker_beat(bt_worker *w)
     if (now - w->beat_ns < BEAT_NS) return BT_OK;
     w->beat_ns = now;
     m.u.beat   = (bt_up_beat){.progress            = w->progress,
-                              .at_ns               = now,
+                              .at_ns               = w->phase_from_ns != 0 ? w->phase_from_ns : now,
                               .steps               = w->n_steps,
                               .handoff_bytes       = w->handoff_bytes,
                               .handoff_pages       = w->handoff_pages,

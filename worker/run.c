@@ -50,19 +50,28 @@ out:
 }
 
 /* Phases of steps do not overlap: this is the host's time. */
-static uint64_t enter_model(bt_worker *w) { return w->model_from_ns = bt_worker_now_ns(w); }
+static uint64_t enter_model(bt_worker *w) { return w->phase_from_ns = bt_worker_now_ns(w); }
 
 /* Counts what has passed since then, or since this was last called, and returns it. */
 static uint64_t count_model(bt_worker *w)
 {
-    uint64_t from_ns = w->model_from_ns, took_ns = enter_model(w) - from_ns;
+    uint64_t from_ns = w->phase_from_ns, took_ns = enter_model(w) - from_ns;
 
     w->model_ns += took_ns;
     return took_ns;
 }
 
+static uint64_t leave_model(bt_worker *w)
+{
+    uint64_t took_ns = count_model(w);
+
+    w->phase_from_ns = 0;
+    return took_ns;
+}
+
 /* Beats within a step count its layers so far, and none within a layer: there the rank may wait for
- * others, which is known only when that has ended, and would pass for computing. */
+ * others, which is known only when that has ended, and would pass for computing.  Nor are they
+ * about its time, or all of it would come with the next beat, which is about much less. */
 static void layer_done(void *ctx, uint32_t layer)
 {
     bt_worker *w = ctx;
@@ -118,7 +127,7 @@ static bt_status launch(bt_worker *w)
         r->draw = b->first_draw[i];
     }
     st = w->cfg.links.launch(w->cfg.links.ctx, &b->step);
-    count_model(w);
+    leave_model(w);
     w->layers_done = 0;
     w->n_steps++;
     if (st != BT_OK) take_back(b);
@@ -172,7 +181,7 @@ static bt_status draft(bt_worker *w, bt_batch *b)
 
     enter_model(w);
     st = bt_worker_run_mtp(w, b);
-    w->ended_ns += count_model(w); /* sample_ns is without */
+    w->ended_ns += leave_model(w); /* sample_ns is without */
     return st;
 }
 
@@ -182,7 +191,7 @@ static bt_status end_step(bt_worker *w, bt_batch *b)
 
     enter_model(w);
     st = w->cfg.links.await(w->cfg.links.ctx);
-    count_model(w);
+    leave_model(w);
     if (st != BT_OK) {
         take_back(b);
         goto out;

@@ -109,10 +109,10 @@ struct bt_worker {
     uint64_t  progress, n_steps, handoff_bytes, handoff_pages;
     uint64_t  n_drafts, n_drafted,
         n_draft_right; /* with tokens, and those of them that were drawn */
-    uint64_t prefix_asked_tokens, prefix_hit_tokens;         /* looked up in the cache, and found */
-    uint64_t n_rows_done[BT_N_ROLES];                        /* of this rank's requests */
-    uint64_t gather_from_ns, gather_ns, model_ns, sample_ns; /* phases, for the beat */
-    uint64_t model_from_ns;                                  /* what came before is counted */
+    uint64_t prefix_asked_tokens, prefix_hit_tokens; /* looked up in the cache, and found */
+    uint64_t n_rows_done[BT_N_ROLES];                /* of this rank's requests */
+    uint64_t gather_ns, model_ns, sample_ns;         /* phases, for the beat */
+    uint64_t phase_from_ns; /* of one under way, what came before is counted; 0: none is */
     uint64_t batch_rows[BT_BEAT_BATCH_BUCKETS], step_times[BT_BEAT_TIME_BUCKETS];
     uint64_t handoff_ns, handoff_times[BT_BEAT_TIME_BUCKETS];
 };

@@ -126,8 +126,8 @@ static bt_status plan(bt_worker *w, bt_plan *plan_out)
     else
         bt_model_last_rows(&b->step, plan_out->last_rows);
     w->cfg.links.offer_graphs(w->cfg.links.ctx, &b->step, &plan_out->graphs);
-    w->gather_from_ns = bt_worker_now_ns(w);
-    w->model_ns += w->gather_from_ns - from_ns;
+    w->phase_from_ns = bt_worker_now_ns(w);
+    w->model_ns += w->phase_from_ns - from_ns;
 out:
     return st;
 }
@@ -138,6 +138,7 @@ bt_status bt_worker_begin(bt_worker *w, bt_plan *plan_out, bt_next *next_out)
     bt_batch *b  = w->batch;
 
     w->progress++;
+    w->phase_from_ns = 0; /* a wait that has failed counts as none */
     BT_TRY(bt_worker_admit(w));
     BT_TRY(bt_worker_check_leases(w));
     bt_worker_find_prefixes(w);
@@ -222,7 +223,8 @@ bt_status bt_worker_finish(bt_worker *w, const bt_plan *plans, bool *leave_out)
     bt_status st     = BT_OK;
     agreement agreed = {0};
 
-    w->gather_ns += bt_worker_now_ns(w) - w->gather_from_ns;
+    w->gather_ns += bt_worker_now_ns(w) - w->phase_from_ns;
+    w->phase_from_ns = 0;
     BT_TRY(agree(w, plans, &agreed));
     if (!agreed.leave && agreed.n_rows > 0) {
         choose_graph(w, &agreed);

@@ -39,6 +39,7 @@ typedef struct {
     uint32_t        n_quarantined; /* as the last beat says */
     uint64_t        progress;      /* likewise */
     uint64_t        model_ns;      /* likewise */
+    uint64_t        counted_ns;    /* likewise: until when */
     uint64_t        layer_ns;      /* how long each layer takes, where they are told */
     bool            waits;         /* within each of these, for other ranks */
     bt_graph_offer  offer;         /* of the rank's model, for every step */
@@ -56,6 +57,7 @@ static inline bt_status bench_up(void *ctx, bt_up *m)
     if (m->kind == BT_UP_BEAT) b->n_quarantined = m->u.beat.slots_quarantined;
     if (m->kind == BT_UP_BEAT) b->progress = m->u.beat.progress;
     if (m->kind == BT_UP_BEAT) b->model_ns = m->u.beat.model_ns;
+    if (m->kind == BT_UP_BEAT) b->counted_ns = m->u.beat.at_ns;
     if (m->kind == BT_UP_BEAT || b->n_up == BENCH_MAX_UP)
         bt_up_free(m);
     else

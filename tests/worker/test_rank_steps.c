@@ -605,9 +605,11 @@ static void beat_within_a_layer_does_not_count_it(void)
     b.layer_ns               = BT_NS_PER_S;
     EXPECT_EQ(run_prompt(&b, bench_reserve(1, 10, 5)), BT_OK);
     EXPECT_EQ(b.model_ns, (BENCH_LAYERS - 1) * BT_NS_PER_S); /* of a beat within the last one */
+    EXPECT_EQ(b.counted_ns, b.now - BT_NS_PER_S);
     b.now += BT_NS_PER_S;
     bt_worker_background(b.worker);
     EXPECT_EQ(b.model_ns, BENCH_LAYERS * BT_NS_PER_S);
+    EXPECT_EQ(b.counted_ns, b.now);
     bench_tear_down(&b);
 }
 

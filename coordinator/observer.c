@@ -84,11 +84,12 @@ static void add_rates(bt_rank_rates *r, const bt_up_beat *b, double s)
 
     bt_smooth(&r->busy, delta(b->model_ns, r->beat.model_ns) * 1e-9 / s, s);
     bt_smooth(&r->gather, delta(b->gather_ns, r->beat.gather_ns) * 1e-9 / s, s);
-    bt_smooth(&r->own,
-              (delta(b->gather_ns, r->beat.gather_ns) + delta(b->model_ns, r->beat.model_ns) +
-               delta(b->sample_ns, r->beat.sample_ns) - delta(b->waited_ns, r->beat.waited_ns)) *
-                  1e-9 / s,
-              s);
+    bt_smooth_report(
+        &r->own,
+        (delta(b->gather_ns, r->beat.gather_ns) + delta(b->model_ns, r->beat.model_ns) +
+         delta(b->sample_ns, r->beat.sample_ns) - delta(b->waited_ns, r->beat.waited_ns)) *
+            1e-9 / s,
+        s);
     bt_smooth(&r->sample, delta(b->sample_ns, r->beat.sample_ns) * 1e-9 / s, s);
     bt_smooth(&r->prompt_rate, delta(b->prompt_rows, r->beat.prompt_rows) / s, s);
     bt_smooth(&r->generated_rate, delta(b->generated_rows, r->beat.generated_rows) / s, s);

@@ -32,11 +32,14 @@ static void add(bt_peer_state *p, const bt_peer_load *now, double s)
 {
     double ns = (double)(now->handoff_ns - p->last.handoff_ns);
 
-    bt_smooth(&p->wait, (double)(now->waited_ns - p->last.waited_ns) * 1e-9 / s, s);
-    bt_smooth(&p->busy, ns * 1e-9 / s, s);
-    if (ns > 0)
-        bt_smooth(&p->rate, (double)(now->handoff_bytes - p->last.handoff_bytes) / (ns * 1e-9),
-                  p->rate == 0 ? 100 : s); /* the first one counts as it is */
+    double rate = (double)(now->handoff_bytes - p->last.handoff_bytes) / (ns * 1e-9);
+
+    bt_smooth_report(&p->wait, (double)(now->waited_ns - p->last.waited_ns) * 1e-9 / s, s);
+    bt_smooth_report(&p->busy, fmin(ns * 1e-9 / s, 1), s); /* what ends now may have begun before */
+    if (ns > 0 && p->rate == 0)
+        p->rate = rate;
+    else if (ns > 0)
+        bt_smooth_report(&p->rate, rate, s);
 }
 
 void bt_pairs_hear(bt_cell *cell, uint32_t rank, uint64_t at_ns, uint32_t n,

@@ -13,6 +13,11 @@ void bt_smooth(double *value, double newest, double s)
     *value += (1 - pow(1 - NEWEST, s)) * (newest - *value);
 }
 
+void bt_smooth_report(double *value, double newest, double s)
+{
+    bt_smooth(value, newest, s < 1 ? s : 1);
+}
+
 static int compare(const void *a, const void *b)
 {
     double x = *(const double *)a, y = *(const double *)b;

@@ -13,6 +13,9 @@ enum { BT_SLOW_SECONDS = 3 }; /* how long it must last before it is reported */
 /* Moves a rate towards its newest value, which stands for s seconds; the newest second weighs 0.3.
  */
 void bt_smooth(double *value, double newest, double s);
+/* The same for a rate by which somebody is called slow: one report weighs as a second at most, or a
+ * process that stood still once, alone or with its machine, would be slow. */
+void bt_smooth_report(double *value, double newest, double s);
 /* For bt_slowness(): ascending. */
 void bt_slowness_sort(double *own, uint32_t n);
 /* sorted[n]: the part of its time that each rank of a group computes, ascending; own: that of one

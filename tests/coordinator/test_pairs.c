@@ -108,6 +108,29 @@ static void pairs_slow_hand_off_is_named_and_forgotten(void)
     end(&s);
 }
 
+/* Most often with its machine: what was under way then took long, but once. */
+static void pairs_hand_off_that_stood_still_once_is_not_slow(void)
+{
+    double       none[N][N] = EVEN, rate[N][N] = EVEN;
+    site         s;
+    bt_pair_view v[64];
+
+    for (int says_more = 0; says_more < 2; says_more++) { /* before it ends */
+        begin(&s);
+        rate[0][2] = rate[0][3] = rate[1][3] = rate[1][4] = 20e6;
+        for (int i = 0; i < SECONDS; i++)
+            second(&s, none, rate, 0.5);
+        s.now_ns += 60 * BT_NS_PER_S;
+        if (says_more) second(&s, none, rate, 0.5);
+        s.sums[1][3].handoff_ns += 60 * BT_NS_PER_S;
+        for (int i = 0; i < SECONDS; i++) {
+            second(&s, none, rate, 0.5);
+            EXPECT_EQ(named(&s, v), 0);
+        }
+        end(&s);
+    }
+}
+
 /* The other one is the measure. */
 static void pairs_of_two_the_slow_one_is_named(void)
 {
@@ -268,6 +291,7 @@ int main(int argc, char **argv)
 {
     static const bt_test TESTS[] = {
         BT_TEST(pairs_slow_hand_off_is_named_and_forgotten),
+        BT_TEST(pairs_hand_off_that_stood_still_once_is_not_slow),
         BT_TEST(pairs_of_two_the_slow_one_is_named),
         BT_TEST(pairs_without_a_link_are_not_compared),
         BT_TEST(pairs_with_little_to_hand_over_are_not),

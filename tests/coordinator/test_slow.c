@@ -61,12 +61,30 @@ static void slow_two_ranks_compare_with_each_other(void)
     EXPECT(slowness(own, 2, 0) == 0);
 }
 
+/* Steady ranks, until their machine is stopped while one computes and the other waits for it. */
+static void slow_is_not_who_stood_still_once(void)
+{
+    double   own[] = {0.25, 0.2};
+    uint32_t n     = 0;
+
+    bt_smooth_report(&own[0], 1, 3600);
+    bt_smooth_report(&own[1], 0, 3600);
+    for (int i = 0; i < 10; i++) {
+        n += bt_slowness_is_much(slowness(own, 2, 0));
+        bt_smooth_report(&own[0], 0.25, 1);
+        bt_smooth_report(&own[1], 0.2, 1);
+    }
+    EXPECT(n < BT_SLOW_SECONDS);
+    EXPECT(own[0] > 0.25 && own[0] < 0.27);
+}
+
 static const bt_test TESTS[] = {
     BT_TEST(slow_rank_is_told_from_the_ones_that_wait),
     BT_TEST(slow_equal_ranks_are_not),
     BT_TEST(slow_half_of_a_group_is_not_one_rank),
     BT_TEST(slow_of_two_others_the_one_that_computes_less_counts),
     BT_TEST(slow_two_ranks_compare_with_each_other),
+    BT_TEST(slow_is_not_who_stood_still_once),
 };
 
 int main(int argc, char **argv) { return BT_RUN_TESTS(TESTS, argc > 1 ? argv[1] : NULL); }

@@ -73,12 +73,14 @@ static bt_status wait_call(call *c)
 {
     bt_status st        = BT_OK;
     bool      cancelled = false; /* gRPC then ends the call by itself */
+    uint64_t  looked_ns = 0;
 
     while (!c->ended) {
         uint64_t now     = bt_now_ns();
-        bool     expired = now - c->last_ns > c->client->limit_ns;
-        bool     stopped = c->client->stop != NULL && *c->client->stop != 0;
+        bool     stopped = c->client->stop != NULL && *c->client->stop != 0, expired;
 
+        c->last_ns += bt_stood_still_ns(&looked_ns, now, BT_STILL_NS);
+        expired = bt_since_ns(c->last_ns, now) > c->client->limit_ns;
         if (!cancelled && (expired || stopped)) {
             st = stopped ? BT_ERR_CANCELLED : BT_ERR_TIMEOUT;
             if (!stopped) {

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "coordinator"))
@@ -193,6 +194,21 @@ class Errors(Served):
         asked.send_signal(signal.SIGINT)
         with asked.stdin, asked.stdout, asked.stderr:
             self.assertEqual((asked.wait(60), asked.stdout.read(), asked.stderr.read()), (130, b"", b""))
+
+    def test_a_client_that_stood_still_waits_on(self):
+        """As under Ctrl-Z, or with its machine: its own silence is not the server's."""
+        held = []
+        self.cell.on_prefill = lambda *order: held.append(order)
+        asked = subprocess.Popen([os.path.join(BIN, "baton-generate"), "-a", self.address, "--model", MODEL, "--prompt", "To be", "--max-tokens", "1",
+                                  "--timeout-s", "4"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        wait_for(lambda: held, "the prompt")
+        asked.send_signal(signal.SIGSTOP)
+        time.sleep(5)
+        asked.send_signal(signal.SIGCONT)
+        time.sleep(0.5)
+        self.cell.generate(*held[0])
+        _, err = asked.communicate(timeout=60)
+        self.assertEqual(asked.returncode, 0, err)
 
     def test_a_tokenizer_elsewhere(self):
         with tempfile.TemporaryDirectory() as folder:

@@ -96,7 +96,7 @@ struct bt_worker {
     bt_down_regroup seating; /* owned, once it has changed */
     bool            parked, asked, shutdown;
     uint64_t        wake_seen, wake_parked;
-    uint64_t        asked_ns;
+    uint64_t        asked_ns, asked_looked_ns; /* how long it has waited, as it saw itself */
 
     uint32_t  layers_done; /* of the step that runs; 0 outside */
     bool      deferred;    /* rows wait for a staging slot */

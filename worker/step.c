@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "core/alloc.h"
+#include "core/clock.h"
 #include "core/minmax.h"
 #include "worker/state.h"
 
@@ -97,6 +98,7 @@ static bt_status ask_to_wake(bt_worker *w, uint32_t n_rows)
     uint64_t  now = bt_worker_now_ns(w);
     bt_up     m   = {.kind = BT_UP_WAKE_REQUEST, .u.wake_request = {w->wake_seen}};
 
+    if (w->asked) w->asked_ns += bt_stood_still_ns(&w->asked_looked_ns, now, BT_STILL_NS);
     if (w->asked)
         BT_REQUIRE(now - w->asked_ns <= w->cfg.wake_ns, BT_ERR_TIMEOUT,
                    "the coordinator has not answered a wake request (number %llu) for %llu ms",
@@ -104,7 +106,7 @@ static bt_status ask_to_wake(bt_worker *w, uint32_t n_rows)
                    (unsigned long long)((now - w->asked_ns) / 1000000));
     if (w->asked || n_rows == 0 || w->cfg.group_size == 0) goto out;
     w->asked    = true;
-    w->asked_ns = now;
+    w->asked_ns = w->asked_looked_ns = now;
     BT_TRY(bt_worker_up(w, &m));
 out:
     return st;

@@ -128,21 +128,25 @@ static bool attach_once(bt_control_client *c, uint64_t deadline_ns, char *cause,
 bt_status bt_control_connect(bt_control_client *c, uint64_t connect_ns)
 {
     bt_status st    = BT_OK;
-    uint64_t  begin = bt_now_ns(), deadline = begin + connect_ns, wait_ns = RETRY_MS * BT_NS_PER_MS;
-    uint64_t  end_ns;
+    uint64_t  begin = bt_now_ns(), left_ns = connect_ns, wait_ns = RETRY_MS * BT_NS_PER_MS;
     bool      attached = false, retry = true, told = false;
     char      cause[BT_CONTROL_TEXT] = "no attempt was made";
 
     for (;;) {
-        end_ns   = bt_now_ns() + TRY_MS * BT_NS_PER_MS;
-        attached = attach_once(c, end_ns < deadline ? end_ns : deadline, cause, &retry);
-        if (attached || !retry || bt_now_ns() + wait_ns >= deadline) break;
+        uint64_t most_ns = TRY_MS * BT_NS_PER_MS, from_ns = bt_now_ns(), took_ns;
+
+        if (most_ns > left_ns) most_ns = left_ns;
+        attached = attach_once(c, from_ns + most_ns, cause, &retry);
+        took_ns  = bt_now_ns() - from_ns;
+        left_ns -= took_ns < most_ns ? took_ns : most_ns; /* the rest it stood still itself */
+        if (attached || !retry || wait_ns >= left_ns) break;
         if (!told && bt_now_ns() - begin > SILENCE_NS) {
             told = true;
             BT_INFO("no coordinator at %s yet: it is looked for, for %.0f s", c->address,
                     (double)connect_ns * 1e-9);
         }
         bt_sleep_ns(wait_ns);
+        left_ns -= wait_ns;
         if (wait_ns < SLOW_MS * BT_NS_PER_MS) wait_ns *= 2;
     }
     BT_REQUIRE(attached || c->refusal != GRPC_STATUS_UNAUTHENTICATED, BT_ERR_PEER,

@@ -70,8 +70,18 @@ out:
     return st;
 }
 
+/* While this rank stood still, most often with its machine, nobody could take it. */
+static void forgive_own_silence(bt_rank *r)
+{
+    uint64_t now = bt_now_ns(), gap_ns = bt_stood_still_ns(&r->tended_ns, now, BT_STILL_NS);
+
+    if (r->orphan_ns != 0) r->orphan_ns += gap_ns;
+    if (r->orphan_ns > now) r->orphan_ns = now;
+}
+
 bt_status bt_rank_tend_coordinator(bt_rank *r)
 {
+    forgive_own_silence(r);
     if (!bt_links_orphaned(&r->links)) return BT_OK;
     if (r->client != NULL) return become_orphan(r);
     if (r->search == NULL) return begin_search(r);

@@ -4,9 +4,12 @@
     restarts.py --bin DIR --source DIR [--only NAME]
 
 ranks: a rank dies again and again under load; every stream is the undisturbed one, with a pause. coordinator: clients get UNAVAILABLE, and
-the same ports and ranks serve again. hung: so does a coordinator that answers no more. renewed: with --renew a cell that lacks
-ranks is replaced under load by a fresh one beside it, again and again. renewed_in_turn: the fresh cell loses a rank too; the
-launcher of the old one dies. crash_loop: what dies as soon as it serves is given up, with the reason. start_up: 4 ranks, start to first token."""
+the same ports and ranks serve again. hung: so does a coordinator that answers no more. stalls: all of it stands still, as with its machine,
+or the coordinator for less than its limit: a pause and nothing else; ranks that look for a coordinator meanwhile go on looking. renewed:
+with --renew a cell that lacks ranks is replaced under load by a fresh one beside it, again and again. renewed_in_turn: the fresh cell loses
+a rank too; the launcher of the old one dies. crash_loop: what dies as soon as it serves is given up, with the reason. start_up: 4 ranks,
+start to first token."""
+import json
 import os
 import shutil
 import signal
@@ -14,6 +17,7 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.request
 
 import grpc
 
@@ -132,6 +136,63 @@ def hung(a, pb, rpc):
         assert cell.ranks() == before, "the ranks were started again too"
         assert cell.stop() == 0, cell.log()
     print("a coordinator that hangs is started again, with the same ranks", flush=True)
+
+
+def stand_still(pids, seconds):
+    for sig in (signal.SIGSTOP, signal.SIGCONT):
+        for pid in pids:
+            os.kill(pid, sig)
+        time.sleep(seconds if sig == signal.SIGSTOP else 0)
+
+
+def expect_sane(cell):
+    """The status page shows nobody slow, and no more time spent than there was."""
+    with urllib.request.urlopen(f"http://{cell.http}/status.json", timeout=60) as f:
+        status = json.load(f)
+    for rank in status["ranks"]:
+        assert rank["slowness"] == 0 and all(0 <= rank[k] < 1.05 for k in ("busy", "gather", "sample")), f"{rank}\n{cell.log()}"
+
+
+def stalls(a, pb, rpc):
+    cell = start(a, "2+2", "--timeout-s", "4", "--coordinator-timeout-s", "8", "--rank-timeout-s", "8", "--orphan-s", "5", "--http-port", "0")
+    with cell.channel() as channel:
+        want = load.ask_all(pb, rpc.VllmEngineStub(channel), 4, 250)
+    ranks, coordinator, begin = cell.ranks(), cells.process_named(cell, "baton-coordinator"), len(cell.lines)
+
+    def everybody():
+        return [cell.process.pid, *cells.descendants(cell.process.pid)]
+    for pids, seconds in ((everybody(), 9), ([coordinator], 5.5)):
+        errors, pauses = [], []
+
+        def one(i):
+            try:
+                if ask(pb, rpc, cell, i, 250, pauses) != want[i]:
+                    errors.append(f"stream {i} differs")
+            except (grpc.RpcError, AssertionError) as e:
+                errors.append(f"stream {i}: {e}")
+        threads = [threading.Thread(target=one, args=(i,), daemon=True) for i in want]
+        [t.start() for t in threads]
+        while len(pauses) < 2 * len(want) and not errors:
+            time.sleep(0.01)
+        stand_still(pids, seconds)
+        end = time.monotonic() + 4    # a rank is called slow after three seconds
+        while time.monotonic() < end or any(t.is_alive() for t in threads):
+            assert time.monotonic() < end + BACK_S, cell.log()
+            expect_sane(cell)
+            time.sleep(0.1)
+        assert not errors, f"{errors}\n{cell.log()}"
+        assert max(pauses) > seconds - 1, f"nothing ran meanwhile: {max(pauses)}"
+        print(f"{len(pids)} processes stood still for {seconds} s: every stream exact, longest pause {max(pauses):.1f} s", flush=True)
+    assert cell.ranks() == ranks and cells.process_named(cell, "baton-coordinator") == coordinator, cell.log()
+    told = [line for line in cell.lines[begin:] if line.split(" ")[2:3] in (["E"], ["W"]) and "this process stood still" not in line]
+    assert not told, told
+    os.kill(coordinator, signal.SIGKILL)
+    time.sleep(0.1)    # they look for the next one, which is not there yet
+    stand_still(everybody(), 6.5)
+    wait_for(cell, "serving again", 1)
+    assert cell.ranks() == ranks, f"the ranks were started again too\n{cell.log()}"
+    assert ask(pb, rpc, cell, 1, 250) == want[1]
+    assert cell.stop() == 0, cell.log()
 
 
 def renewed(a, pb, rpc):
@@ -271,7 +332,7 @@ def start_up(a, pb, rpc):
         assert min(times) < START_S, f"expected below {START_S} s"
 
 
-CASES = [ranks, coordinator, hung, renewed, renewed_in_turn, upgraded, crash_loop, start_up]
+CASES = [ranks, coordinator, hung, stalls, renewed, renewed_in_turn, upgraded, crash_loop, start_up]
 
 
 def main():

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "core/clock.h"
+#include "core/ending.h"
 #include "core/file.h"
 
 enum { ARGUMENT_MAX = 512, STARTED_MAX = 64 };
@@ -184,9 +185,11 @@ out:
     return st;
 }
 
-void bt_child_kill(const bt_child *child, int sig)
+void bt_child_kill(bt_child *child, int sig)
 {
-    if (bt_child_running(child)) kill(child->pid, sig);
+    if (!bt_child_running(child)) return;
+    kill(child->pid, sig);
+    child->killed = child->killed || sig == SIGKILL;
 }
 
 /* Before its pid can be another's. */
@@ -220,8 +223,7 @@ bool bt_child_collect(bt_child *const *children, size_t n)
 const char *bt_child_ending(const bt_child *child, char *buf, size_t capacity)
 {
     if (WIFSIGNALED(child->status)) {
-        snprintf(buf, capacity, "was ended by signal %d (%s)", WTERMSIG(child->status),
-                 strsignal(WTERMSIG(child->status)));
+        bt_ending_by_signal(WTERMSIG(child->status), child->killed, buf, capacity);
     } else {
         snprintf(buf, capacity, "ended with exit code %d", WEXITSTATUS(child->status));
     }

@@ -30,6 +30,7 @@ typedef struct {
     pid_t       pid;  /* 0: not started */
     bool        ended;
     int         status; /* of waitpid, once ended */
+    bool        killed; /* by bt_child_kill(), if by SIGKILL */
     int         go_fd;  /* a held child waits for its last argument here; -1: not held */
     bt_lines    err;    /* its stderr */
     bt_lines    report; /* what it writes to report_fd */
@@ -54,10 +55,10 @@ static inline bool bt_child_running(const bt_child *child)
 {
     return child->pid != 0 && !child->ended;
 }
-void bt_child_kill(const bt_child *child, int sig);
+void bt_child_kill(bt_child *child, int sig);
 /* Waits for any child that has ended, without blocking; true when one of children[0..n) did. */
 bool bt_child_collect(bt_child *const *children, size_t n);
-/* "ended with exit code 3", "was ended by signal 9 (Killed)". */
+/* "ended with exit code 3", "was ended by signal 15 (Terminated)" (core/ending.h). */
 const char *bt_child_ending(const bt_child *child, char *buf, size_t capacity);
 /* Closes its pipes, and leaves it as init() does: in the place of one that has ended another one
  * can be spawned. */

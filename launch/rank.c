@@ -6,10 +6,10 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
-#include <sys/statvfs.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "core/ending.h"
 #include "core/log.h"
 #include "launch/bind.h"
 #include "launch/endings.h"
@@ -27,23 +27,10 @@ static BT_NORETURN void exec_worker(char **argv, pid_t parent, const sigset_t *o
     _exit(127);
 }
 
-/* What the system did to it, where the signal alone does not say. */
-static void tell_cause(int sig, char *buf, size_t capacity)
-{
-    struct statvfs shm;
-
-    buf[0] = '\0';
-    if (sig == SIGKILL)
-        snprintf(buf, capacity, "; if nobody did that, memory had run out: see dmesg");
-    if (sig == SIGBUS && statvfs("/dev/shm", &shm) == 0)
-        snprintf(buf, capacity, "; /dev/shm has %llu MiB left",
-                 (unsigned long long)shm.f_bavail * shm.f_frsize >> 20);
-}
-
 static int report(pid_t pid, const char *program, int status)
 {
     const char *name = strrchr(program, '/');
-    char        cause[96];
+    char        text[128];
     int         sig;
 
     name = name != NULL ? name + 1 : program;
@@ -57,10 +44,8 @@ static int report(pid_t pid, const char *program, int status)
     if (sig == SIGTERM || sig == SIGINT) { /* asked for, mostly because another rank has failed */
         BT_WARN("%s (pid %d) was ended by SIG%s", name, (int)pid, sigabbrev_np(sig));
     } else {
-        tell_cause(sig, cause, sizeof(cause));
-        bt_log_error(__FILE__, __LINE__, "the worker died",
-                     "%s (pid %d) was ended by signal %d (%s)%s", name, (int)pid, sig,
-                     strsignal(sig), cause);
+        bt_log_error(__FILE__, __LINE__, "the worker died", "%s (pid %d) %s", name, (int)pid,
+                     bt_ending_by_signal(sig, false, text, sizeof(text)));
     }
     return 128 + sig;
 }

@@ -420,6 +420,31 @@ static int end_beside_others(int told[2], int pid_fd)
     return waitpid(ours.pid, NULL, WNOHANG) < 0 ? 0 : 3;
 }
 
+/* What may have been the cause is for signals that are not our own. */
+static void child_that_was_killed_tells_of_memory_unless_we_did_it(void)
+{
+    static const char *const ENDINGS[] = {
+        "was ended by signal 9 (Killed); if nobody did that, memory had run out: see dmesg",
+        "was ended by signal 9 (Killed)"};
+    char *const         argv[] = {(char *)"/bin/sleep", (char *)"600", NULL};
+    const bt_child_spec spec   = {.name = "sleep", .argv = (char **)argv, .own_group = true};
+
+    for (int ours = 0; ours < 2; ours++) {
+        bt_child child, *children[] = {&child};
+        char     text[128];
+
+        NEED(bt_child_spawn(&spec, &child) == BT_OK);
+        if (ours)
+            bt_child_kill(&child, SIGKILL);
+        else
+            kill(child.pid, SIGKILL);
+        while (!bt_child_collect(children, 1))
+            bt_sleep_ns(BT_NS_PER_MS);
+        EXPECT(strcmp(bt_child_ending(&child, text, sizeof(text)), ENDINGS[ours]) == 0);
+        bt_child_close(&child);
+    }
+}
+
 static void children_from_before_live_on(void)
 {
     int   told[2], pids[2], status = -1;
@@ -446,6 +471,7 @@ static void children_from_before_live_on(void)
 static const bt_test TESTS[] = {
     BT_TEST(guard_of_a_killed_launcher_may_finish),
     BT_TEST(children_from_before_live_on),
+    BT_TEST(child_that_was_killed_tells_of_memory_unless_we_did_it),
     BT_TEST(lines_come_whole_whatever_the_reads),
     BT_TEST(echo_keeps_the_first_error_of_a_rank),
     BT_TEST(echo_knows_the_lines_that_the_log_writes),

@@ -437,7 +437,10 @@ static void run_coordinator_that_dies_while_loading_is_started_again(void)
     if ((pid = coordinator_pid()) == 0) return;
     kill(pid, SIGKILL);
     expect_over();
-    EXPECT_HAS(g_run.output, "the coordinator was ended by signal 9 (Killed); starting again in ");
+    EXPECT_HAS(
+        g_run.output,
+        "the coordinator was ended by signal 9 (Killed); if nobody did that, memory had run out: "
+        "see dmesg; starting again in ");
 }
 
 /* Everybody was served, and the signal that ends the slow one is our own. */

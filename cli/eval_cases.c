@@ -57,6 +57,20 @@ static int32_t i32_at(const bt_tensor *t, size_t i)
     return v;
 }
 
+/* Once the vocabulary is known. */
+static bt_status check_ids(const bt_eval_cases *cases, const bt_eval_case *c)
+{
+    bt_status st = BT_OK;
+
+    for (uint32_t i = 0; cases->vocab != 0 && i < c->n_tokens; i++) {
+        BT_REQUIRE(c->ids[i] < cases->vocab, BT_ERR_INVALID_ARG,
+                   "%s: %s.ids[%u] is %u, the model's vocabulary has %u ids", cases->path, c->name,
+                   i, c->ids[i], cases->vocab);
+    }
+out:
+    return st;
+}
+
 static bt_status read_ids(const bt_safetensors *file, const char *path, bt_eval_case *c)
 {
     bt_status        st     = BT_OK;
@@ -144,13 +158,15 @@ out:
     return st;
 }
 
-bt_status bt_eval_cases_read(const char *path, uint32_t top_k, bt_eval_cases *cases)
+bt_status bt_eval_cases_read(const char *path, uint32_t top_k, uint32_t vocab, bt_eval_cases *cases)
 {
     bt_status       st   = BT_OK;
     bt_safetensors *file = NULL;
     struct stat     info;
 
+    cases->path  = path;
     cases->top_k = top_k;
+    cases->vocab = vocab;
     BT_REQUIRE(stat(path, &info) == 0, BT_ERR_IO, "--ids %s: %s", path, strerror(errno));
     BT_REQUIRE(S_ISREG(info.st_mode), BT_ERR_IO,
                "--ids %s: expected a safetensors file with the cases, found %s", path,
@@ -159,6 +175,7 @@ bt_status bt_eval_cases_read(const char *path, uint32_t top_k, bt_eval_cases *ca
     BT_TRY(collect_names(file, path, cases));
     for (size_t i = 0; i < cases->n; i++) {
         BT_TRY(read_ids(file, path, &cases->cases[i]));
+        BT_TRY(check_ids(cases, &cases->cases[i]));
         BT_TRY(read_forced(file, path, cases, &cases->cases[i]));
     }
 out:
@@ -190,13 +207,9 @@ bt_status bt_eval_cases_check(bt_eval_cases *cases, uint32_t vocab, uint32_t max
         const bt_eval_case *c = &cases->cases[i];
 
         BT_REQUIRE(c->n_tokens <= max_context, BT_ERR_INVALID_ARG,
-                   "case %s has %u tokens, the model's context is %u", c->name, c->n_tokens,
-                   max_context);
-        for (uint32_t k = 0; k < c->n_tokens; k++) {
-            BT_REQUIRE(c->ids[k] < vocab, BT_ERR_INVALID_ARG,
-                       "%s.ids[%u] is %u, the model's vocabulary has %u ids", c->name, k, c->ids[k],
-                       vocab);
-        }
+                   "%s: case %s has %u tokens, the model's context is %u", cases->path, c->name,
+                   c->n_tokens, max_context);
+        BT_TRY(check_ids(cases, c));
     }
 out:
     return st;

@@ -33,10 +33,13 @@ typedef struct {
     uint32_t      top_k; /* of the model; 0: no MoE layers, as the first rows may say too */
     uint32_t      n_moe; /* 0: not yet known */
     uint32_t      vocab; /* 0: not yet known */
+    const char   *path;  /* of IN, for messages; borrowed */
 } bt_eval_cases;
 
-/* Reads and checks IN; IO, FORMAT or INVALID_ARG name file and tensor.  Fill a zeroed struct. */
-bt_status bt_eval_cases_read(const char *path, uint32_t top_k, bt_eval_cases *cases);
+/* Reads and checks IN; IO, FORMAT or INVALID_ARG name file and tensor.  A vocab of 0 is not known
+ * yet.  Fill a zeroed struct. */
+bt_status bt_eval_cases_read(const char *path, uint32_t top_k, uint32_t vocab,
+                             bt_eval_cases *cases);
 void      bt_eval_cases_free(bt_eval_cases *cases);
 /* Checks ids and lengths against the model, once the ranks have said what it is. */
 bt_status bt_eval_cases_check(bt_eval_cases *cases, uint32_t vocab, uint32_t max_context);

@@ -279,8 +279,9 @@ static bt_status on_hello(bt_eval_cell *cell, bt_control_peer *peer, const bt_up
         const bt_eval_case *c = &cell->cases->cases[i];
 
         BT_REQUIRE((uint64_t)h->n_pages * h->page_tokens >= c->n_tokens, BT_ERR_INVALID_ARG,
-                   "case %s has %u tokens, the KV pool of rank %u holds %llu; raise --kv-bytes",
-                   c->name, c->n_tokens, h->rank, (unsigned long long)h->n_pages * h->page_tokens);
+                   "%s: case %s has %u tokens, the KV pool of rank %u holds %llu; raise --kv-bytes",
+                   cell->cases->path, c->name, c->n_tokens, h->rank,
+                   (unsigned long long)h->n_pages * h->page_tokens);
     }
     r->peer = peer;
     cell->n_attached++;

@@ -109,14 +109,16 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     }
 }
 
-/* How many experts a token takes, 0 for a dense model: the one number that the rows do not tell.
- * A multimodal model's is that of its language model; params.json has other names. */
-static bt_status read_top_k(const char *model, uint32_t *top_k_out)
+/* How many experts a token takes, 0 for a dense model: the one number that the rows do not tell;
+ * and how many ids there are, 0 where that is not said, which ranks tell only once they are there.
+ * A multimodal model's are those of its language model; params.json has other names. */
+static bt_status read_config(const char *model, uint32_t *top_k_out, uint32_t *vocab_out)
 {
     bt_status    st = BT_OK;
     char         path[PATH_MAX];
     json_error_t error;
-    json_t      *config = NULL, *from, *top_k, *experts;
+    json_t      *config = NULL, *language, *from, *top_k, *experts;
+    json_int_t   vocab, n = 0;
     const char  *n_experts;
     struct stat  info;
 
@@ -126,20 +128,21 @@ static bt_status read_top_k(const char *model, uint32_t *top_k_out)
                bt_file_kind(info.st_mode));
     config = json_load_file(path, 0, &error);
     BT_REQUIRE(config != NULL, BT_ERR_FORMAT, "%s:%d: %s", path, error.line, error.text);
+    language = json_object_get(config, "text_config");
+    if (!json_is_object(language)) language = config;
+    vocab     = json_integer_value(json_object_get(language, "vocab_size"));
     from      = json_object_get(config, "moe");
     n_experts = json_is_object(from) ? "num_experts" : "n_routed_experts";
-    if (!json_is_object(from)) from = json_object_get(config, "text_config");
-    if (!json_is_object(from)) from = config;
+    if (!json_is_object(from)) from = language;
     experts = json_object_get(from, n_experts);
     top_k   = json_object_get(from, "num_experts_per_tok");
-    if (!json_is_integer(experts) || json_integer_value(experts) == 0) {
-        *top_k_out = 0;
-        goto out;
+    if (json_integer_value(experts) != 0) {
+        n = json_integer_value(top_k);
+        BT_REQUIRE(n >= 1 && n <= json_integer_value(experts), BT_ERR_FORMAT,
+                   "%s: field num_experts_per_tok: expected 1 to %s", path, n_experts);
     }
-    BT_REQUIRE(json_is_integer(top_k) && json_integer_value(top_k) >= 1 &&
-                   json_integer_value(top_k) <= json_integer_value(experts),
-               BT_ERR_FORMAT, "%s: field num_experts_per_tok: expected 1 to %s", path, n_experts);
-    *top_k_out = (uint32_t)json_integer_value(top_k);
+    *top_k_out = (uint32_t)n;
+    *vocab_out = vocab > 0 && vocab <= UINT32_MAX ? (uint32_t)vocab : 0;
 out:
     json_decref(config);
     return st;
@@ -257,14 +260,14 @@ static bt_status evaluate(options *opt)
 {
     bt_status st = BT_OK;
     session   s  = {0};
-    uint32_t  top_k;
+    uint32_t  top_k, vocab;
     char      chunk[16];
 
     bt_child_init(&s.launch);
     bt_echo_init(&s.echo, opt->cell.verbose ? BT_LOG_DEBUG : BT_LOG_WARN);
     BT_TRY(bt_check_out("--out", opt->out)); /* before hours of work */
-    BT_TRY(read_top_k(opt->cell.model, &top_k));
-    BT_TRY(bt_eval_cases_read(opt->in, top_k, &s.cases));
+    BT_TRY(read_config(opt->cell.model, &top_k, &vocab));
+    BT_TRY(bt_eval_cases_read(opt->in, top_k, vocab, &s.cases));
     default_chunk(&opt->cell, &s.cases, chunk);
     bt_cell_default(&opt->cell, "--orphan-s", "0"); /* nobody else takes its ranks */
     bt_child_adopt();

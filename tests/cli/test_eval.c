@@ -21,6 +21,7 @@ static void init_cases(bt_eval_cases *cases)
     cases->n     = 1;
     cases->cases = bt_calloc(1, sizeof(*cases->cases));
     cases->top_k = TOP_K;
+    cases->path  = "IN";
     strcpy(cases->cases[0].name, "one");
     cases->cases[0].n_tokens = N;
     cases->cases[0].n_prompt = 2;
@@ -150,7 +151,7 @@ static void eval_out_may_be_a_pipe(void)
 
 static char g_path[] = "/tmp/test-parts-XXXXXX";
 
-static bt_status make_cases(void *ctx) { return bt_eval_cases_read(g_path, TOP_K, ctx); }
+static bt_status make_cases(void *ctx) { return bt_eval_cases_read(g_path, TOP_K, VOCAB, ctx); }
 static void      end_cases(void *ctx) { bt_eval_cases_free(ctx); }
 
 static void eval_cases_read_unwinds_at_every_allocation(void)
@@ -179,7 +180,7 @@ static bt_status read_cases(size_t n, const bt_tensor *tensors, bt_eval_cases *c
 
     EXPECT(fd >= 0);
     EXPECT_EQ(bt_safetensors_write(g_path, n, tensors), BT_OK);
-    st = bt_eval_cases_read(g_path, TOP_K, cases);
+    st = bt_eval_cases_read(g_path, TOP_K, VOCAB, cases);
     close(fd);
     unlink(g_path);
     strcpy(g_path + strlen(g_path) - 6, "XXXXXX");

@@ -221,14 +221,17 @@ static void logits_failures_of_ranks_are_named(void)
 static void logits_bad_inputs_are_refused(void)
 {
     /* Wrong in turn: an id past the vocabulary, a prompt longer than the case, of 0 tokens, experts
-     * of another length, no prompt, a name that is no part of a case, a context too long. */
+     * of another length, no prompt, a name that is no part of a case.  Of all of them IN is named,
+     * and no rank hears. */
     for (int i = 0; i < 6; i++) {
-        static const char *const SAYS[] = {"2048",
-                                           ".prompt is 41",
-                                           ".prompt is 0",
-                                           "found i32 [3, 39, 4]",
-                                           "found no such tensor",
-                                           "case0.logits"};
+        static const char *const SAYS[] = {
+            ": case0.ids[20] is 2048, the model's vocabulary has 2048 ids\n",
+            ": case0.prompt is 41",
+            ": case0.prompt is 0",
+            ": case0.experts: expected i32 [MoE layers, 40, 4], found i32 [3, 39, 4]",
+            ": case0.prompt: expected i32 [1], the length of the prompt, found no such tensor",
+            ": tensor case0.logits"};
+        char says[160];
 
         g_input.n = 0;
         add_case(0, 40, i == 1 ? 41 : i == 2 ? 0 : 12);
@@ -237,8 +240,10 @@ static void logits_bad_inputs_are_refused(void)
         if (i == 4) g_input.n--;
         if (i == 5) add("case0", "logits", 1, 1, 1, 1, g_input.ids[0]);
         write_input();
+        snprintf(says, sizeof(says), "%s%s", g_in, SAYS[i]);
         EXPECT_EQ(logits("", NULL), 1);
-        EXPECT_HAS(g_command.output, SAYS[i]);
+        EXPECT_HAS(g_command.output, says);
+        EXPECT(strstr(g_command.output, " rank=") == NULL);
         EXPECT(access(g_out, F_OK) != 0);
     }
 }
@@ -278,7 +283,7 @@ static void logits_out_that_cannot_be_is_refused_at_once(void)
 /* Its experts are those of its language model. */
 static void logits_of_a_multimodal_model(void)
 {
-    char              model[64], path[80];
+    char              model[64], path[80], says[160];
     const char *const args[] = {"--model", model, "--both", "1", NULL};
     FILE             *f;
     bt_safetensors   *st = NULL;
@@ -299,6 +304,11 @@ static void logits_of_a_multimodal_model(void)
     EXPECT_EQ(bt_safetensors_open(g_out, &st), BT_OK);
     if (st != NULL) expect_rows(st, 0, 40, false);
     bt_safetensors_close(st);
+    g_input.ids[0][20] = VOCAB; /* of which this config says nothing: the ranks do */
+    write_input();
+    snprintf(says, sizeof(says), "%s: case0.ids[20] is 2048, the model's vocabulary", g_in);
+    EXPECT_EQ(logits("", args), 1);
+    EXPECT_HAS(g_command.output, says);
     unlink(path);
     EXPECT(rmdir(model) == 0);
 }

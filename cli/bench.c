@@ -256,7 +256,21 @@ out:
     return st;
 }
 
-/* Its failures show in the run itself.  CANCELLED, told: it was stopped. */
+/* Of the warm-up's requests those that failed. */
+static void tell_cold(const bt_bench_run *run)
+{
+    uint64_t n[BT_BENCH_CODES] = {0};
+
+    for (size_t i = 0; i < run->n; i++)
+        n[run->records[i].code]++;
+    for (int code = 1; code < BT_BENCH_CODES; code++)
+        if (n[code] != 0)
+            printf("Warm-up      %" PRIu64 " of %zu failed with %s: %s\n", n[code], run->n,
+                   bt_bench_code_name(code), run->first_error[code]);
+}
+
+/* A failure here is told, and is none of the run, whose first requests it leaves colder. CANCELLED,
+ * told: it was stopped. */
 static bt_status warm_up(const options *opt, const bt_bench_load *load)
 {
     bt_status     st   = BT_OK;
@@ -271,7 +285,10 @@ static bt_status warm_up(const options *opt, const bt_bench_load *load)
     warm.progress      = NULL;
     if (opt->n_warmup == 0) goto out;
     BT_TRY(bt_bench_load_run(&warm, &run));
-    if (!run.stopped) goto out;
+    if (!run.stopped) {
+        tell_cold(&run);
+        goto out;
+    }
     under_way = run.n != 0 && run.records[run.n - 1].code < 0;
     printf("Stopped      in the warm-up, after %zu of %u requests, with %d under way: none was "
            "measured\n",

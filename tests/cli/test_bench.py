@@ -252,6 +252,21 @@ def errors_are_counted_by_status(server, bench):
     assert re.search(rf"\n  ms +n +mean .*\n  TTFT +{first} .*\n  ITL +.*\n  TPOT +10 .*\n  e2e +10 ", text), text
 
 
+def a_warm_up_that_fails_is_told(server, bench):
+    def first_two_fail(request, number):
+        if number < 2:
+            yield "abort", grpc.StatusCode.UNAVAILABLE, "not yet"
+        yield from at_once(request, number)
+
+    server.reset(first_two_fail)
+    text, run = bench("-n", "2", "-c", "1", "--warmup", "3", "--output-tokens", "2")
+    assert text.startswith("Warm-up      2 of 3 failed with UNAVAILABLE: not yet\nRequests     2 of 2 ended well"), text
+    assert run["summary"]["requests"] == run["summary"]["ok"] == 2, run["summary"]
+    server.reset(at_once)
+    text, _ = bench("-n", "2", "-c", "1", "--warmup", "3", "--output-tokens", "2")
+    assert "Warm-up" not in text, text
+
+
 def a_stream_without_an_end_is_broken(server, bench):
     def cut(request, number):
         yield "tokens", 1
@@ -416,7 +431,7 @@ def bench_drives_a_real_cell(args, folder):
 
 
 TESTS = [times_are_the_servers, a_seed_is_a_load, a_list_of_lengths_is_even, prefixes_are_shared, arrivals_do_not_wait, a_time_limits_what_is_sent,
-         errors_are_counted_by_status, a_stream_without_an_end_is_broken, a_deadline_ends_what_hangs, goodput_counts_both_limits,
+         errors_are_counted_by_status, a_warm_up_that_fails_is_told, a_stream_without_an_end_is_broken, a_deadline_ends_what_hangs, goodput_counts_both_limits,
          a_signal_reports_what_came, usage_is_checked, a_lost_report_is_an_error, plots_are_drawn]
 
 

@@ -22,7 +22,7 @@ static bt_status take_filters(const bt_ask *p, bt_sampling *s, char *refusal)
                             (double)s->temperature);
     if (s->temperature < GREEDY) s->temperature = 0.0f;
     BT_INTAKE_REFUSE_UNLESS(p->top_p >= 0.0f && p->top_p <= 1.0f,
-                            "top_p is %.9g, it must lie above 0 and be at most 1",
+                            "top_p is %.9g, it must be from 0 (off, like 1) to 1",
                             (double)p->top_p);
     BT_INTAKE_REFUSE_UNLESS(p->min_p >= 0.0f && p->min_p <= 1.0f,
                             "min_p is %.9g, it must be from 0 to 1", (double)p->min_p);
@@ -42,7 +42,8 @@ static bt_status take_penalties(const bt_ask *p, bt_sampling *s, char *refusal)
                             (double)p->presence_penalty);
     BT_INTAKE_REFUSE_UNLESS(p->repetition_penalty == 0.0f || (p->repetition_penalty >= 0.001f &&
                                                               p->repetition_penalty <= 1000.0f),
-                            "repetition_penalty is %.9g, it must be from 0.001 to 1000",
+                            "repetition_penalty is %.9g, it must be from 0.001 to 1000, or 0 (off, "
+                            "like 1)",
                             (double)p->repetition_penalty);
     s->frequency_penalty  = p->frequency_penalty;
     s->presence_penalty   = p->presence_penalty;

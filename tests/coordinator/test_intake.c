@@ -249,17 +249,18 @@ static void intake_tiny_top_p_stays_on(void)
     }
 }
 
-/* Refused values do not look like allowed ones. */
+/* Refused values do not look like allowed ones, and what is allowed is said, 0 too. */
 static void intake_shows_values_just_outside_as_they_are(void)
 {
     static const struct {
-        float       top_p, frequency, temperature;
+        float       top_p, frequency, temperature, repetition;
         const char *says;
     } CASES[] = {
-        {1.0000001f, 0,           1,          "top_p is 1.00000012, it must"        },
-        {1,          -2.0000002f, 1,          "frequency_penalty is -2.00000024, it"},
-        {1,          0,           1000000.1f, "temperature is 1000000.12, it must"  },
-        {1,          0,           -1e-9f,     "temperature is -9.99999972e-10, it"  },
+        {1.0000001f, 0,           1,          1,       "top_p is 1.00000012, it must be from 0 (off"                },
+        {1,          -2.0000002f, 1,          1,       "frequency_penalty is -2.00000024, it"                       },
+        {1,          0,           1000000.1f, 1,       "temperature is 1000000.12, it must"                         },
+        {1,          0,           -1e-9f,     1,       "temperature is -9.99999972e-10, it"                         },
+        {1,          0,           1,          0.0009f, "is 0.000899999985, it must be from 0.001 to 1000, or 0 (off"},
     };
     char text[BT_INTAKE_TEXT];
 
@@ -267,10 +268,11 @@ static void intake_shows_values_just_outside_as_they_are(void)
         sample s;
 
         sample_init(&s, 3);
-        s.params.top_p             = CASES[i].top_p;
-        s.params.frequency_penalty = CASES[i].frequency;
-        s.params._temperature_case = VLLM__GRPC__ENGINE__SAMPLING_PARAMS___TEMPERATURE_TEMPERATURE;
-        s.params.temperature       = CASES[i].temperature;
+        s.params.top_p              = CASES[i].top_p;
+        s.params.frequency_penalty  = CASES[i].frequency;
+        s.params._temperature_case  = VLLM__GRPC__ENGINE__SAMPLING_PARAMS___TEMPERATURE_TEMPERATURE;
+        s.params.temperature        = CASES[i].temperature;
+        s.params.repetition_penalty = CASES[i].repetition;
         EXPECT_EQ(try_intake(&s, &LIMITS, text), 0);
         EXPECT_HAS(text, CASES[i].says);
     }

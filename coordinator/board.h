@@ -58,6 +58,7 @@ typedef struct {
 
 typedef struct {
     bt_phase       phase;
+    bool           tls_refused; /* the files of now: the ones before stay in use */
     uint64_t       at_ns, started_ns;
     double         unix_s, started_unix_s;
     const char    *model, *served_name, *version; /* of the process's life */

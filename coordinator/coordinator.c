@@ -232,6 +232,7 @@ static void serve(coordinator *c)
         bt_accept_again(bt_now_ns());
         bt_http_tick(c->http, bt_now_ns());
         bt_rpc_tls_refresh(c->tls, bt_now_ns());
+        bt_observer_set_tls_refused(c->observer, bt_rpc_tls_refused(c->tls));
         if (c->phase == DRAINING) check_drained(c);
         check_signals(c);
         observe(c);

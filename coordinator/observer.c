@@ -25,6 +25,7 @@ struct bt_observer {
     uint64_t           last_generated, last_prompt;
     double             blocked[2]; /* prefill, decode: part of the last second or so */
     bt_phase           phase;
+    bool               tls_refused;
 };
 
 bt_status bt_observer_create(const bt_observer_config *config, bt_observer **observer_out)
@@ -57,6 +58,11 @@ bt_board   *bt_observer_board(bt_observer *observer) { return observer->board; }
 void bt_observer_set_address(bt_observer *observer, const char *public_address)
 {
     snprintf(observer->address, sizeof(observer->address), "%s", public_address);
+}
+
+void bt_observer_set_tls_refused(bt_observer *observer, bool refused)
+{
+    observer->tls_refused = refused;
 }
 
 /* ---- rates */
@@ -331,6 +337,7 @@ static void publish(bt_observer *o, bt_fleet *fleet, uint32_t n_ranks, const bt_
 
     if (s == NULL) return; /* the last one stays, and grows old */
     s->phase          = o->phase;
+    s->tls_refused    = o->tls_refused;
     s->at_ns          = now_ns;
     s->started_ns     = o->started_ns;
     s->unix_s         = bt_unix_s();

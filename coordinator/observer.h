@@ -19,6 +19,8 @@ bt_metrics *bt_observer_metrics(bt_observer *observer);
 /* For the HTTP thread, as long as the observer lives. */
 bt_board *bt_observer_board(bt_observer *observer);
 void      bt_observer_set_address(bt_observer *observer, const char *public_address);
+/* From then on: whether the TLS files of now cannot be used, so that the ones before are. */
+void bt_observer_set_tls_refused(bt_observer *observer, bool refused);
 /* Publishes a snapshot when one is due, at once when the phase is new.  */
 void bt_observer_tick(bt_observer *observer, bt_phase phase, bt_fleet *fleet, uint64_t now_ns);
 

@@ -349,6 +349,9 @@ char *bt_exposition_prometheus(const bt_snapshot *s, size_t *n_out)
     fprintf(p.f, "baton_info{model_name=\"%s\",version=\"%s\"} 1\n", p.model, s->version);
     one(&p, "baton_ready", "gauge", "1 while the public port takes requests, else 0.",
         s->phase == BT_PHASE_SERVING);
+    one(&p, "baton_tls_files_refused", "gauge",
+        "1 while what the TLS files hold cannot be used and what they held before is, else 0.",
+        s->tls_refused);
     one(&p, "baton_uptime_seconds", "gauge", "Time since the coordinator started.",
         (double)(s->at_ns - s->started_ns) * 1e-9);
     process(&p, s);

@@ -81,7 +81,9 @@ bt_status bt_rpc_tls_open(const char *cert, const char *key, const char *client_
  * used the log says why, the ones before go on, and they are tried again when they change, and
  * every minute. */
 void bt_rpc_tls_refresh(bt_rpc_tls_files *files, uint64_t now_ns); /* accepts NULL */
-void bt_rpc_tls_close(bt_rpc_tls_files *files);                    /* the same; after the servers */
+/* Whether what they hold now cannot be used, as the last refresh found; of NULL it is false. */
+bool bt_rpc_tls_refused(const bt_rpc_tls_files *files);
+void bt_rpc_tls_close(bt_rpc_tls_files *files); /* accepts NULL; after the servers */
 
 /* How a client speaks to a server; paths are borrowed, a struct of zeroes is plain text. */
 typedef struct {

@@ -89,6 +89,7 @@ struct bt_rpc_tls_files {
     const char     *host;           /* borrowed */
     struct stat     seen[N_FILES];
     uint64_t        look_ns, read_ns; /* when to look next, and to read if nothing changes then */
+    bool            refused;          /* what they hold now, of which tls is nothing */
     pthread_mutex_t lock;             /* of what follows */
     pem_texts       tls;
     bool            fresh; /* gRPC has not fetched it */
@@ -211,7 +212,8 @@ void bt_rpc_tls_refresh(bt_rpc_tls_files *files, uint64_t now_ns)
         return;
     }
     if (now_ns < files->read_ns) return;
-    if (read_files(files) == BT_OK) {
+    files->refused = read_files(files) != BT_OK;
+    if (!files->refused) {
         files->read_ns = UINT64_MAX;
         BT_INFO("the TLS files have changed: new connections get what %s has now", files->names[0]);
     } else {
@@ -219,6 +221,8 @@ void bt_rpc_tls_refresh(bt_rpc_tls_files *files, uint64_t now_ns)
         BT_WARN("the TLS files have changed and cannot be used: the ones before stay in use");
     }
 }
+
+bool bt_rpc_tls_refused(const bt_rpc_tls_files *files) { return files != NULL && files->refused; }
 
 void bt_rpc_tls_close(bt_rpc_tls_files *files)
 {

@@ -668,19 +668,26 @@ class Tls(TlsCase):
 
     def test_changed_files_are_read_again(self):
         ca, key, cert = self.read("ca.pem"), self.read("server.key"), self.read("server.pem")
-        address = self.serve("--tls-client-ca", self.path("ca.pem"))
+        address = self.serve("--tls-client-ca", self.path("ca.pem"), "--http-port", "0")
+        http = self.coordinator.line("http")
         self.addCleanup(self.replace, ca_pem=ca, server_key=key, server_pem=cert)
+
+        def refused():
+            return parse(get(http, "/metrics")[1]).get(("baton_tls_files_refused", 'model_name="demo"'))
         own = dict(private_key=self.read("client.key"), certificate_chain=self.read("client.pem"))
         other = dict(private_key=self.read("stranger.key"), certificate_chain=self.read("stranger.pem"))
         old, new = (grpc.ssl_channel_credentials(ca, **own), grpc.ssl_channel_credentials(self.read("other.pem"), **other))
         with grpc.secure_channel(address, old, [("grpc.use_local_subchannel_pool", 1)]) as channel:
             stub = vllm_grpc.VllmEngineStub(channel)
             stub.HealthCheck(vllm.HealthCheckRequest(), timeout=WAIT_S)
+            self.assertEqual(refused(), 0)
             self.replace(server_pem=self.read("stranger.pem"))    # not the key's
             wait_for(lambda: "the ones before stay in use" in self.coordinator.text(), "the complaint")
+            wait_for(lambda: refused() == 1, "the metric of the complaint")
             self.assertEqual(self.ask(address, old), expected([500, 3], 5))
             self.replace(server_key=self.read("stranger.key"), ca_pem=self.read("other.pem"))
             wait_for(lambda: "new connections get what" in self.coordinator.text(), "the new certificate")
+            wait_for(lambda: refused() == 0, "the metric's end")
             self.assertEqual(self.ask(address, new), expected([500, 3], 5))
             self.assertEqual(self.ask(address, old), UNAVAILABLE)
             stub.HealthCheck(vllm.HealthCheckRequest(), timeout=WAIT_S)    # the connection from before goes on

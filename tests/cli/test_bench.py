@@ -7,6 +7,7 @@ import collections
 import json
 import os
 import re
+import resource
 import signal
 import statistics
 import subprocess
@@ -100,10 +101,10 @@ class Bench:
     def __init__(self, program, address, folder):
         self.program, self.address, self.json = program, address, os.path.join(folder, "run.json")
 
-    def __call__(self, *args, code=0, env=None, report=True):
+    def __call__(self, *args, code=0, env=None, report=True, **more):
         """Runs it; returns (text, JSON)."""
         command = [self.program, "--address", self.address, *args, *(["--json", self.json] if report else [])]
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300, env={**os.environ, **(env or {})})
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300, env={**os.environ, **(env or {})}, **more)
         assert done.returncode == code, f"{' '.join(args)}: exit code {done.returncode}, expected {code}:\n{done.stdout}"
         if not report or not os.path.exists(self.json):
             return done.stdout, None
@@ -407,6 +408,11 @@ def plots_are_drawn(server, bench):
     drawn = "".join(xml.etree.ElementTree.parse(svg).getroot().itertext())
     for part in ("scripted at 127.0.0.1:", "6 of 6 requests ended well", "goodput", "TTFT", "ITL", "limit 100 ms", "tokens/s"):
         has(drawn, part)
+
+    server.reset(steady)  # of a plot that does not fit nothing stays
+    text, _ = bench("-n", "2", "--plot", png, env=python, code=1, report=False, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000)))
+    has(text, f"plot: {png}: File too large\n")
+    assert "Traceback" not in text and not os.path.exists(png), text
 
     def fails(request, number):
         yield "abort", grpc.StatusCode.UNAVAILABLE, "gone"

@@ -5,9 +5,32 @@
 import csv
 import json
 import os
+import resource
+import signal
 import subprocess
 import sys
 import tempfile
+
+
+def up_to(n_bytes):
+    """Of a process before its program: no file may be longer, as on a disk that is nearly full."""
+    def limit():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, n_bytes))
+    return limit
+
+
+def expect_no_part_of_what_does_not_fit(program, root, plots):
+    """One sentence names the first file that cannot be written; what is there is whole."""
+    for n_bytes, failed, kept in ((1000, "profile.json", set()), (60000, "bytes.png", {"profile.json", "bytes.svg"})):
+        if failed == "bytes.png" and not plots:
+            continue
+        with tempfile.TemporaryDirectory() as out:
+            run = subprocess.run([program, os.path.join(root, "models", "demo"), "--analysis", "--gpu", "H100", "--out", out], capture_output=True,
+                                 text=True, timeout=600, preexec_fn=up_to(n_bytes))
+            assert run.returncode == 1, run.stderr
+            assert run.stderr == f"baton profile: {out}/{failed}: File too large\n", run.stderr
+            assert set(os.listdir(out)) == kept, os.listdir(out)
 
 
 def main():
@@ -31,6 +54,7 @@ def main():
             assert point["over_fused_low"] <= point["over_fused"] <= point["over_fused_high"], point
             for name in ("over_fused", "over_fused_low", "over_fused_high", "cpu_over_fused_high"):
                 assert abs(point[name] - float(row[name])) < 0.0006, (point, row)
+        expect_no_part_of_what_does_not_fit(program, root, "no plots" not in run.stderr)
         if "no plots" in run.stderr:
             assert "python3-matplotlib" in run.stderr, run.stderr
             print("skipped: no matplotlib here; the tool says so and goes on")

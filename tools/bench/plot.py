@@ -115,7 +115,12 @@ def draw(run, out):
     figure.suptitle(lines[0], x=0.02, ha="left", fontsize=12, fontweight="bold")
     figure.text(0.02, 0.925, lines[1], ha="left", fontsize=9.5)
     figure.tight_layout(rect=(0, 0, 1, 0.915), h_pad=2.2, w_pad=2.5)
-    figure.savefig(out, dpi=130)
+    try:
+        figure.savefig(out, dpi=130)
+    except OSError as e:
+        if os.path.isfile(out):
+            os.remove(out)  # part of it
+        fail(f"{out}: {e.strerror or e}")
 
 
 def main():

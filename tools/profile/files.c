@@ -16,7 +16,7 @@
 #include "core/file.h"
 #include "tools/profile/report.h"
 
-enum { PLOT_DEADLINE_S = 120, NO_MATPLOTLIB = 3 };
+enum { PLOT_DEADLINE_S = 120, NO_MATPLOTLIB = 3, NOT_WRITTEN = 4 };
 
 bt_status bt_files_prepare(const char *dir)
 {
@@ -38,6 +38,7 @@ bt_status bt_files_write(const char *dir, const json_t *json, const bt_profile_m
     FILE     *f  = NULL;
     char      path[PATH_MAX];
 
+    /* What cannot be written whole is removed. */
     snprintf(path, sizeof(path), "%s/profile.json", dir);
     BT_REQUIRE(json_dump_file(json, path, JSON_INDENT(1) | JSON_REAL_PRECISION(9)) == 0, BT_ERR_IO,
                "%s: %s", path, strerror(errno));
@@ -49,6 +50,7 @@ bt_status bt_files_write(const char *dir, const json_t *json, const bt_profile_m
     BT_REQUIRE(fflush(f) == 0 && !ferror(f), BT_ERR_IO, "%s: %s", path, strerror(errno));
 out:
     if (f != NULL) fclose(f);
+    if (st != BT_OK) unlink(path);
     return st;
 }
 
@@ -99,7 +101,8 @@ bt_status bt_files_plot(const char *dir)
         return st;
     }
     BT_TRY(wait_for(child, &code));
-    if (code == NO_MATPLOTLIB) return st; /* plot.py has said what to install */
+    if (code == NO_MATPLOTLIB) return st;      /* plot.py has said what to install */
+    if (code == NOT_WRITTEN) return BT_ERR_IO; /* and which file, and why */
     BT_REQUIRE(code == 0, BT_ERR_IO, "plot.py ended with code %d: its message stands above", code);
 out:
     return st;

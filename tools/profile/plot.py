@@ -4,13 +4,13 @@
     plot.py PROFILE_JSON DIRECTORY
 
 Writes time.svg, bytes.svg, crossover.svg and roofline.svg, and the same as PNG.  Needs matplotlib (Debian:
-python3-matplotlib); ends with code 3 and says so when it is missing."""
+python3-matplotlib); ends with code 3 and says so when it is missing, and with 4 when a file cannot be written."""
 import json
 import math
 import os
 import sys
 
-NO_MATPLOTLIB = 3
+NO_MATPLOTLIB, NOT_WRITTEN = 3, 4
 
 try:
     import matplotlib
@@ -73,8 +73,14 @@ def context_axis(axis, values):
 
 def save(figure, directory, name):
     for ending in ("svg", "png"):
-        figure.savefig(os.path.join(directory, f"{name}.{ending}"), dpi=150, bbox_inches="tight",
-                       metadata={"Date": None} if ending == "svg" else None)
+        path = os.path.join(directory, f"{name}.{ending}")
+        try:
+            figure.savefig(path, dpi=150, bbox_inches="tight", metadata={"Date": None} if ending == "svg" else None)
+        except OSError as e:
+            if os.path.isfile(path):
+                os.remove(path)  # part of it
+            print(f"baton profile: {path}: {e.strerror or e}", file=sys.stderr)
+            sys.exit(NOT_WRITTEN)
     plt.close(figure)
 
 

@@ -28,19 +28,24 @@ static bool is_log_line(const char *line)
            strchr("EWID", line[LEVEL_AT]) != NULL;
 }
 
-/* "rank=2 req=17 worker/main.c:88 text": the text starts after the third blank. */
+/* "rank=2 req=17 worker/main.c:88 text": the text starts after the third blank.  A rank that does
+ * not know its number yet, since MPI has not started, is "worker". */
 static void remember(bt_echo *echo, const char *who)
 {
-    const char *text = who;
+    const char *text     = who;
+    bool        numbered = strncmp(who, "rank=", 5) == 0;
 
-    if (echo->first_error[0] != '\0' || strncmp(who, "rank=", 5) != 0) return;
+    if (echo->first_error[0] != '\0' || (!numbered && strncmp(who, "worker ", 7) != 0)) return;
     for (int i = 0; i < 3 && text != NULL; i++) {
         text = strchr(text, ' ');
         if (text != NULL) text++;
     }
     if (text == NULL) return;
-    snprintf(echo->first_error, sizeof(echo->first_error), "rank %.*s: %s",
-             (int)strcspn(who + 5, " "), who + 5, text);
+    if (numbered)
+        snprintf(echo->first_error, sizeof(echo->first_error), "rank %.*s: %s",
+                 (int)strcspn(who + 5, " "), who + 5, text);
+    else
+        snprintf(echo->first_error, sizeof(echo->first_error), "%s", text);
 }
 
 void bt_echo_line(void *echo, const char *line)

@@ -14,7 +14,8 @@ typedef struct {
     bt_log_level max_level;
     bool         terminal;         /* stderr is one: a progress bar may stand on its last line */
     bool         bar;              /* it stands there now */
-    char         first_error[600]; /* "rank 2: out of memory: ..."; "" when there was none */
+    char         first_error[600]; /* "rank 2: out of memory: ...", without "rank 2: " where
+                                    * it had no number yet; "" when there was none */
 } bt_echo;
 
 void bt_echo_init(bt_echo *echo, bt_log_level max_level);

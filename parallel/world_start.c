@@ -27,7 +27,7 @@ static const char START_HINT[] =
     "start the ranks with baton-launch, or with `mpirun -n RANKS baton-worker ...`; as root export "
     "OMPI_ALLOW_RUN_AS_ROOT=1 and OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; for more ranks than cores pass "
     "--oversubscribe; Open MPI 4 or 5 must be installed (Debian: openmpi-bin) and TMPDIR and "
-    "/dev/shm be writable";
+    "/dev/shm be writable, and `ulimit -u` allow a rank its threads";
 
 /* Open MPI ends the process inside MPI_Init when it cannot start, past atexit and error handlers.
  * A child that waits for the end of a pipe then says what to do; one on each machine is enough.

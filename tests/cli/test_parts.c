@@ -80,6 +80,10 @@ static void echo_keeps_the_first_error_of_a_rank(void)
                  "2026-11-23 11:02:09.001 E rank=2 req=17 worker/x.c:140 out of memory: 3 bytes");
     bt_echo_line(&echo, "2026-11-23 11:02:09.002 E rank=1 - worker/x.c:140 a peer left");
     EXPECT(strcmp(echo.first_error, "rank 2: out of memory: 3 bytes") == 0);
+    bt_echo_init(&echo, BT_LOG_ERROR); /* of one that MPI has not numbered yet */
+    bt_echo_line(&echo, "2026-11-23 11:02:07.153 E worker - parallel/x.c:1 MPI did not start");
+    bt_echo_line(&echo, "2026-11-23 11:02:09.002 E rank=1 - worker/x.c:140 a peer left");
+    EXPECT(strcmp(echo.first_error, "MPI did not start") == 0);
 }
 
 static void echo_knows_the_lines_that_the_log_writes(void)

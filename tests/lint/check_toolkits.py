@@ -12,6 +12,8 @@ FILES = {
     "cu13/lib/libcudart_static.a": "",
     "nccl/include/nccl.h": "#define NCCL_VERSION_CODE 22703\n",
     "nccl/lib/libnccl.so.2": "",
+    # Every package is there, and has nothing to tell: what gRPC needs would take nearly all of the time.
+    "pkg-config": "#!/bin/sh\ncase $* in *version*) echo 99 ;; esac\n",
 }
 FOUND = {"BT_NVCC": "cu13/bin/nvcc", "BT_CUDART_STATIC": "cu13/lib/libcudart_static.a", "BT_CUDART_INCLUDE": "cu13/include",
          "BT_NCCL_INCLUDE": "nccl/include", "BT_NCCL_LIBRARY": "nccl/lib/libnccl.so.2"}
@@ -27,8 +29,8 @@ def main():
             with open(path, "w") as f:
                 f.write(text)
             os.chmod(path, 0o755)
-        env = {**os.environ, "CUDA_HOME": f"{folder}/cu13", "NCCL_HOME": f"{folder}/nccl"}
-        done = subprocess.run([cmake, "-G", "Ninja", "-S", source, "-B", f"{folder}/build"], capture_output=True, text=True, env=env)
+        env = {**os.environ, "CUDA_HOME": f"{folder}/cu13", "NCCL_HOME": f"{folder}/nccl", "PKG_CONFIG": f"{folder}/pkg-config"}
+        done = subprocess.run([cmake, "-G", "Ninja", "-D", "BUILD_TESTING=OFF", "-S", source, "-B", f"{folder}/build"], capture_output=True, text=True, env=env)
         assert done.returncode == 0, done.stdout + done.stderr
         with open(f"{folder}/build/CMakeCache.txt") as f:
             cache = dict(line.rstrip("\n").split("=", 1) for line in f if "=" in line)

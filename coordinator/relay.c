@@ -312,8 +312,7 @@ static void on_prompt_logprobs(bt_relay *r, uint32_t rank, const bt_up_prompt_lo
     bt_relay_request *q = bt_table_get(&r->numbers, m->request);
     uint32_t          wanted;
 
-    if (q == NULL || q->state == BT_ENDED || m->epoch != q->epoch || rank != q->prefill_rank)
-        return;
+    if (q == NULL || !bt_relay_runs(q) || m->epoch != q->epoch || rank != q->prefill_rank) return;
     wanted      = q->sampling.prompt_logprobs;
     r->moved_ns = q->heard_ns = now_ns;
     if (wanted == 0 || m->n_top + 1 != wanted || m->position > 1 + q->n_prompt_logprobs ||
@@ -338,7 +337,7 @@ static void on_form_map(bt_relay *r, uint32_t rank, bt_up *m)
     size_t            n = m->u.form_map.n_form_map_bytes;
     size_t want = q == NULL ? 0 : bt_relay_pages(r, q->n_prompt) * (size_t)BT_PAGE_MAP_BYTES;
 
-    if (q == NULL || q->state == BT_ENDED || m->u.form_map.epoch != q->epoch ||
+    if (q == NULL || !bt_relay_runs(q) || m->u.form_map.epoch != q->epoch ||
         (rank != q->prefill_rank && rank != q->decode_rank))
         return;
     if (n != want || (q->n_out > 0 && q->form_map != NULL &&

@@ -81,6 +81,12 @@ static inline bool bt_relay_decodes(const bt_relay *r, uint32_t rank)
     return r->ranks[rank].group == (bt_relay_both(r) ? BT_SEATED_PREFILL : BT_SEATED_DECODE);
 }
 
+/* It has been given to its ranks to compute: they may speak of it. */
+static inline bool bt_relay_runs(const bt_relay_request *q)
+{
+    return q->state == BT_PREFILL || q->state == BT_DECODE;
+}
+
 /* Since when somebody has been waited for: while the coordinator itself stood still nobody was
  * late. */
 static inline uint64_t bt_relay_from_ns(const bt_relay *r, uint64_t since_ns)

@@ -140,8 +140,7 @@ void bt_relay_token(bt_relay *r, uint32_t rank, const bt_token *t, uint64_t now_
     bt_relay_request_choice *c;
 
     if (q == NULL || q->state == BT_ENDED || t->epoch != q->epoch) return;
-    if ((q->state != BT_PREFILL && q->state != BT_DECODE) ||
-        (rank != q->decode_rank && rank != q->prefill_rank)) {
+    if (!bt_relay_runs(q) || (rank != q->decode_rank && rank != q->prefill_rank)) {
         BT_WARN("rank %u sends a token of request %llu, which it does not have", rank,
                 (unsigned long long)t->request);
         return;

@@ -507,6 +507,27 @@ static void relay_ranks_are_heard_of_what_they_have(void)
     sim_fini(&s);
 }
 
+/* Rank 0 and epoch 0 are those of a request that has no ranks yet; nor has it a prompt that is
+ * computed while its ticket is awaited. */
+static void relay_ranks_are_not_heard_of_what_waits(void)
+{
+    for (sim_at state = AT_QUEUE; state <= AT_RESERVING; state++) {
+        const bt_relay_request *q;
+        sim                     s;
+        sim_client              c;
+        uint32_t                epoch = state == AT_QUEUE ? 0 : EPOCH;
+
+        sim_bring(&s, &c, state);
+        q = bt_table_get(&s.relay->numbers, c.number);
+        NEED(q != NULL);
+        sim_tell(&s, 0, sim_in(sim_form_map(c.number, 1, 1), epoch));
+        sim_tell(&s, 0, sim_in(sim_form_map(c.number, 2 * BT_PAGE_MAP_BYTES, 1), epoch));
+        sim_tell(&s, 0, sim_in(sim_prompt_logprobs(c.number, 1, 5, 1), epoch));
+        EXPECT(c.ends == 0 && q->form_map == NULL);
+        sim_fini(&s);
+    }
+}
+
 /* Arrivals, aborts, refusals, failures and every order of messages that streams allow. */
 static void storm(uint32_t n_prefill, uint32_t n_decode, uint32_t n_ranks, uint64_t seed)
 {
@@ -660,6 +681,7 @@ static const bt_test tests[] = {
     BT_TEST(relay_rank_that_drops_a_live_request_fails_it),
     BT_TEST(relay_other_epochs_are_not_heard),
     BT_TEST(relay_ranks_are_heard_of_what_they_have),
+    BT_TEST(relay_ranks_are_not_heard_of_what_waits),
     BT_TEST(relay_storm_leaves_nothing_behind),
     BT_TEST(relay_token_that_cannot_be_kept_ends_its_request),
     BT_TEST(relay_token_of_the_next_choice_ends_its_request),

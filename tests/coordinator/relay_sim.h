@@ -20,6 +20,7 @@ typedef struct {
     uint32_t     n_prompt, max_tokens, stop_at; /* the end-of-text token comes at index stop_at */
     uint32_t     cut_at; /* not 0: the client ends it (of choices: choice 1) with so many tokens */
     uint32_t     n_choices, n_of[4];
+    uint32_t     ended; /* a bit for each choice that has had its last token */
     uint64_t     number;
     uint32_t     ids[64];
     bt_relay_end end;
@@ -98,24 +99,26 @@ static void sim_send(void *ctx, uint32_t rank, bt_down *m)
 
 static inline bt_finish sim_on_token(void *client, const bt_token *t)
 {
-    sim_client *c = client;
+    sim_client *c      = client;
+    bt_finish   finish = t->finish;
 
     EXPECT_EQ(c->ends, 0);
-    if (c->n_choices > 1) { /* these count their tokens by themselves */
-        EXPECT(t->choice < c->n_choices && t->position == c->n_prompt + c->n_of[t->choice]);
-        return ++c->n_of[t->choice] == c->cut_at && t->choice == 1 ? BT_FINISH_STOP_STRING
-                                                                   : t->finish;
-    }
-    EXPECT_EQ(t->position, c->n_prompt + (uint32_t)c->n); /* in order, each once */
-    if (c->n < 64) c->ids[c->n] = t->id;
-    c->n++;
-    return c->cut_at != 0 && (uint32_t)c->n == c->cut_at ? BT_FINISH_STOP_STRING : t->finish;
+    NEED(t->choice < c->n_choices);
+    EXPECT_EQ(t->position, c->n_prompt + c->n_of[t->choice]); /* in order, each once */
+    EXPECT((c->ended >> t->choice & 1) == 0 && t->id < SIM_VOCAB);
+    if (c->n_choices == 1 && c->n < 64) c->ids[c->n] = t->id;
+    c->n += c->n_choices == 1;
+    if (++c->n_of[t->choice] == c->cut_at && (c->n_choices == 1 || t->choice == 1))
+        finish = BT_FINISH_STOP_STRING;
+    if (finish != BT_FINISH_NONE) c->ended |= 1u << t->choice;
+    return finish;
 }
 
 static inline void sim_on_end(void *client, const bt_relay_end *end)
 {
     sim_client *c = client;
 
+    EXPECT(end->code != GRPC_STATUS_OK || c->ended == (1u << c->n_choices) - 1);
     c->ends++;
     c->end = *end;
     snprintf(c->message, sizeof(c->message), "%s", end->message);
@@ -123,10 +126,14 @@ static inline void sim_on_end(void *client, const bt_relay_end *end)
 
 static inline void sim_on_prompt(void *client, const bt_up_prompt_logprobs *m)
 {
-    ((sim_client *)client)->n_logprobs += m->n;
+    sim_client *c = client;
+
+    EXPECT_EQ(c->ends, 0);
+    EXPECT(m->n_top + 1 == c->prompt_logprobs && m->position + m->n <= c->n_prompt);
+    c->n_logprobs += m->n;
 }
 
-static inline void sim_on_placed(void *client) { (void)client; }
+static inline void sim_on_placed(void *client) { EXPECT_EQ(((sim_client *)client)->ends, 0); }
 
 static void sim_on_stuck(void *ctx, uint32_t rank, const char *reason)
 {

@@ -2,6 +2,7 @@
  * requests come, share their prompts' pages, grow, are retracted, aborted and end, and ranks are
  * lost. */
 #include "coordinator/relay_state.h"
+#include "tests/coordinator/relay_recount.h"
 #include "tests/coordinator/relay_sim.h"
 
 enum { POOL = 24, KEYS_MAX = 16, HELD_MAX = 64 };
@@ -260,47 +261,6 @@ static void step(cell *c, uint32_t rank)
 
 /* ---- what must be true */
 
-static uint32_t n_only_found(const bt_relay *r, uint32_t rank)
-{
-    uint32_t found[POOL] = {0}, owned[POOL] = {0}, n = 0;
-
-    for (const bt_relay_request *q = r->placed.first; q != NULL; q = q->next)
-        for (uint32_t i = 0;
-             q->decode_rank == rank && q->held_pages != NULL && i < q->n_prompt / SIM_PAGE; i++)
-            (i < q->n_held / SIM_PAGE ? found : owned)[q->held_pages[i]]++;
-    for (uint32_t i = 0; i < POOL; i++)
-        n += found[i] > 0 && owned[i] == 0;
-    return n;
-}
-
-/* Every count of a rank, from its requests one by one. */
-static void recount(const bt_relay *r, uint32_t rank)
-{
-    const bt_rank_state *k  = &r->ranks[rank];
-    bt_rank_state        is = {0};
-
-    for (const bt_relay_request *q = r->placed.first; q != NULL; q = q->next) {
-        if (q->decode_rank == rank && q->decode_holds) {
-            is.taken_pages += q->decode_pages;
-            is.n_choices += q->decode_choices;
-            is.n_held++;
-        }
-        if (q->prefill_rank != rank) continue;
-        is.n_held += q->prefill_holds;
-        is.taken_pages += q->prefill_pages;
-        is.prefill_tokens += q->prefill_counts;
-        if (q->is_long) is.long_pages += q->prefill_pages;
-        if (q->is_long) is.long_tokens += q->prefill_counts;
-    }
-    EXPECT_EQ(k->held.n_found, n_only_found(r, rank));
-    EXPECT_EQ(k->taken_pages, is.taken_pages + k->held.n_found);
-    EXPECT_EQ(k->n_choices, is.n_choices);
-    EXPECT_EQ(k->n_held, is.n_held);
-    EXPECT_EQ(k->prefill_tokens, is.prefill_tokens);
-    EXPECT_EQ(k->long_tokens, is.long_tokens);
-    EXPECT_EQ(k->long_pages, is.long_pages);
-}
-
 /* Pages that the request would take of the rank if it came now. */
 static uint32_t needs(cell *c, uint32_t rank, const bt_relay_request *q)
 {
@@ -331,8 +291,7 @@ static void check(cell *c)
             sim_take_up(s, i);
         }
     }
-    for (uint32_t i = 0; i < s->cfg.n_ranks; i++)
-        recount(s->relay, i);
+    recount(s->relay);
     for (uint32_t i = s->cfg.n_prefill; i < s->cfg.n_ranks; i++)
         EXPECT_EQ(s->relay->ranks[i].taken_pages, n_in_use(&c->pools[i]));
     sim_loads(s);
@@ -399,8 +358,7 @@ static void lose(cell *c, uint32_t rank)
 {
     memset(&c->pools[rank], 0, sizeof(c->pools[rank]));
     sim_lose(&c->s, rank);
-    for (uint32_t i = 0; i < c->s.cfg.n_ranks; i++)
-        recount(c->s.relay, i);
+    recount(c->s.relay);
 }
 
 /* loses: a decode rank at one time, a prefill rank at another. */

@@ -135,5 +135,5 @@ static const bt_test TESTS[] = {
 int main(int argc, char **argv)
 {
     bt_log_init("test", BT_LOG_ERROR);
-    return bt_run_seeded_tests(TESTS, sizeof(TESTS) / sizeof(TESTS[0]), argc, argv);
+    return bt_run_seeded_tests(TESTS, sizeof(TESTS) / sizeof(TESTS[0]), false, argc, argv);
 }

@@ -6,7 +6,7 @@
 
 #include "attention/kv_pool.h"
 #include "attention/kv_pool_state.h"
-#include "core/alloc.h"
+#include "tests/support/sweep.h"
 #include "tests/support/test.h"
 
 static bt_device *g_dev;
@@ -149,21 +149,8 @@ static void kv_pool_random_traffic_keeps_the_account(void)
 static void kv_pool_create_unwinds_at_every_allocation(void)
 {
     bt_kv_pool *pool = NULL;
-    long        live = bt_alloc_live(), k = -1;
-    bt_status   st;
 
-    do { /* fail the 1st, then the 2nd, ... allocation until create succeeds */
-        bt_alloc_fail_at(++k);
-        st = bt_kv_pool_create(g_dev, &CFG, &pool);
-        if (st == BT_OK) break;
-        EXPECT_EQ(st, BT_ERR_NO_MEMORY);
-        EXPECT(pool == NULL);
-        EXPECT_EQ(bt_alloc_live(), live);
-    } while (k < 100);
-    bt_alloc_fail_at(-1);
-    EXPECT(k >= 5 && k < 100);
-    bt_kv_pool_destroy(pool);
-    EXPECT_EQ(bt_alloc_live(), live);
+    EXPECT(BT_SWEEP(bt_kv_pool_create(g_dev, &CFG, &pool), bt_kv_pool_destroy(pool)) >= 5);
 }
 
 static void kv_pool_create_rejects_zero_and_overflow(void)

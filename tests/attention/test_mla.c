@@ -2,6 +2,7 @@
 #include "attention/reference/mla_reference.h"
 #include "tests/attention/layer.h"
 #include "tests/attention/shapes.h"
+#include "tests/support/sweep.h"
 
 /* The families that this machine runs, one after the other. */
 static const char *next_family(const char **rest, char name[32])
@@ -192,29 +193,16 @@ static void check_unwinding(int shape)
     bt_device_cpu_options opt = {.n_threads = 2, .kernels = "auto"};
     layer_data           *d   = layer_data_new(SHAPES[shape].name, &SHAPES[shape].cfg);
     bt_mla               *mla = NULL;
-    long                  live, k = -1;
-    bt_status             st;
 
     d->cfg.max_context = 100;
     EXPECT_EQ(bt_device_cpu_create(&opt, &dev), BT_OK);
-    live = bt_alloc_live();
-    do {
-        bt_alloc_fail_at(++k);
-        st = bt_mla_create(dev, &d->cfg, 10, &mla);
-        if (st == BT_OK) break;
-        EXPECT_EQ(st, BT_ERR_NO_MEMORY);
-        EXPECT(mla == NULL);
-        EXPECT_EQ(bt_alloc_live(), live);
-    } while (k < 100);
-    bt_alloc_fail_at(-1);
-    EXPECT(k >= 15 && k < 100);
+    EXPECT(BT_SWEEP(bt_mla_create(dev, &d->cfg, 10, &mla), bt_mla_destroy(mla)) >= 15);
+    EXPECT_EQ(bt_mla_create(dev, &d->cfg, 10, &mla), BT_OK);
     EXPECT(bt_mla_workspace_bytes(mla) >
            10 * (size_t)d->cfg.n_heads *
                (d->cfg.qk_nope_dim + d->cfg.qk_rope_dim + d->cfg.kv_lora_rank) * sizeof(bt_bf16));
     EXPECT(bt_mla_workspace_bytes(mla) > bt_mla_large_bytes(dev, &d->cfg, 10) / 32);
     bt_mla_destroy(mla);
-    EXPECT_EQ(bt_alloc_live(), live);
-    bt_mla_destroy(NULL);
     bt_device_destroy(dev);
     layer_data_free(d);
 }

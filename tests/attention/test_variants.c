@@ -6,6 +6,7 @@
 #include "attention/reference/variants_counted.h"
 #include "tests/attention/shapes.h"
 #include "tests/attention/study.h"
+#include "tests/support/sweep.h"
 
 enum { BATCH = 3 };
 static const uint32_t PREFIX[] = {0, 1, 63, 64, 65, 4096};
@@ -214,6 +215,25 @@ static void variants_with_trained_weights_are_equal(void)
 
 /* ---- memory and refusals ---- */
 
+static bt_status study_of_every_kind(bt_device *dev, const bt_mla_config *cfg,
+                                     const bt_study_weights *w, const bt_bf16 *rows)
+{
+    bt_study *s = NULL;
+    bt_status st;
+
+    BT_TRY(bt_study_create(dev, cfg, w, 2, &s));
+    BT_TRY(bt_study_set(s, 2, 70, 70, rows));
+    for (int kind = 0; kind < BT_N_VARIANTS; kind++) {
+        bt_variant *v = NULL;
+
+        BT_TRY(bt_variant_open(s, (bt_variant_kind)kind, &v));
+        bt_variant_close(v);
+    }
+out:
+    bt_study_destroy(s);
+    return st;
+}
+
 static void study_unwinds_at_every_allocation(void)
 {
     layer_data           *d    = layer_data_new("glm-flash", &SHAPES[SHAPE_GLM].cfg);
@@ -221,30 +241,10 @@ static void study_unwinds_at_every_allocation(void)
     bt_bf16              *rows = random_rows(70, d->cfg.kv_lora_rank + d->cfg.qk_rope_dim, 22);
     bt_device_cpu_options opt  = {.n_threads = 2, .kernels = "auto"};
     bt_device            *dev  = NULL;
-    long                  live, k, n_done = 0;
 
     d->cfg.max_context = 128;
     EXPECT_EQ(bt_device_cpu_create(&opt, &dev), BT_OK);
-    live = bt_alloc_live();
-    for (k = 0; k < 2000 && n_done < BT_N_VARIANTS; k++) {
-        bt_study *s = NULL;
-
-        bt_alloc_fail_at(k);
-        n_done = 0;
-        if (bt_study_create(dev, &d->cfg, &w, 2, &s) == BT_OK &&
-            bt_study_set(s, 2, 70, 70, rows) == BT_OK) {
-            for (int kind = 0; kind < BT_N_VARIANTS; kind++) {
-                bt_variant *v = NULL;
-
-                if (bt_variant_open(s, (bt_variant_kind)kind, &v) == BT_OK) n_done++;
-                bt_variant_close(v);
-            }
-        }
-        bt_study_destroy(s);
-        EXPECT_EQ(bt_alloc_live(), live);
-    }
-    bt_alloc_fail_at(-1);
-    EXPECT(k > 60 && n_done == BT_N_VARIANTS);
+    EXPECT(BT_SWEEP(study_of_every_kind(dev, &d->cfg, &w, rows), (void)0) >= 60);
     bt_device_destroy(dev);
     bt_free(rows);
     study_weights_free(&w);

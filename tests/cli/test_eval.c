@@ -9,7 +9,7 @@
 #include "cli/eval_cell.h"
 #include "core/parse.h"
 #include "model/safetensors.h"
-#include "tests/cli/sweep.h"
+#include "tests/support/sweep.h"
 
 enum { N = 6, VOCAB = 5, N_MOE = 2, TOP_K = 3 };
 
@@ -151,9 +151,6 @@ static void eval_out_may_be_a_pipe(void)
 
 static char g_path[] = "/tmp/test-parts-XXXXXX";
 
-static bt_status make_cases(void *ctx) { return bt_eval_cases_read(g_path, TOP_K, VOCAB, ctx); }
-static void      end_cases(void *ctx) { bt_eval_cases_free(ctx); }
-
 static void eval_cases_read_unwinds_at_every_allocation(void)
 {
     static int32_t  ids[N] = {1, 2, 3, 4, 0, 1}, prompt = 2, experts[N_MOE * N * TOP_K];
@@ -167,7 +164,8 @@ static void eval_cases_read_unwinds_at_every_allocation(void)
 
     EXPECT(fd >= 0);
     EXPECT_EQ(bt_safetensors_write(g_path, 3, tensors), BT_OK);
-    sweep(make_cases, end_cases, &cases, 3);
+    EXPECT(BT_SWEEP(bt_eval_cases_read(g_path, TOP_K, VOCAB, &cases), bt_eval_cases_free(&cases)) >=
+           3);
     close(fd);
     unlink(g_path);
     strcpy(g_path + strlen(g_path) - 6, "XXXXXX");
@@ -222,39 +220,21 @@ static void eval_case_without_ids_is_named(void)
     bt_eval_cases_free(&cases);
 }
 
-typedef struct {
-    bt_rpc_loop  *loop;
-    bt_eval_cell *cell;
-    bt_eval_cases cases;
-} cell_site;
-
-static bt_status make_cell(void *ctx)
-{
-    cell_site            *s   = ctx;
-    const bt_eval_options opt = {
-        .address = "127.0.0.1:0", .n_prefill = 1, .n_decode = 2, .n_ranks = 3, .n_parallel = 1};
-    char address[BT_ADDRESS_BYTES];
-
-    return bt_eval_cell_create(s->loop, &opt, &s->cases, &s->cell, address);
-}
-
-static void end_cell(void *ctx)
-{
-    cell_site *s = ctx;
-
-    bt_eval_cell_destroy(s->cell);
-    s->cell = NULL;
-}
-
 static void eval_cell_create_unwinds_at_every_allocation(void)
 {
-    cell_site s = {0};
+    const bt_eval_options opt = {
+        .address = "127.0.0.1:0", .n_prefill = 1, .n_decode = 2, .n_ranks = 3, .n_parallel = 1};
+    char          address[BT_ADDRESS_BYTES];
+    bt_rpc_loop  *loop = NULL;
+    bt_eval_cell *cell = NULL;
+    bt_eval_cases cases;
 
-    init_cases(&s.cases);
-    EXPECT_EQ(bt_rpc_loop_create(&s.loop), BT_OK);
-    sweep(make_cell, end_cell, &s, 3);
-    bt_rpc_loop_destroy(s.loop);
-    bt_eval_cases_free(&s.cases);
+    init_cases(&cases);
+    EXPECT_EQ(bt_rpc_loop_create(&loop), BT_OK);
+    EXPECT(BT_SWEEP(bt_eval_cell_create(loop, &opt, &cases, &cell, address),
+                    bt_eval_cell_destroy(cell)) >= 3);
+    bt_rpc_loop_destroy(loop);
+    bt_eval_cases_free(&cases);
 }
 
 static const bt_test TESTS[] = {

@@ -17,8 +17,8 @@
 #include "core/alloc.h"
 #include "core/clock.h"
 #include "core/parse.h"
-#include "tests/cli/sweep.h"
 #include "tests/support/own_stderr.h"
+#include "tests/support/sweep.h"
 #include "tests/support/test.h"
 
 /* ---- child, echo */
@@ -295,24 +295,12 @@ static void outlet_tells_what_is_lost_on_a_full_disk(void)
 
 static const bt_rpc_client_tls PLAIN;
 
-static bt_status make_client(void *ctx)
-{
-    return bt_client_open("127.0.0.1:1", &PLAIN, BT_NS_PER_S, NULL, ctx);
-}
-
-static void end_client(void *ctx)
-{
-    bt_client **client = ctx;
-
-    bt_client_close(*client);
-    *client = NULL;
-}
-
 static void client_open_unwinds_at_every_allocation(void)
 {
     bt_client *client = NULL;
 
-    sweep(make_client, end_client, &client, 1);
+    EXPECT(BT_SWEEP(bt_client_open("127.0.0.1:1", &PLAIN, BT_NS_PER_S, NULL, &client),
+                    bt_client_close(client)) >= 1);
 }
 
 static void client_to_nobody_is_refused(void)

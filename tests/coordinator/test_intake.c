@@ -6,6 +6,7 @@
 
 #include "core/alloc.h"
 #include "proto/vllm_engine.pb-c.h"
+#include "tests/support/sweep.h"
 #include "tests/support/test.h"
 
 static const bt_intake_limits LIMITS = {
@@ -172,22 +173,23 @@ static void intake_takes_a_tiny_temperature_for_none(void)
     }
 }
 
+static bt_status intake_in_memory(const sample *s, const bt_intake_limits *limits)
+{
+    char text[BT_INTAKE_TEXT];
+
+    if (try_intake(s, limits, text) != 0) return BT_OK;
+    EXPECT_HAS(text, "out of memory");
+    return BT_ERR_NO_MEMORY;
+}
+
 static void intake_short_memory_is_refused_without_leak(void)
 {
     sample s;
-    char   text[BT_INTAKE_TEXT];
-    long   live = bt_alloc_live();
 
     sample_init(&s, 5);
     s.params.n_stop_token_ids = 2;
     s.params.stop_token_ids   = s.stop;
-    for (long k = 0; k < 2; k++) {
-        bt_alloc_fail_at(k);
-        EXPECT_EQ(try_intake(&s, &LIMITS, text), 0);
-        EXPECT_HAS(text, "out of memory");
-        EXPECT_EQ(bt_alloc_live(), live);
-    }
-    bt_alloc_fail_at(-1);
+    EXPECT_EQ(BT_SWEEP(intake_in_memory(&s, &LIMITS), (void)0), 2);
 }
 
 /* Edges of the sampling fields; test_sampling.py has them by name. */
@@ -284,7 +286,7 @@ static void intake_takes_biases_and_stop_strings_whole_or_not_at_all(void)
         *table[2]           = {entries, entries + 1};
     char            *stop[] = {(char *)"one", (char *)"two"}, text[BT_INTAKE_TEXT];
     sample           s;
-    long             live = bt_alloc_live(), k;
+    long             live = bt_alloc_live();
     bt_intake_limits with = LIMITS;
 
     with.tokenizer = true;
@@ -300,15 +302,7 @@ static void intake_takes_biases_and_stop_strings_whole_or_not_at_all(void)
     s.params.stop         = stop;
     EXPECT_EQ(try_intake(&s, &LIMITS, text), 0);
     EXPECT_HAS(text, "stop");
-    for (k = 0;; k++) {
-        bt_alloc_fail_at(k);
-        if (try_intake(&s, &with, text) != 0) break;
-        EXPECT_HAS(text, "out of memory");
-        EXPECT_EQ(bt_alloc_live(), live);
-    }
-    bt_alloc_fail_at(-1);
-    EXPECT_EQ(k, 9);
-    EXPECT_EQ(bt_alloc_live(), live);
+    EXPECT_EQ(BT_SWEEP(intake_in_memory(&s, &with), (void)0), 9);
     entries[1].key = 99;
     EXPECT_EQ(try_intake(&s, &with, text), 0);
     EXPECT_HAS(text, "twice");

@@ -1,7 +1,7 @@
 /* Stop strings against a plain search, and the tokens of a choice that they hold back. */
 #include "coordinator/stop_strings.h"
 
-#include "core/alloc.h"
+#include "tests/support/sweep.h"
 #include "tests/support/test.h"
 
 static bt_stop_set *set_of(size_t n, char *const *strings)
@@ -121,18 +121,8 @@ static void stop_strings_survive_failed_allocations(void)
 {
     char        *strings[] = {(char *)"ab", (char *)"cd"};
     bt_stop_set *set       = NULL;
-    long         live = bt_alloc_live(), k = 0;
 
-    for (;; k++) {
-        bt_alloc_fail_at(k);
-        if (bt_stop_set_create(2, strings, &set) == BT_OK) break;
-        bt_alloc_fail_at(-1);
-        EXPECT_EQ(bt_alloc_live(), live);
-    }
-    bt_alloc_fail_at(-1);
-    EXPECT_EQ(k, 6);
-    bt_stop_set_destroy(set);
-    EXPECT_EQ(bt_alloc_live(), live);
+    EXPECT_EQ(BT_SWEEP(bt_stop_set_create(2, strings, &set), bt_stop_set_destroy(set)), 6);
 }
 
 static const bt_test tests[] = {

@@ -3,10 +3,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "core/alloc.h"
 #include "core/parse.h"
 #include "core/spelling.h"
 #include "tests/support/own_stderr.h"
+#include "tests/support/sweep.h"
 #include "tests/support/test.h"
 
 enum { OPT_PORT = 256, OPT_BOTH, OPT_PREFILL, OPT_FAST };
@@ -298,21 +298,10 @@ static void settings_leave_the_environment(void)
 static void settings_with_short_memory_fail_cleanly(void)
 {
     char        *argv[] = {ARG("program"), ARG("--port=1"), NULL};
-    long         live   = bt_alloc_live();
     bt_settings *s      = NULL;
-    bt_status    st     = BT_ERR_NO_MEMORY;
 
     setenv("BATON_QUEUE_S", "4", 1);
-    for (long k = 0; st != BT_OK; k++) {
-        bt_alloc_fail_at(k);
-        st = bt_settings_gather(&SPEC, 2, argv, &s);
-        bt_alloc_fail_at(-1);
-        EXPECT(st == BT_OK || st == BT_ERR_NO_MEMORY);
-        EXPECT(k < 50);
-        if (st != BT_OK) EXPECT_EQ(bt_alloc_live(), live);
-    }
-    bt_settings_destroy(s);
-    EXPECT_EQ(bt_alloc_live(), live);
+    EXPECT(BT_SWEEP(bt_settings_gather(&SPEC, 2, argv, &s), bt_settings_destroy(s)) > 0);
     unsetenv("BATON_QUEUE_S");
 }
 

@@ -5,6 +5,7 @@
 
 #include "core/alloc.h"
 #include "tests/device/cpu_device.h"
+#include "tests/support/sweep.h"
 #include "tests/support/test.h"
 
 enum { N_GEMMS = 6 };
@@ -422,35 +423,17 @@ static void create_chooses_what_the_machine_has(void)
 
 static void create_without_memory_leaves_nothing(void)
 {
-    long                  before = bt_alloc_live();
-    bt_status             st     = BT_ERR_NO_MEMORY;
     bt_device_cpu_options opt    = {.n_threads = 2, .kernels = "auto"};
     bt_device            *dev    = NULL;
-    matrix                w      = {0};
-    long                  k;
+    bt_linear            *linear = NULL;
+    matrix                w      = random_matrix(40, 50, 1);
+    long                  k = BT_SWEEP(bt_device_cpu_create(&opt, &dev), bt_device_destroy(dev));
 
-    for (k = 0; st != BT_OK && k < 20; k++) {
-        bt_alloc_fail_at(k);
-        st = bt_device_cpu_create(&opt, &dev);
-        bt_alloc_fail_at(-1);
-        EXPECT(st == BT_OK || (st == BT_ERR_NO_MEMORY && bt_alloc_live() == before));
-    }
-    EXPECT(st == BT_OK && k == (bt_device_cpu_table(dev)->mm_tiles != NULL ? 7 : 6));
-
-    w      = random_matrix(40, 50, 1);
-    before = bt_alloc_live();
-    st     = BT_ERR_NO_MEMORY;
-    for (k = 0; st != BT_OK && k < 20; k++) {
-        bt_linear *linear = NULL;
-
-        bt_alloc_fail_at(k);
-        st = bt_device_linear_create(dev, 40, 50, copy_row, &w, &linear);
-        bt_alloc_fail_at(-1);
-        EXPECT(st == BT_OK || (st == BT_ERR_NO_MEMORY && linear == NULL));
-        bt_device_linear_destroy(dev, linear);
-        EXPECT_EQ(bt_alloc_live(), before);
-    }
-    EXPECT(st == BT_OK && k == 4);
+    EXPECT_EQ(bt_device_cpu_create(&opt, &dev), BT_OK);
+    EXPECT_EQ(k, bt_device_cpu_table(dev)->mm_tiles != NULL ? 6 : 5);
+    EXPECT_EQ(BT_SWEEP(bt_device_linear_create(dev, 40, 50, copy_row, &w, &linear),
+                       bt_device_linear_destroy(dev, linear)),
+              3);
     bt_free(w.values);
     bt_device_destroy(dev);
 }

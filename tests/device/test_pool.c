@@ -6,10 +6,10 @@
 #include <stdatomic.h>
 #include <time.h>
 
-#include "core/alloc.h"
 #include "core/clock.h"
 #include "core/machine.h"
 #include "device/cpu/pool.h"
+#include "tests/support/sweep.h"
 #include "tests/support/test.h"
 
 enum { MAX_CHUNKS = 300, MAX_THREADS = 16, NO_CPU_RUNS = 2000 };
@@ -230,20 +230,9 @@ static void create_with_no_threads_is_refused(void)
 
 static void create_without_memory_leaves_nothing(void)
 {
-    long      before = bt_alloc_live();
-    bt_status st     = BT_ERR_NO_MEMORY;
+    bt_cpu_pool *pool = NULL;
 
-    for (long k = 0; st != BT_OK && k < 20; k++) {
-        bt_cpu_pool *pool = NULL;
-
-        bt_alloc_fail_at(k);
-        st = bt_cpu_pool_create(3, &pool);
-        bt_alloc_fail_at(-1);
-        EXPECT(st == BT_OK || (st == BT_ERR_NO_MEMORY && pool == NULL && k < 2));
-        bt_cpu_pool_destroy(pool);
-        EXPECT_EQ(bt_alloc_live(), before);
-    }
-    EXPECT_EQ(st, BT_OK);
+    EXPECT_EQ(BT_SWEEP(bt_cpu_pool_create(3, &pool), bt_cpu_pool_destroy(pool)), 2);
 }
 
 int main(int argc, char **argv)

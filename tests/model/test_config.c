@@ -1,10 +1,10 @@
 #include <math.h>
 #include <sys/stat.h>
 
-#include "core/alloc.h"
 #include "model/config.h"
 #include "tests/model/config_patch.h"
 #include "tests/support/own_stderr.h"
+#include "tests/support/sweep.h"
 #include "tests/support/test.h"
 
 static bool near(double got, double want) { return fabs(got - want) <= 1e-8 * fabs(want); }
@@ -653,17 +653,8 @@ static void config_failure_leaves_the_output_alone(void)
 static void config_read_unwinds_at_every_allocation(void)
 {
     bt_model_config c;
-    long            live = bt_alloc_live(), k = -1;
-    bt_status       st;
 
-    do {
-        bt_alloc_fail_at(++k);
-        st = bt_model_config_read(DEMO, &c);
-        bt_alloc_fail_at(-1);
-        EXPECT(st == BT_OK || st == BT_ERR_NO_MEMORY);
-        EXPECT_EQ(bt_alloc_live(), live);
-    } while (st != BT_OK && k < 100);
-    EXPECT_EQ(k, 2); /* the texts of two files */
+    EXPECT_EQ(BT_SWEEP(bt_model_config_read(DEMO, &c), (void)0), 2); /* the texts of two files */
 }
 
 static const bt_test TESTS[] = {

@@ -1,7 +1,7 @@
 /* bt_model: what loading and a step refuse, what they give back, whom they call. */
-#include "core/alloc.h"
 #include "model/state.h"
 #include "tests/model/engine.h"
+#include "tests/support/sweep.h"
 
 static bt_world *g_world;
 static goldens   g_goldens;
@@ -224,8 +224,6 @@ static void model_load_unwinds_at_every_allocation(void)
     bt_model_options opt = {.max_rows = 4, .max_logit_rows = 4, .normal = true, .absorbed = true};
     bt_placement     placement;
     bt_model        *model = NULL;
-    long             live, k = 0;
-    bt_status        st;
 
     cfg->mla.max_context = 64; /* a long table of angles would take all the time */
     NEED(bt_device_cpu_create(&dev_opt, &opt.dev) == BT_OK);
@@ -233,22 +231,12 @@ static void model_load_unwinds_at_every_allocation(void)
     NEED(bt_placement_init(&placement, cfg->moe.gate.n_experts, cfg->moe.gate.n_groups, 1, NULL) ==
          BT_OK);
     opt.placement = &placement;
-    live          = bt_alloc_live();
-    for (;; k++) {
-        bt_alloc_fail_at(k);
-        st = bt_model_load(cfg, g_goldens.weights, &opt, &model);
-        bt_alloc_fail_at(-1);
-        if (st == BT_OK) break;
-        EXPECT_EQ(st, BT_ERR_NO_MEMORY);
-        EXPECT(model == NULL);
-        EXPECT_EQ(bt_alloc_live(), live);
-        if (st != BT_ERR_NO_MEMORY || k > 10000) break;
-    }
-    EXPECT(k > 100);
+    EXPECT(BT_SWEEP(bt_model_load(cfg, g_goldens.weights, &opt, &model), bt_model_destroy(model)) >
+           100);
+    model = NULL;
+    EXPECT_EQ(bt_model_load(cfg, g_goldens.weights, &opt, &model), BT_OK);
     EXPECT(bt_model_weight_bytes(model) > 0 && bt_model_workspace_bytes(model) > 0);
     bt_model_destroy(model);
-    bt_model_destroy(NULL);
-    EXPECT_EQ(bt_alloc_live(), live);
     bt_placement_fini(&placement);
     bt_group_destroy(opt.group);
     bt_device_destroy(opt.dev);

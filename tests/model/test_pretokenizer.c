@@ -1,11 +1,11 @@
 #include <jansson.h>
 #include <stdint.h>
 
-#include "core/alloc.h"
 #include "core/log.h"
 #include "model/pretokenizer.h"
 #include "model/utf8.h"
 #include "tests/model/unicode_goldens.h"
+#include "tests/support/sweep.h"
 #include "tests/support/test.h"
 
 #define COUNT(list) (sizeof(list) / sizeof((list)[0]))
@@ -334,22 +334,9 @@ static void pretokenizer_create_unwinds_at_every_allocation(void)
     static const char *const REGEXES[] = {"\\p{L}+|\\s", "Digits"};
 
     for (size_t i = 0; i < COUNT(REGEXES); i++) {
-        bt_pretokenizer *pre  = NULL;
-        long             live = bt_alloc_live(), k = -1;
-        bt_status        st;
+        bt_pretokenizer *pre = NULL;
 
-        do {
-            bt_alloc_fail_at(++k);
-            st = create(REGEXES[i], &pre);
-            bt_alloc_fail_at(-1);
-            if (st == BT_OK) break;
-            EXPECT_EQ(st, BT_ERR_NO_MEMORY);
-            EXPECT(pre == NULL);
-            EXPECT_EQ(bt_alloc_live(), live);
-        } while (k < 1000);
-        EXPECT(k > 4);
-        bt_pretokenizer_destroy(pre);
-        EXPECT_EQ(bt_alloc_live(), live);
+        EXPECT(BT_SWEEP(create(REGEXES[i], &pre), bt_pretokenizer_destroy(pre)) > 4);
     }
 }
 

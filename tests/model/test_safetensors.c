@@ -1,7 +1,7 @@
 /* Files that are right: where tensors lie, what they are called, how they are written. */
-#include "core/alloc.h"
 #include "model/safetensors_header.h"
 #include "tests/model/safetensors_files.h"
+#include "tests/support/sweep.h"
 
 #define KIMI BT_SOURCE_DIR "/tests/models/kimi-k2"
 
@@ -395,21 +395,9 @@ static void safetensors_write_refuses_what_cannot_be_read(void)
 
 static void safetensors_open_unwinds_at_every_allocation(void)
 {
-    bt_safetensors *set  = NULL;
-    long            live = bt_alloc_live(), k = -1;
-    bt_status       st;
+    bt_safetensors *set = NULL;
 
-    do {
-        bt_alloc_fail_at(++k);
-        st = bt_safetensors_open(KIMI, &set);
-        bt_alloc_fail_at(-1);
-        if (st == BT_OK) break;
-        EXPECT_EQ(st, BT_ERR_NO_MEMORY);
-        EXPECT_EQ(bt_alloc_live(), live);
-    } while (k < 1000);
-    EXPECT(k > 190);
-    bt_safetensors_close(set);
-    EXPECT_EQ(bt_alloc_live(), live);
+    EXPECT(BT_SWEEP(bt_safetensors_open(KIMI, &set), bt_safetensors_close(set)) > 190);
 }
 
 static const bt_test TESTS[] = {

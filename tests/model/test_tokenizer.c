@@ -4,6 +4,7 @@
 #include "core/alloc.h"
 #include "tests/model/scratch.h"
 #include "tests/model/tokenizer_cases.h"
+#include "tests/support/sweep.h"
 
 #define FIXTURES BT_SOURCE_DIR "/tests/fixtures"
 #define DEMO     BT_SOURCE_DIR "/models/demo"
@@ -599,21 +600,8 @@ static void tokenizer_encode_unwinds_at_every_allocation(void)
     const char   *text = "Hello <think> world 123 \xff";
     uint32_t     *ids  = NULL;
     size_t        n    = 0;
-    long          live = bt_alloc_live(), k = -1;
-    bt_status     st;
 
-    do {
-        bt_alloc_fail_at(++k);
-        st = bt_tokenizer_encode(tok, text, strlen(text), &ids, &n);
-        bt_alloc_fail_at(-1);
-        if (st == BT_OK) break;
-        EXPECT_EQ(st, BT_ERR_NO_MEMORY);
-        EXPECT(ids == NULL);
-        EXPECT_EQ(bt_alloc_live(), live);
-    } while (k < 1000);
-    EXPECT(k >= 5);
-    bt_free(ids);
-    EXPECT_EQ(bt_alloc_live(), live);
+    EXPECT(BT_SWEEP(bt_tokenizer_encode(tok, text, strlen(text), &ids, &n), bt_free(ids)) >= 5);
     bt_tokenizer_close(tok);
 }
 

@@ -8,6 +8,7 @@
 #include "model/model.h"
 #include "model/reference_parts.h"
 #include "tests/model/checkpoint.h"
+#include "tests/support/sweep.h"
 
 static const char *const MODELS[] = {"v3-fp8",  "k2-int4",   "v2-lite", "glm-flash", "v2",
                                      "kimi-k2", "moonlight", "v3.2",    "glm-5"};
@@ -610,24 +611,10 @@ static void weights_report_progress_to_the_end(void)
 static void model_unwinds_at_every_allocation(const char *model)
 {
     checkpoint c;
-    bt_weights w;
-    long       live, k = 0;
-    bt_status  st;
+    bt_weights w = {0};
 
     checkpoint_open(&c, model);
-    live = bt_alloc_live();
-    for (;; k++) {
-        bt_alloc_fail_at(k);
-        st = load(&c, c.set, &w);
-        bt_alloc_fail_at(-1);
-        if (st == BT_OK) break;
-        EXPECT_EQ(st, BT_ERR_NO_MEMORY);
-        EXPECT_EQ(bt_alloc_live(), live);
-        if (st != BT_ERR_NO_MEMORY || k > 10000) break;
-    }
-    EXPECT(k > 100);
-    bt_weights_fini(&w);
-    EXPECT_EQ(bt_alloc_live(), live);
+    EXPECT(BT_SWEEP(load(&c, c.set, &w), bt_weights_fini(&w)) > 100);
     checkpoint_close(&c);
 }
 

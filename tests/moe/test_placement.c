@@ -1,6 +1,7 @@
 #include "moe/placement.h"
 
 #include "core/alloc.h"
+#include "tests/support/sweep.h"
 #include "tests/support/test.h"
 
 static void placement_blocks_follow_groups_then_divisors(void)
@@ -129,18 +130,10 @@ static void placement_refuses_what_does_not_fit(void)
 
 static void placement_unwinds_at_every_allocation(void)
 {
-    long         live = bt_alloc_live();
-    bt_placement p;
+    bt_placement p = {0};
 
-    bt_alloc_fail_at(0);
-    EXPECT_EQ(bt_placement_init(&p, 8, 1, 2, NULL), BT_ERR_NO_MEMORY);
-    EXPECT_EQ(bt_alloc_live(), live);
-    bt_alloc_fail_at(1);
-    EXPECT_EQ(bt_placement_init(&p, 8, 1, 2, NULL), BT_OK);
-    bt_alloc_fail_at(-1);
-    bt_placement_fini(&p);
+    EXPECT_EQ(BT_SWEEP(bt_placement_init(&p, 8, 1, 2, NULL), bt_placement_fini(&p)), 1);
     bt_placement_fini(NULL);
-    EXPECT_EQ(bt_alloc_live(), live);
 }
 
 static const bt_test TESTS[] = {

@@ -5,6 +5,7 @@
 #include "parallel/group_parts.h"
 #include "parallel/group_state.h"
 #include "tests/parallel/mpi_test.h"
+#include "tests/support/sweep.h"
 
 static void all_gather_of_many_sizes_brings_everyones_bytes(void)
 {
@@ -499,26 +500,13 @@ static void lists_that_make_no_group_are_refused(void)
 
 static void every_failing_allocation_is_survived(void)
 {
-    uint32_t ranks[MAX_RANKS];
-    long     live = bt_alloc_live();
-    int      k    = 0;
+    uint32_t  ranks[MAX_RANKS];
+    bt_group *group = NULL;
 
     for (uint32_t i = 0; i < g_ranks; i++)
         ranks[i] = i;
-    for (;; k++) {
-        bt_group *group = NULL;
-        bt_status st;
-
-        bt_alloc_fail_at(k);
-        st = bt_group_create(g_world, g_ranks, ranks, 1, 1, &group);
-        bt_alloc_fail_at(-1);
-        bt_group_destroy(group);
-        EXPECT_EQ(bt_alloc_live(), live);
-        if (st == BT_OK) break;
-        EXPECT_EQ(st, BT_ERR_NO_MEMORY);
-        EXPECT(group == NULL);
-    }
-    EXPECT(k >= 4);
+    EXPECT(BT_SWEEP(bt_group_create(g_world, g_ranks, ranks, 1, 1, &group),
+                    bt_group_destroy(group)) >= 4);
 }
 
 static const bt_test TESTS[] = {

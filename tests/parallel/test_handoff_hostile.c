@@ -3,6 +3,7 @@
 #include <limits.h>
 
 #include "tests/parallel/handoff_site.h"
+#include "tests/support/sweep.h"
 
 static site g_site;
 
@@ -441,23 +442,9 @@ static void every_failing_allocation_is_survived(void)
 {
     bt_handoff_events events = {site_deliver, site_reject, site_sent, site_expired, &g_site};
     bt_handoff_config cfg    = {.n_slots = 3, .grant_ns = 1000, .slot_bytes = 1000};
-    long              live   = bt_alloc_live();
-    int               k      = 0;
+    bt_handoff       *h      = NULL;
 
-    for (;; k++) {
-        bt_handoff *h = NULL;
-        bt_status   st;
-
-        bt_alloc_fail_at(k);
-        st = bt_handoff_create(g_world, &cfg, &events, &h);
-        bt_alloc_fail_at(-1);
-        bt_handoff_destroy(h);
-        EXPECT_EQ(bt_alloc_live(), live);
-        if (st == BT_OK) break;
-        EXPECT_EQ(st, BT_ERR_NO_MEMORY);
-        EXPECT(h == NULL);
-    }
-    EXPECT_EQ(k, 4);
+    EXPECT_EQ(BT_SWEEP(bt_handoff_create(g_world, &cfg, &events, &h), bt_handoff_destroy(h)), 4);
 }
 
 static const bt_test TESTS[] = {

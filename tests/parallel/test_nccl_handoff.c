@@ -2,6 +2,7 @@
  * epoch, rows that change on the way, peers that go, headers and notes that make no sense. */
 #define SITE_NCCL
 #include "tests/parallel/handoff_site.h"
+#include "tests/support/sweep.h"
 
 static site g_site;
 
@@ -566,20 +567,14 @@ static void every_failing_call_of_create_is_survived(void)
     bt_handoff_config cfg    = {
            .n_slots = 3, .grant_ns = 1000, .slot_bytes = 1000, .nccl = &bt_nccl_module_table};
     bt_handoff *h = NULL;
-    long        live, gpu_live, k = 0;
+    long        live, gpu_live;
 
     if (bt_cuda_module.create(0, &g_dev) != BT_OK) bt_world_exit(EXIT_FAILURE);
     cfg.dev  = g_dev;
     live     = bt_alloc_live();
     gpu_live = g_fake_gpu.live;
-    for (bt_status st = BT_ERR_NO_MEMORY; st != BT_OK; k++) {
-        bt_alloc_fail_at(k);
-        st = bt_handoff_create(g_world, &cfg, &events, &h);
-        bt_alloc_fail_at(-1);
-        EXPECT_EQ(st == BT_OK, h != NULL);
-    }
-    EXPECT(k > 6);
-    bt_handoff_destroy(h);
+    EXPECT(BT_SWEEP(bt_handoff_create(g_world, &cfg, &events, &h), bt_handoff_destroy(h)) > 5);
+    h                  = NULL;
     g_fake_gpu.fail_at = 0;
     EXPECT_EQ(bt_handoff_create(g_world, &cfg, &events, &h), BT_ERR_DEVICE);
     g_fake_gpu.fail_at = -1;

@@ -1,5 +1,5 @@
 /* Both ends of a hand-off against each other, without a transport. */
-#include "core/alloc.h"
+#include "tests/support/sweep.h"
 #include "tests/support/test.h"
 #include "worker/handoff_in.h"
 #include "worker/handoff_out.h"
@@ -407,40 +407,23 @@ static void handoff_refuses_rows_for_an_earlier_owner(void)
 
 static void handoff_ends_unwind_at_every_allocation(void)
 {
-    ends        e;
-    bt_page_ref ticket[N_PAGES] = {
-        {0, 0}
+    ends           e;
+    bt_handoff_out out;
+    bt_handoff_in  in;
+    bt_page_ref    ticket[N_PAGES] = {
+           {0, 0}
     };
-    long      live, k = -1;
-    bt_status st;
+    bt_handoff_tail sent, got;
 
     set_up(&e, 1 << 20);
-    live = bt_alloc_live();
-    do {
-        bt_handoff_out out;
-
-        bt_alloc_fail_at(++k);
-        st = bt_handoff_out_init(&out, LAYERS, 0, N_PAGES, ticket,
-                                 &(bt_handoff_tail){CHOICES, e.firsts_out, e.map_out, MAP, 0});
-        bt_alloc_fail_at(-1);
-        EXPECT(st == BT_OK || st == BT_ERR_NO_MEMORY);
-        bt_handoff_out_fini(&out);
-        EXPECT_EQ(bt_alloc_live(), live);
-    } while (st != BT_OK && k < 20);
-    EXPECT_EQ(k, 3);
-    k = -1;
-    do {
-        bt_handoff_in in;
-
-        bt_alloc_fail_at(++k);
-        st = bt_handoff_in_init(&in, e.dst_pool, PROMPT, 0, VOCAB, e.dst,
-                                &(bt_handoff_tail){CHOICES, e.firsts_in, e.map_in, MAP, 16});
-        bt_alloc_fail_at(-1);
-        EXPECT(st == BT_OK || st == BT_ERR_NO_MEMORY);
-        bt_handoff_in_fini(&in);
-        EXPECT_EQ(bt_alloc_live(), live);
-    } while (st != BT_OK && k < 20);
-    EXPECT_EQ(k, 2);
+    sent = (bt_handoff_tail){CHOICES, e.firsts_out, e.map_out, MAP, 0};
+    got  = (bt_handoff_tail){CHOICES, e.firsts_in, e.map_in, MAP, 16};
+    EXPECT_EQ(BT_SWEEP(bt_handoff_out_init(&out, LAYERS, 0, N_PAGES, ticket, &sent),
+                       bt_handoff_out_fini(&out)),
+              3);
+    EXPECT_EQ(BT_SWEEP(bt_handoff_in_init(&in, e.dst_pool, PROMPT, 0, VOCAB, e.dst, &got),
+                       bt_handoff_in_fini(&in)),
+              2);
     tear_down(&e);
 }
 

@@ -1,6 +1,7 @@
 /* Orders that one rank gets: wrong ones are answered with a sentence and cost nothing. */
 #include "core/alloc.h"
 #include "core/clock.h"
+#include "tests/support/sweep.h"
 #include "tests/support/test.h"
 #include "tests/worker/bench.h"
 #include "worker/state.h"
@@ -422,48 +423,79 @@ static void worker_create_unwinds_at_every_allocation(void)
 {
     bench            b;
     bt_worker_config cfg;
-    bt_worker       *w    = NULL;
-    long             live = 0, k = -1;
-    bt_status        st;
+    bt_worker       *w = NULL;
 
     bench_set_up(&b, 0, 1, 1);
     cfg         = bench_config(&b, 0, 1, 1);
     cfg.threads = bt_device_cpu_pool(b.dev);
-    live        = bt_alloc_live();
-    do {
-        bt_alloc_fail_at(++k);
-        st = bt_worker_create(&cfg, &w);
-        bt_alloc_fail_at(-1);
-        EXPECT(st == BT_OK || st == BT_ERR_NO_MEMORY);
-        if (st != BT_OK) EXPECT_EQ(bt_alloc_live(), live);
-    } while (st != BT_OK && k < 100);
-    EXPECT(k > 5);
-    bt_worker_destroy(w);
-    EXPECT_EQ(bt_alloc_live(), live);
+    EXPECT(BT_SWEEP(bt_worker_create(&cfg, &w), bt_worker_destroy(w)) > 5);
     bench_tear_down(&b);
 }
 
-/* An order at whose k-th allocation memory ends takes nothing. */
+/* With all that an order may bring: three choices that replay, keys, penalties, drafts, a map. */
+static bt_down full_reserve(void)
+{
+    bt_down          m = bench_reserve(1, 70, 5);
+    bt_down_reserve *r = &m.u.reserve;
+
+    r->prompt                      = bt_calloc(70, sizeof(*r->prompt));
+    r->n_prefix_key_bytes          = sizeof(bt_prefix_key);
+    r->prefix_keys                 = bt_calloc(1, r->n_prefix_key_bytes);
+    r->n_choices                   = 3;
+    r->choices                     = bt_calloc(3, sizeof(*r->choices));
+    r->n_replay                    = 3;
+    r->replay                      = bt_calloc(3, sizeof(*r->replay));
+    r->replay_lengths              = bt_calloc(3, sizeof(*r->replay_lengths));
+    r->prefix_seed                 = 1;
+    r->sampling.repetition_penalty = 1.1f;
+    for (uint32_t i = 0; i < 3; i++) {
+        r->choices[i]        = i;
+        r->replay_lengths[i] = 1;
+    }
+    return m;
+}
+
+enum { PLAIN_RESERVE, FULL_RESERVE, DRAFTING_RESERVE, PREFILL, FULL_PREFILL, N_ORDERS };
+
+static bt_down order_of(int kind)
+{
+    bt_down m = kind == PLAIN_RESERVE ? bench_reserve(1, 100, 5)
+                : kind < PREFILL      ? full_reserve()
+                                      : bench_prefill(1, 100, 2, 1);
+
+    if (kind == DRAFTING_RESERVE) m.u.reserve.sampling.repetition_penalty = 1;
+    if (kind == FULL_PREFILL) {
+        m.u.prefill.sampling.repetition_penalty = 1.1f;
+        m.u.prefill.n_prefix_key_bytes          = sizeof(bt_prefix_key);
+        m.u.prefill.prefix_keys                 = bt_calloc(1, sizeof(bt_prefix_key));
+    }
+    return m;
+}
+
+static void renew(bench *b, int kind)
+{
+    bt_rank_facts *facts;
+
+    if (b->worker != NULL) bench_tear_down(b);
+    bench_set_up(b, kind < PREFILL, 1, 1);
+    facts             = &b->worker->cfg.facts;
+    facts->keeps_maps = facts->share_generated = kind != PLAIN_RESERVE && kind != PREFILL;
+    facts->speculate                           = kind == DRAFTING_RESERVE ? 4 : 0;
+}
+
+/* A rank whose memory ends within an order ends too, and leaves nothing. */
 static void orders_unwind_at_every_allocation(void)
 {
-    for (int kind = 0; kind < 2; kind++) {
-        long      k = -1, live;
-        bt_status st;
-        bench     b;
+    static const long LEAST[N_ORDERS] = {8, 18, 20, 7, 10};
 
-        bench_set_up(&b, kind == 0 ? 1 : 0, 1, 1);
-        live = bt_alloc_live();
-        do {
-            bt_down m = kind == 0 ? bench_reserve(1, 100, 5) : bench_prefill(1, 100, 2, 1);
+    for (int kind = 0; kind < N_ORDERS; kind++) {
+        bench   b = {0};
+        bt_down m = order_of(kind);
 
-            bt_alloc_fail_at(++k);
-            st = bt_worker_control(b.worker, &m);
-            bt_alloc_fail_at(-1);
-            bt_down_free(&m);
-            EXPECT(st == BT_OK || st == BT_ERR_NO_MEMORY);
-            if (st != BT_OK && k < 4) EXPECT_EQ(bt_alloc_live(), live);
-        } while (st != BT_OK && k < 100);
-        EXPECT(k > 3);
+        renew(&b, kind);
+        EXPECT(BT_SWEEP(bt_worker_control(b.worker, &m),
+                        (bt_down_free(&m), renew(&b, kind), m = order_of(kind))) >= LEAST[kind]);
+        bt_down_free(&m);
         bench_tear_down(&b);
     }
 }

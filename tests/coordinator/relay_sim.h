@@ -219,7 +219,7 @@ static inline bt_status sim_submit_choices(sim *s, sim_client *c, const char *na
            .name       = name,
            .cache_salt = s->cache_salt,
            .n_prompt   = n_prompt,
-           .prompt     = bt_calloc(n_prompt, sizeof(uint32_t)),
+           .prompt     = words_calloc(n_prompt, sizeof(uint32_t)),
            .sampling   = {.max_tokens         = max_tokens,
                           .seed               = stop_at,
                           .n_stop             = 1,
@@ -235,12 +235,10 @@ static inline bt_status sim_submit_choices(sim *s, sim_client *c, const char *na
                                           .stop_at         = stop_at,
                                           .n_choices       = n_choices,
                                           .prompt_logprobs = s->prompt_logprobs};
-    r.sampling.stop_tokens = bt_calloc(1, sizeof(uint32_t));
+    r.sampling.stop_tokens = words_calloc(1, sizeof(uint32_t));
     snprintf(c->name, sizeof(c->name), "%s", name);
-    if (r.prompt != NULL) ((uint32_t *)r.prompt)[0] = s->first_token;
-    st = r.prompt == NULL || r.sampling.stop_tokens == NULL
-             ? BT_ERR_NO_MEMORY
-             : bt_relay_submit(s->relay, &r, c, s->now, &c->number, &code);
+    ((uint32_t *)r.prompt)[0] = s->first_token;
+    st                        = bt_relay_submit(s->relay, &r, c, s->now, &c->number, &code);
     if (st != BT_OK) c->end.code = code;
     bt_free(r.prompt);
     bt_sampling_free(&r.sampling);
@@ -287,9 +285,9 @@ static inline bt_up sim_prompt_logprobs(uint64_t number, uint32_t position, uint
 
     *p = (bt_up_prompt_logprobs){
         .request = number, .epoch = EPOCH, .position = position, .n = n, .n_top = n_top};
-    p->logprobs     = bt_calloc(n, sizeof(*p->logprobs));
-    p->top_ids      = bt_calloc((size_t)n * n_top, sizeof(*p->top_ids));
-    p->top_logprobs = bt_calloc((size_t)n * n_top, sizeof(*p->top_logprobs));
+    p->logprobs     = words_calloc(n, sizeof(*p->logprobs));
+    p->top_ids      = words_calloc((size_t)n * n_top, sizeof(*p->top_ids));
+    p->top_logprobs = words_calloc((size_t)n * n_top, sizeof(*p->top_logprobs));
     return m;
 }
 
@@ -300,7 +298,7 @@ static inline bt_up sim_form_map(uint64_t number, size_t n_bytes, uint8_t of)
     m.u.form_map.request          = number;
     m.u.form_map.epoch            = EPOCH;
     m.u.form_map.n_form_map_bytes = n_bytes;
-    m.u.form_map.form_map         = bt_calloc(1, n_bytes);
+    m.u.form_map.form_map         = words_calloc(1, n_bytes);
     memset(m.u.form_map.form_map, of, n_bytes);
     return m;
 }

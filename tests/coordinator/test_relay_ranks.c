@@ -66,6 +66,60 @@ static void relay_lost_ranks_lose_nothing(void)
     }
 }
 
+/* Memory ends once at any moment, also of what follows from a lost rank: a client may hear of it,
+ * and nothing else comes of it. */
+static void relay_that_has_no_memory_once_loses_one_request_at_most(void)
+{
+    enum { N = 6, MOST = 600 };
+    uint32_t n_hit = 0;
+
+    for (long k = 0; k < MOST; k++) {
+        sim        s;
+        sim_client clients[N];
+        bool       came[N];
+        uint32_t   n_lost = 0;
+        long       live   = bt_alloc_live();
+
+        sim_init(&s, 2, 2, 6, 24);
+        s.state += (uint64_t)k % 7;
+        s.cache_salt = "a";
+        bt_alloc_fail_at(k);
+        for (uint32_t i = 0; i < N; i++) {
+            char name[24];
+
+            snprintf(name, sizeof(name), "r%u", i);
+            s.prompt_logprobs = i % 2;
+            came[i] = sim_submit(&s, &clients[i], name, 1 + sim_random(&s, 30), 30, 100) == BT_OK;
+            for (int turn = 0; turn < 60; turn++)
+                sim_once(&s);
+            if (i == N / 2) sim_lose(&s, 3);
+        }
+        for (int turn = 0; turn < 20; turn++) {
+            sim_settle(&s);
+            s.now += 300 * BT_NS_PER_MS;
+            bt_relay_tick(s.relay, s.now);
+        }
+        bt_alloc_fail_at(-1);
+        for (uint32_t i = 0; i < N; i++) {
+            const sim_client *c = &clients[i];
+
+            if (came[i] && c->end.code == GRPC_STATUS_OK) {
+                sim_expect_done(c);
+                continue;
+            }
+            n_lost++;
+            EXPECT_EQ(c->ends, came[i]); /* what did not come has been refused */
+            if (came[i]) EXPECT_EQ(c->end.code, GRPC_STATUS_RESOURCE_EXHAUSTED);
+        }
+        EXPECT(n_lost <= 1);
+        n_hit += n_lost;
+        sim_expect_idle(&s);
+        sim_fini(&s);
+        EXPECT_EQ(bt_alloc_live(), live);
+    }
+    EXPECT(n_hit > 100);
+}
+
 /* Two of each role and two spares: as long as the spares last any rank may go, also the last one of
  * a role, a spare, and one that has just been told to prepare. */
 static void relay_spares_take_the_places_of_the_lost(void)
@@ -473,6 +527,7 @@ static void relay_what_no_rank_could_hold_lets_others_pass(void)
 
 static const bt_test tests[] = {
     BT_TEST(relay_lost_ranks_lose_nothing),
+    BT_TEST(relay_that_has_no_memory_once_loses_one_request_at_most),
     BT_TEST(relay_spares_take_the_places_of_the_lost),
     BT_TEST(relay_cells_that_come_and_go_lose_nothing),
     BT_TEST(relay_of_ranks_that_come_back_has_their_seats),

@@ -737,6 +737,87 @@ static void request_beside_an_evaluation_has_nobody_to_give_way(void)
     bench_tear_down(&b);
 }
 
+/* Orders, a prompt, and decoding to the end; what the rank says is kept. */
+static bt_status run_life(bench *b, bt_down *orders)
+{
+    bt_status st   = BT_OK;
+    bt_next   next = BT_NEXT_GATHER;
+    bt_plan   plan;
+    bool      leave = false;
+
+    BT_TRY(bt_worker_control(b->worker, &orders[0]));
+    orders[1].u.prefill.pages[0] = b->up[0].u.ticket.pages[0];
+    BT_TRY(bt_worker_control(b->worker, &orders[1]));
+    BT_TRY(bt_worker_control(b->worker, &orders[2]));
+    for (int i = 0; i < 12 && next == BT_NEXT_GATHER; i++) {
+        BT_TRY(bt_worker_begin(b->worker, &plan, &next));
+        if (next == BT_NEXT_GATHER) BT_TRY(bt_worker_finish(b->worker, &plan, &leave));
+    }
+    EXPECT_EQ(next, BT_NEXT_PARK);
+    EXPECT_EQ(b->worker->requests.n, 0);
+out:
+    return st;
+}
+
+/* A rank of both roles, and what it will be ordered: three choices of a prompt. */
+static void begin_life(bench *b, bt_down *orders)
+{
+    bt_sampling how = {
+        .max_tokens = 3, .temperature = 1, .repetition_penalty = 1.1f, .prompt_logprobs = 3};
+    bt_down *r = &orders[0], *p = &orders[1];
+
+    bench_set_up(b, 0, 0, 0);
+    b->uneven                            = true;
+    b->worker->cfg.facts.keeps_maps      = true;
+    b->worker->cfg.facts.share_generated = true;
+    *r                                   = bench_reserve(1, 10, 3);
+    *p                                   = bench_prefill(1, 10, 1, 0);
+    orders[2]                            = (bt_down){.kind = BT_DOWN_WAKE, .u.wake = {1}};
+    r->u.reserve.sampling = p->u.prefill.sampling = how;
+    r->u.reserve.prompt                           = bt_calloc(10, sizeof(uint32_t));
+    r->u.reserve.n_choices = p->u.prefill.n_choices = 3;
+    r->u.reserve.choices                            = bt_calloc(3, sizeof(uint32_t));
+    p->u.prefill.choices                            = bt_calloc(3, sizeof(uint32_t));
+    for (uint32_t i = 0; i < 3; i++)
+        r->u.reserve.choices[i] = p->u.prefill.choices[i] = i;
+}
+
+static void end_life(bench *b, bt_down *orders)
+{
+    for (int i = 0; i < 3; i++)
+        bt_down_free(&orders[i]);
+    bench_tear_down(b);
+}
+
+/* Memory that ends at any moment of a request costs that request or the rank; either leaves
+ * nothing. */
+static void steps_unwind_at_every_allocation(void)
+{
+    enum { ALL = 23 };
+    uint32_t n_failed = 0, n_done = 0;
+
+    for (long k = 0; k <= ALL; k++) {
+        long      live = bt_alloc_live();
+        bench     b;
+        bt_down   orders[3];
+        bt_status st;
+
+        begin_life(&b, orders);
+        bt_alloc_fail_at(k);
+        st = run_life(&b, orders);
+        bt_alloc_fail_at(-1);
+        EXPECT(st == BT_OK || st == BT_ERR_NO_MEMORY);
+        if (st == BT_OK && b.up[b.n_up - 2].kind == BT_UP_FAILED)
+            n_failed++;
+        else if (st == BT_OK)
+            n_done++;
+        end_life(&b, orders);
+        EXPECT_EQ(bt_alloc_live(), live);
+    }
+    EXPECT_EQ(n_done, 1); /* with all memory */
+    EXPECT(n_failed > 0);
+}
+
 int main(int argc, char **argv)
 {
     static const bt_test TESTS[] = {
@@ -764,6 +845,7 @@ int main(int argc, char **argv)
         BT_TEST(rank_that_has_lost_a_page_does_not_park),
         BT_TEST(youngest_that_grows_gives_way),
         BT_TEST(request_beside_an_evaluation_has_nobody_to_give_way),
+        BT_TEST(steps_unwind_at_every_allocation),
     };
 
     bt_log_init("rank", BT_LOG_ERROR);

@@ -482,6 +482,33 @@ static void fleet_rank_of_another_model_is_refused(void)
     tear_down(&s);
 }
 
+/* It is refused, or lost; another one serves. */
+static void fleet_cell_that_comes_without_memory_leaves_nothing(void)
+{
+    bool serves = false;
+    long k      = 0;
+
+    for (; !serves; k++) {
+        long            live  = bt_alloc_live();
+        bt_up           hello = make_hello("a", 0, 1);
+        site            s;
+        bt_control_peer a, b;
+
+        set_up(&s, 0);
+        bt_alloc_fail_at(k);
+        say(&s, &a, &hello);
+        if (a.n_refused == 0) be_ready(&s, &a);
+        bt_alloc_fail_at(-1);
+        EXPECT_EQ(s.fleet->n_cells, a.n_refused == 0);
+        serves = a.n_refused == 0 && s.fleet->cells[0]->state == BT_CELL_SERVING;
+        come(&s, &b, "b", 64);
+        EXPECT_EQ(s.fleet->cells[s.fleet->n_cells - 1]->state, BT_CELL_SERVING);
+        tear_down(&s);
+        EXPECT_EQ(bt_alloc_live(), live);
+    }
+    EXPECT(k > 8);
+}
+
 int main(int argc, char **argv)
 {
     static const bt_test TESTS[] = {
@@ -504,6 +531,7 @@ int main(int argc, char **argv)
         BT_TEST(fleet_takes_one_seed_of_cells_that_come_back),
         BT_TEST(fleet_waits_less_for_ranks_that_come_back),
         BT_TEST(fleet_rank_of_another_model_is_refused),
+        BT_TEST(fleet_cell_that_comes_without_memory_leaves_nothing),
     };
 
     bt_log_init("fleet", BT_LOG_ERROR);

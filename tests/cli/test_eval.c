@@ -9,6 +9,7 @@
 #include "cli/eval_cell.h"
 #include "core/parse.h"
 #include "model/safetensors.h"
+#include "tests/support/scratch.h"
 #include "tests/support/sweep.h"
 
 enum { N = 6, VOCAB = 5, N_MOE = 2, TOP_K = 3 };
@@ -119,7 +120,8 @@ static void eval_layers_without_experts_are_dense(void)
 /* A pipe stays a pipe, and what lies beside OUT stays as it was. */
 static void eval_out_may_be_a_pipe(void)
 {
-    char          dir[] = "/tmp/test-parts-out-XXXXXX", pipe_path[64], beside[64], got[4096];
+    const char   *pipe_path = scratch_path("out"), *beside = scratch_path("out.part");
+    char          got[4096];
     bt_eval_cases cases;
     struct stat   info;
     int           fd, other;
@@ -129,9 +131,6 @@ static void eval_out_may_be_a_pipe(void)
     cases.top_k = 0;
     EXPECT_EQ(bt_eval_cases_check(&cases, VOCAB, N), BT_OK);
     EXPECT_EQ(bt_eval_case_prepare(&cases, &cases.cases[0]), BT_OK);
-    EXPECT(mkdtemp(dir) != NULL);
-    snprintf(pipe_path, sizeof(pipe_path), "%s/out", dir);
-    snprintf(beside, sizeof(beside), "%s/out.part", dir);
     EXPECT(mkfifo(pipe_path, 0600) == 0);
     EXPECT((fd = open(pipe_path, O_RDWR | O_NONBLOCK | O_CLOEXEC)) >= 0);
     EXPECT((other = open(beside, O_CREAT | O_WRONLY | O_CLOEXEC, 0600)) >= 0);
@@ -143,13 +142,10 @@ static void eval_out_may_be_a_pipe(void)
     n = read(fd, got, sizeof(got));
     EXPECT(n > (ssize_t)(N * VOCAB * sizeof(float)) && memcmp(got + 8, "{\"", 2) == 0);
     close(fd);
-    unlink(beside);
-    unlink(pipe_path);
-    EXPECT(rmdir(dir) == 0);
+    EXPECT(unlink(beside) == 0 && unlink(pipe_path) == 0 && rmdir(g_scratch) == 0);
+    scratch_make();
     bt_eval_cases_free(&cases);
 }
-
-static char g_path[] = "/tmp/test-parts-XXXXXX";
 
 static void eval_cases_read_unwinds_at_every_allocation(void)
 {
@@ -159,30 +155,20 @@ static void eval_cases_read_unwinds_at_every_allocation(void)
         {"a.ids",     BT_ST_I32, 1, {N},               ids,     sizeof(ids)    },
         {"a.prompt",  BT_ST_I32, 1, {1},               &prompt, sizeof(prompt) },
     };
+    const char   *path  = scratch_path("in");
     bt_eval_cases cases = {0};
-    int           fd    = mkstemp(g_path);
 
-    EXPECT(fd >= 0);
-    EXPECT_EQ(bt_safetensors_write(g_path, 3, tensors), BT_OK);
-    EXPECT(BT_SWEEP(bt_eval_cases_read(g_path, TOP_K, VOCAB, &cases), bt_eval_cases_free(&cases)) >=
+    EXPECT_EQ(bt_safetensors_write(path, 3, tensors), BT_OK);
+    EXPECT(BT_SWEEP(bt_eval_cases_read(path, TOP_K, VOCAB, &cases), bt_eval_cases_free(&cases)) >=
            3);
-    close(fd);
-    unlink(g_path);
-    strcpy(g_path + strlen(g_path) - 6, "XXXXXX");
 }
 
 static bt_status read_cases(size_t n, const bt_tensor *tensors, bt_eval_cases *cases)
 {
-    bt_status st;
-    int       fd = mkstemp(g_path);
+    const char *path = scratch_path("in");
 
-    EXPECT(fd >= 0);
-    EXPECT_EQ(bt_safetensors_write(g_path, n, tensors), BT_OK);
-    st = bt_eval_cases_read(g_path, TOP_K, VOCAB, cases);
-    close(fd);
-    unlink(g_path);
-    strcpy(g_path + strlen(g_path) - 6, "XXXXXX");
-    return st;
+    EXPECT_EQ(bt_safetensors_write(path, n, tensors), BT_OK);
+    return bt_eval_cases_read(path, TOP_K, VOCAB, cases);
 }
 
 static void eval_cases_are_read_in_one_look(void)
@@ -248,4 +234,7 @@ static const bt_test TESTS[] = {
     BT_TEST(eval_cell_create_unwinds_at_every_allocation),
 };
 
-int main(int argc, char **argv) { return BT_RUN_TESTS(TESTS, argc > 1 ? argv[1] : NULL); }
+int main(int argc, char **argv)
+{
+    return scratch_main(argc, argv, TESTS, sizeof(TESTS) / sizeof(TESTS[0]));
+}

@@ -5,7 +5,7 @@
 #include <jansson.h>
 
 #include "model/config.h"
-#include "tests/model/scratch.h"
+#include "tests/support/scratch.h"
 
 #define DEMO BT_SOURCE_DIR "/models/demo"
 

@@ -3,7 +3,7 @@
 #define BT_TESTS_MODEL_SAFETENSORS_FILES_H
 
 #include "model/safetensors.h"
-#include "tests/model/scratch.h"
+#include "tests/support/scratch.h"
 
 /* A file with this length field, JSON and number of data bytes (0, 1, 2, ...). */
 static inline void write_raw(const char *name, uint64_t n, const char *json, size_t json_bytes,

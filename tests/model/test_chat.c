@@ -4,7 +4,7 @@
 #include "core/alloc.h"
 #include "model/jinja/jinja.h"
 #include "model/tokenizer.h"
-#include "tests/model/scratch.h"
+#include "tests/support/scratch.h"
 #include "tests/support/sweep.h"
 #include "tests/support/test.h"
 

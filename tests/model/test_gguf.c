@@ -4,8 +4,8 @@
 
 #include "core/alloc.h"
 #include "model/gguf.h"
-#include "tests/model/scratch.h"
 #include "tests/support/own_stderr.h"
+#include "tests/support/scratch.h"
 #include "tests/support/sweep.h"
 #include "tests/support/test.h"
 

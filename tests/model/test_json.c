@@ -1,6 +1,6 @@
 /* What errors show of a JSON value, and files that are too large (fields: test_config.c). */
 #include "model/json.h"
-#include "tests/model/scratch.h"
+#include "tests/support/scratch.h"
 #include "tests/support/test.h"
 
 static void json_shown_is_cut_and_stays_within_its_room(void)

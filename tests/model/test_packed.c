@@ -10,7 +10,7 @@
 #include <xxhash.h>
 
 #include "core/alloc.h"
-#include "tests/model/scratch.h"
+#include "tests/support/scratch.h"
 #include "tests/support/sweep.h"
 #include "tests/support/test.h"
 

@@ -2,7 +2,7 @@
 #include <jansson.h>
 #include <sys/wait.h>
 
-#include "tests/model/scratch.h"
+#include "tests/support/scratch.h"
 #include "tests/support/test.h"
 
 #define FIXTURES BT_SOURCE_DIR "/tests/fixtures"

@@ -1,7 +1,7 @@
 /* Small matrices of each kind, with numbers that are told by hand: rows, columns, and what is
  * refused (whole models: test_weights.c, test_weights_refused.c). */
 #include "model/rows.h"
-#include "tests/model/scratch.h"
+#include "tests/support/scratch.h"
 
 enum { N = 130, K = 150 }; /* two blocks of 128 each way, the second ones not full */
 

@@ -1,8 +1,8 @@
 /* tekken.json, as Mistral's models come. */
 #include <stdint.h>
 
-#include "tests/model/scratch.h"
 #include "tests/model/tokenizer_cases.h"
+#include "tests/support/scratch.h"
 
 #define FIXTURES BT_SOURCE_DIR "/tests/fixtures"
 #define TEKKEN   FIXTURES "/tekken"

@@ -2,8 +2,8 @@
 #include <stdint.h>
 
 #include "model/tokenizer_parts.h"
-#include "tests/model/scratch.h"
 #include "tests/model/tokenizer_cases.h"
+#include "tests/support/scratch.h"
 
 #define FIXTURES BT_SOURCE_DIR "/tests/fixtures"
 #define TIKTOKEN FIXTURES "/tiktoken"

@@ -2,8 +2,8 @@
 #include <stdint.h>
 
 #include "core/alloc.h"
-#include "tests/model/scratch.h"
 #include "tests/model/tokenizer_cases.h"
+#include "tests/support/scratch.h"
 #include "tests/support/sweep.h"
 
 #define FIXTURES BT_SOURCE_DIR "/tests/fixtures"

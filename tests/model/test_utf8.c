@@ -2,7 +2,7 @@
 #include "model/byte_level.h"
 #include "model/tokenizer.h"
 #include "model/utf8.h"
-#include "tests/model/scratch.h"
+#include "tests/support/scratch.h"
 #include "tests/support/test.h"
 
 static void utf8_next_judges_every_kind_of_start(void)

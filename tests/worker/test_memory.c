@@ -1,6 +1,4 @@
-#include <unistd.h>
-
-#include "tests/support/test.h"
+#include "tests/support/scratch.h"
 #include "worker/memory.h"
 
 enum { GIB = 1 << 30 };
@@ -163,9 +161,8 @@ static void weights_in_8_bits_are_counted(void)
 static void weights_of_other_parts_are_not_counted(void)
 {
     static const uint16_t DATA[256];
-    const char           *path   = BT_SOURCE_DIR "/tests/models/v2-lite";
-    char                  file[] = "/tmp/baton-test-XXXXXX";
-    int                   fd     = mkstemp(file);
+    const char           *path = BT_SOURCE_DIR "/tests/models/v2-lite";
+    const char           *file = scratch_path("other");
     bt_model_config       cfg;
     bt_safetensors       *st     = NULL;
     const bt_tensor       list[] = {
@@ -174,14 +171,11 @@ static void weights_of_other_parts_are_not_counted(void)
               {"vision_tower.encoder.blocks.0.wo.weight", BT_ST_BF16, 2, {2, 96}, DATA, 384}
     };
 
-    EXPECT(fd >= 0);
-    close(fd);
     EXPECT_EQ(bt_model_config_read(path, &cfg), BT_OK);
     EXPECT_EQ(bt_safetensors_write(file, 3, list), BT_OK);
     EXPECT_EQ(bt_safetensors_open(file, &st), BT_OK);
     EXPECT_EQ(bt_memory_weights(&cfg, st, NULL), 192 + 384);
     bt_safetensors_close(st);
-    unlink(file);
 }
 
 /* Half a byte and a sixteenth, of the experts; all else has two. */
@@ -280,5 +274,5 @@ int main(int argc, char **argv)
         BT_TEST(available_memory_is_some),
     };
 
-    return BT_RUN_TESTS(TESTS, argc > 1 ? argv[1] : NULL);
+    return scratch_main(argc, argv, TESTS, sizeof(TESTS) / sizeof(TESTS[0]));
 }

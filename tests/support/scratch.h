@@ -1,6 +1,6 @@
-/* tests/model/scratch.h - a private directory for the files of one test. */
-#ifndef BT_TESTS_MODEL_SCRATCH_H
-#define BT_TESTS_MODEL_SCRATCH_H
+/* tests/support/scratch.h - a private directory for the files of one test. */
+#ifndef BT_TESTS_SUPPORT_SCRATCH_H
+#define BT_TESTS_SUPPORT_SCRATCH_H
 
 #include <dirent.h>
 #include <stdio.h>

@@ -332,8 +332,8 @@ static void relay_missing_prompt_logprobs_end_their_request(void)
     };
 
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        sim                 s;
-        sim_client          c    = {.n_prompt = 6, .max_tokens = 10, .n_choices = 1};
+        sim        s;
+        sim_client c = {.n_prompt = 6, .max_tokens = 10, .n_choices = 1, .prompt_logprobs = 2};
         grpc_status_code    code = GRPC_STATUS_OK;
         bt_relay_submission r    = {
                .name      = "a",

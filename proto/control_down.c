@@ -259,6 +259,8 @@ static bt_status take_down(const PB(ToWorker) *pb, bt_down *m)
         m->u.welcome.epoch       = pb->welcome->epoch;
         m->u.welcome.incarnation = pb->welcome->incarnation;
         m->u.welcome.prefix_seed = pb->welcome->prefix_seed;
+        BT_REQUIRE(pb->welcome->epoch <= BT_EPOCH_MAX, BT_ERR_PROTOCOL,
+                   "a welcome in epoch %u, expected at most %u", pb->welcome->epoch, BT_EPOCH_MAX);
         return BT_OK;
     case BATON__CONTROL__V1__TO_WORKER__BODY_RESERVE:
         m->kind = BT_DOWN_RESERVE;

@@ -54,6 +54,11 @@ bt_status bt_pb_take_regroup(const PB(Regroup) *pb, bt_down_regroup *r)
                BT_ERR_PROTOCOL,
                "a regroup without groups, or with more than %d seats in one or ranks gone",
                BT_RANKS_MAX);
+    BT_REQUIRE(pb->epoch <= BT_EPOCH_MAX && pb->prefill->epoch <= BT_EPOCH_MAX &&
+                   pb->decode->epoch <= BT_EPOCH_MAX,
+               BT_ERR_PROTOCOL,
+               "a regroup in epoch %u, with groups of epochs %u and %u, expected at most %u",
+               pb->epoch, pb->prefill->epoch, pb->decode->epoch, BT_EPOCH_MAX);
     r->epoch           = pb->epoch;
     r->prepare         = pb->prepare;
     r->groups[0].epoch = pb->prefill->epoch;

@@ -383,6 +383,17 @@ static void control_msg_out_of_range_is_refused(void)
     down                       = sample_down(BT_DOWN_REGROUP);
     down.u.regroup.groups[0].n = 0;
     refused_down(down, "without groups");
+    down                 = sample_down(BT_DOWN_WELCOME);
+    down.u.welcome.epoch = UINT32_MAX;
+    refused_down(down, "a welcome in epoch 4294967295, expected at most 2147483647");
+    down                 = sample_down(BT_DOWN_REGROUP);
+    down.u.regroup.epoch = UINT32_MAX;
+    refused_down(down, "epoch 4294967295, with groups of epochs 5 and 7, expected at most 2147");
+    for (uint32_t g = 0; g < 2; g++) {
+        down                           = sample_down(BT_DOWN_REGROUP);
+        down.u.regroup.groups[g].epoch = UINT32_MAX;
+        refused_down(down, g == 0 ? "epochs 4294967295 and 7" : "epochs 5 and 4294967295");
+    }
     EXPECT_EQ(bt_alloc_live(), live);
 }
 

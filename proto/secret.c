@@ -35,9 +35,9 @@ static bt_status read_file(const char *path, char *secret_out)
     FILE       *f = bt_open_regular(path, &why);
     struct stat info;
 
-    BT_REQUIRE(f != NULL, BT_ERR_IO, "%s %s: %s", BT_SECRET_FILE_ENV, path, why);
-    BT_REQUIRE(fgets(line, sizeof(line), f) != NULL, BT_ERR_IO, "%s %s: %s", BT_SECRET_FILE_ENV,
-               path, ferror(f) ? strerror(errno) : "the file is empty");
+    BT_REQUIRE(f != NULL, BT_ERR_IO, "the secret's file %s: %s", path, why);
+    BT_REQUIRE(fgets(line, sizeof(line), f) != NULL, BT_ERR_IO, "the secret's file %s: %s", path,
+               ferror(f) ? strerror(errno) : "it is empty");
     if (fstat(fileno(f), &info) == 0 && (info.st_mode & (S_IRWXG | S_IRWXO)) != 0)
         BT_WARN("%s: users other than its owner can read the secret (chmod 600 prevents that)",
                 path);

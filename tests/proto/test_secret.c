@@ -35,7 +35,8 @@ static void secret_of_environment_and_file(void)
     unlink(path);
     EXPECT_EQ(bt_secret_read(secret), BT_ERR_IO);
     EXPECT_HAS(bt_error_text(), path);
-    EXPECT(mkfifo(path, 0600) == 0); /* nobody will ever write to it */
+    EXPECT_HAS(bt_error_text(), "the secret's file /"); /* an option may have named it */
+    EXPECT(mkfifo(path, 0600) == 0);                    /* nobody will ever write to it */
     EXPECT_EQ(bt_secret_read(secret), BT_ERR_IO);
     EXPECT_HAS(bt_error_text(), "expected a regular file");
     unlink(path);

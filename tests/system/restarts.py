@@ -46,6 +46,43 @@ def wait_for(cell, text, n, seconds=BACK_S):
         time.sleep(0.02)
 
 
+class Streams:
+    """The requests of `want`, each from a thread of its own, once, or again and again until the end; each answer is to be that of `want`."""
+
+    def __init__(self, pb, rpc, cell, want, again=False):
+        self.cell, self.errors, self.last = cell, [], threading.Event()
+        self.pauses = {i: [] for i in want}    # before each token
+        if not again:
+            self.last.set()
+
+        def one(i):
+            try:
+                while not self.errors:
+                    if ask(pb, rpc, cell, i, len(want[i]), self.pauses[i]) != want[i]:
+                        self.errors.append(f"stream {i} differs")
+                    if self.last.is_set():
+                        break
+            except (grpc.RpcError, AssertionError) as e:
+                self.errors.append(f"stream {i}: {e}")
+        self.threads = [threading.Thread(target=one, args=(i,), daemon=True) for i in want]
+        for t in self.threads:
+            t.start()
+
+    def wait_begun(self):
+        while not all(self.pauses.values()):
+            assert not self.errors and self.cell.process.poll() is None, f"{self.errors}\n{self.cell.log()}"
+            time.sleep(0.01)
+
+    def end(self):
+        """The longest pause."""
+        self.last.set()
+        for t in self.threads:
+            t.join(BACK_S)
+            assert not t.is_alive(), self.cell.log()
+        assert not self.errors, f"{self.errors}\n{self.cell.log()}"
+        return max(map(max, self.pauses.values()))
+
+
 def start(a, ranks, *more):
     cell = cells.Cell(a.bin, os.path.join(a.source, "models/demo"), ranks, "--on-death", "restart", *more)
     cell.wait_ready()
@@ -57,25 +94,11 @@ def ranks(a, pb, rpc):
     with cell.channel() as channel:
         want = load.ask_all(pb, rpc.VllmEngineStub(channel), 4, 250)
     for k, victim in enumerate((2, 0, 1)):
-        errors, pauses = [], []
-
-        def one(i):
-            try:
-                if ask(pb, rpc, cell, i, 250, pauses) != want[i]:
-                    errors.append(f"stream {i} differs")
-            except (grpc.RpcError, AssertionError) as e:
-                errors.append(f"stream {i}: {e}")
-        threads = [threading.Thread(target=one, args=(i,), daemon=True) for i in want]
-        for t in threads:
-            t.start()
-        time.sleep(0.4)
+        streams = Streams(pb, rpc, cell, want)
+        streams.wait_begun()
         os.kill(cell.ranks()[victim], (signal.SIGKILL, signal.SIGABRT, signal.SIGKILL)[k])
         wait_for(cell, "serving again", k + 1)
-        for t in threads:
-            t.join(BACK_S)
-            assert not t.is_alive(), cell.log()
-        assert not errors, f"{errors}\n{cell.log()}"
-        print(f"rank {victim} killed: every stream exact, longest pause {max(pauses):.1f} s", flush=True)
+        print(f"rank {victim} killed: every stream exact, longest pause {streams.end():.1f} s", flush=True)
     assert cell.stop() == 0, cell.log()
     cell.wait_nothing_left()
 
@@ -200,29 +223,14 @@ def renewed(a, pb, rpc):
     with cell.channel() as channel:
         want = load.ask_all(pb, rpc.VllmEngineStub(channel), 4, 250)
     for k in range(2):
-        errors, stopping, before = [], threading.Event(), set(cell.ranks().values())
-
-        def one(i):
-            try:
-                while not stopping.is_set() and not errors:
-                    if ask(pb, rpc, cell, i, 250) != want[i]:
-                        errors.append(f"stream {i} differs")
-            except (grpc.RpcError, AssertionError) as e:
-                errors.append(f"stream {i}: {e}")
-        threads = [threading.Thread(target=one, args=(i,), daemon=True) for i in want]
-        for t in threads:
-            t.start()
-        time.sleep(0.3)
+        before, streams = set(cell.ranks().values()), Streams(pb, rpc, cell, want, again=True)
+        streams.wait_begun()
         begin = time.monotonic()
         os.kill(cell.ranks()[1 + k], signal.SIGKILL)
         wait_for(cell, f"the cell renewed-{k + 1} serves", 1)
         wait_for(cell, "the ranks of the old cell have ended: baton-launch ended with exit code 0", k + 1)
         took = time.monotonic() - begin
-        stopping.set()
-        for t in threads:
-            t.join(BACK_S)
-            assert not t.is_alive(), cell.log()
-        assert not errors, f"{errors}\n{cell.log()}"
+        streams.end()
         after = set(cell.ranks().values())
         assert len(after) == 3 and not before & after, f"{before} {after}\n{cell.log()}"
         print(f"rank {1 + k} killed: all ranks of a fresh cell after {took:.1f} s, every stream exact", flush=True)

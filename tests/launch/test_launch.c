@@ -376,10 +376,11 @@ static void launch_rank_of_a_host_that_cannot_be_bound_is_told(void)
 /* While mpirun ends the other ranks by itself, Open MPI would crash when told to stop. */
 static void launch_sigterm_after_a_death_ends_in_order(void)
 {
-    start(SAY "trap '' TERM; echo up $OMPI_COMM_WORLD_RANK; while :; do sleep 1; done");
+    start(SAY "trap 'echo told' TERM; echo up $OMPI_COMM_WORLD_RANK; while :; do sleep 0.1; done");
     signal_number_after(" pid ", 1, SIGKILL);
     EXPECT(bt_command_wait_for(&g_command, "was ended by signal 9", END_S));
-    usleep(300000); /* mpirun has seen it, and gives the others a second */
+    /* By mpirun, which gives the other a second; with 5 it may end before that is heard. */
+    bt_command_wait_for(&g_command, "told", END_S);
     kill(g_command.pid, SIGTERM);
     EXPECT_EQ(bt_command_finish(&g_command, END_S), 128 + 9);
     EXPECT(strstr(g_command.output, "abort is already in progress") == NULL);

@@ -14,6 +14,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import cell as cells  # noqa: E402
 
 VICTIM, SEEN_S = 3, 120
+JUDGED_S = 4    # of work: one that is slow for 3 is named
 
 
 def main():
@@ -39,11 +40,14 @@ def main():
                     return
                 k += 1
 
-        def page():
+        def status():
             with urllib.request.urlopen(f"http://{cell.http}/status.json", timeout=60) as f:
-                status = json.load(f)
-                assert not status["slow_links"], status["slow_links"]
-                return {r["rank"]: r for r in status["ranks"]}
+                return json.load(f)
+
+        def page():
+            seen = status()
+            assert not seen["slow_links"], seen["slow_links"]
+            return {r["rank"]: r for r in seen["ranks"]}
 
         def throttle(pid):
             while not stop.is_set():
@@ -54,7 +58,10 @@ def main():
         threads = [threading.Thread(target=load, args=(i,), daemon=True) for i in range(6)]
         for t in threads:
             t.start()
-        time.sleep(4)
+        end = time.monotonic() + SEEN_S
+        while sum(n > 0 for n in status()["history"]["generated"]) < JUDGED_S:
+            assert time.monotonic() < end and not errors, f"no {JUDGED_S} s of work within {SEEN_S} s; {errors}\n{cell.log()}"
+            time.sleep(0.2)
         assert not any(r["slowness"] for r in page().values()), f"nobody is slow yet: {page()}"
         threads.append(threading.Thread(target=throttle, args=(cell.ranks()[VICTIM],), daemon=True))
         threads[-1].start()

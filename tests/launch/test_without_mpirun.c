@@ -538,6 +538,37 @@ static void launch_mpirun_is_told_to_stop_once(void)
     remove_mpirun(&mpirun);
 }
 
+/* The launcher stands still for longer than mpirun has to end the job, as with its machine. */
+static void launch_mpirun_is_not_late_while_the_launcher_stands_still(void)
+{
+    own_mpirun  mpirun;
+    const char *argv[] = {g_launch, "-n1", "--", "true", NULL};
+    char        fifo[96];
+    int         fd;
+
+    make_mpirun(&mpirun);
+    snprintf(fifo, sizeof(fifo), "%s.fifo", mpirun.path);
+    EXPECT_EQ(mkfifo(fifo, 0600), 0);
+    write_mpirun(&mpirun, "[ $1 != --version ] || exec echo '(Open MPI) 4.1.6'\n"
+                          "trap 'echo told; read word <\"$0.fifo\"; exit 0' TERM\n"
+                          "sleep 600 & echo up; wait\n");
+    bt_command_start(&g_command, argv, mpirun.environment);
+    EXPECT(bt_command_wait_for(&g_command, "up\n", START_S));
+    kill(g_command.pid, SIGTERM);
+    EXPECT(bt_command_wait_for(&g_command, "told\n", END_S));
+    kill(g_command.pid, SIGSTOP);
+    sleep(7);
+    kill(g_command.pid, SIGCONT);
+    usleep(500000); /* in which it would kill it */
+    fd = open(fifo, O_RDWR | O_CLOEXEC);
+    EXPECT_EQ(write(fd, "go\n", 3), 3);
+    EXPECT_EQ(bt_command_finish(&g_command, END_S), 0);
+    EXPECT(strstr(g_command.output, "killing it") == NULL);
+    close(fd);
+    EXPECT_EQ(unlink(fifo), 0);
+    remove_mpirun(&mpirun);
+}
+
 /* Over several hosts, where the ranks are no children of mpirun's, which does not end by itself
  * once one is lost. */
 static void launch_mpirun_over_hosts_ends_with_its_ranks(void)
@@ -644,6 +675,7 @@ static const bt_test TESTS[] = {
     BT_TEST(launch_users_shared_memory_wins_over_hosts),
     BT_TEST(launch_srun_is_told_not_to_kill_beside_dead_nodes),
     BT_TEST(launch_mpirun_is_told_to_stop_once),
+    BT_TEST(launch_mpirun_is_not_late_while_the_launcher_stands_still),
     BT_TEST(launch_mpirun_over_hosts_ends_with_its_ranks),
     BT_TEST(launch_words_without_a_newline_are_passed_on),
     BT_TEST(launch_endings_are_counted_once),

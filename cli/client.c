@@ -79,8 +79,8 @@ static bt_status wait_call(call *c)
         uint64_t now     = bt_now_ns();
         bool     stopped = c->client->stop != NULL && *c->client->stop != 0, expired;
 
-        c->last_ns += bt_stood_still_ns(&looked_ns, now, BT_STILL_NS);
-        expired = bt_since_ns(c->last_ns, now) > c->client->limit_ns;
+        bt_forgive_ns(&c->last_ns, bt_stood_still_ns(&looked_ns, now, BT_STILL_NS), now);
+        expired = now - c->last_ns > c->client->limit_ns;
         if (!cancelled && (expired || stopped)) {
             st = stopped ? BT_ERR_CANCELLED : BT_ERR_TIMEOUT;
             if (!stopped) {

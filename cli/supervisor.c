@@ -359,8 +359,8 @@ static void forgive_own_silence(supervisor *s, uint64_t now)
     if (gap_ns == 0) return;
     for (size_t i = 0; i < sizeof(ends) / sizeof(ends[0]); i++)
         if (*ends[i] != 0) *ends[i] += gap_ns;
-    s->stop_ns = s->stop_ns + gap_ns < now ? s->stop_ns + gap_ns : now;
-    s->heard_ns += gap_ns;
+    bt_forgive_ns(&s->stop_ns, gap_ns, now);
+    bt_forgive_ns(&s->heard_ns, gap_ns, now);
 }
 
 static void on_tick(supervisor *s)

@@ -504,10 +504,8 @@ static void forgive_own_silence(bt_relay *r, uint64_t now_ns)
     if (gap_ns == 0) return;
     r->awake_ns = now_ns;
     for (uint32_t i = 0; i < r->cfg.n_ranks; i++) {
-        bt_rank_state *k = &r->ranks[i];
-
-        k->progress_ns = k->progress_ns + gap_ns < now_ns ? k->progress_ns + gap_ns : now_ns;
-        k->heard_ns    = k->heard_ns + gap_ns < now_ns ? k->heard_ns + gap_ns : now_ns;
+        bt_forgive_ns(&r->ranks[i].progress_ns, gap_ns, now_ns);
+        bt_forgive_ns(&r->ranks[i].heard_ns, gap_ns, now_ns);
     }
 }
 

@@ -41,6 +41,13 @@ static inline uint64_t bt_stood_still_ns(uint64_t *looked_ns, uint64_t now_ns, u
     return gap_ns < limit_ns ? 0 : gap_ns;
 }
 
+/* Begins *since_ns later by such a gap, which has just ended: what came within or behind it is not
+ * older than now. */
+static inline void bt_forgive_ns(uint64_t *since_ns, uint64_t gap_ns, uint64_t now_ns)
+{
+    *since_ns = *since_ns + gap_ns < now_ns ? *since_ns + gap_ns : now_ns;
+}
+
 #ifdef __cplusplus
 }
 #endif

@@ -190,11 +190,6 @@ out:
 
 static uint64_t lease_ns(const bt_worker *w) { return LEASE_TIMEOUTS * w->cfg.timeout_ns; }
 
-static uint64_t later_by(uint64_t then, uint64_t gap, uint64_t now)
-{
-    return then + gap < now ? then + gap : now;
-}
-
 /* While this rank stood still, most often with its machine, no peer was late. */
 static void forgive_own_silence(bt_worker *w, uint64_t now)
 {
@@ -203,8 +198,8 @@ static void forgive_own_silence(bt_worker *w, uint64_t now)
     for (uint32_t i = 0; i < w->requests.n && gap != 0; i++) {
         bt_request *r = w->requests.at[i];
 
-        if (r->in.moved_ns != 0) r->in.moved_ns = later_by(r->in.moved_ns, gap, now);
-        r->out.moved_ns = later_by(r->out.moved_ns, gap, now);
+        if (r->in.moved_ns != 0) bt_forgive_ns(&r->in.moved_ns, gap, now);
+        bt_forgive_ns(&r->out.moved_ns, gap, now);
     }
 }
 

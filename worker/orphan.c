@@ -75,8 +75,7 @@ static void forgive_own_silence(bt_rank *r)
 {
     uint64_t now = bt_now_ns(), gap_ns = bt_stood_still_ns(&r->tended_ns, now, BT_STILL_NS);
 
-    if (r->orphan_ns != 0) r->orphan_ns += gap_ns;
-    if (r->orphan_ns > now) r->orphan_ns = now;
+    if (r->orphan_ns != 0) bt_forgive_ns(&r->orphan_ns, gap_ns, now);
 }
 
 bt_status bt_rank_tend_coordinator(bt_rank *r)

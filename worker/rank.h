@@ -99,6 +99,13 @@ bt_status bt_rank_welcome(bt_rank *r, const bt_down *m);
 /* It has said how the groups go on: steps may begin. */
 void bt_rank_adopted(bt_rank *r);
 
+/* How long the coordinator may take to answer: one that stands still is lost first, by the stream's
+ * own deadline, if it is. */
+static inline uint64_t bt_rank_patience_ns(const bt_rank *r)
+{
+    return r->opt.quiet_ns + r->opt.timeout_ns;
+}
+
 /* seats.c.  The cell as it is launched: r->facts, r->seating and this rank's place in its group. */
 bt_status bt_rank_find_place(bt_rank *r);
 /* Group, placement and plans for the seats; also the first time.  Local. */

@@ -8,10 +8,7 @@
 #define BEAT_NS  (50 * BT_NS_PER_MS)
 #define SLEEP_NS (1 * BT_NS_PER_MS)
 
-enum {
-    DECISION_TIMEOUTS = 3, /* of waits: how long the coordinator may take to decide */
-    MOST_IN_VAIN      = 3  /* a group that begins anew so often begins no more */
-};
+enum { MOST_IN_VAIN = 3 }; /* a group that begins anew so often begins no more */
 
 /* ---- as launched */
 
@@ -324,7 +321,7 @@ out:
 bt_status bt_rank_await_regroup(bt_rank *r, bt_status why)
 {
     bt_status st       = BT_OK;
-    uint64_t  start_ns = bt_now_ns(), limit_ns = DECISION_TIMEOUTS * r->opt.timeout_ns;
+    uint64_t  start_ns = bt_now_ns(), limit_ns = bt_rank_patience_ns(r);
 
     BT_TRY(say_expired(r));
     if (r->n_in_vain >= MOST_IN_VAIN) return why;

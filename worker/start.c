@@ -421,7 +421,7 @@ static bt_status create_worker(bt_rank *r)
                      .lookahead  = r->opt.lookahead != 0,
                      .reads      = {(double)r->memory.dense, (double)r->memory.expert},
                      .timeout_ns = r->opt.timeout_ns,
-                     .wake_ns    = r->opt.quiet_ns + r->opt.timeout_ns
+                     .wake_ns    = bt_rank_patience_ns(r)
     };
     BT_TRY(bt_worker_create(&cfg, &r->worker));
     r->links.worker = r->worker;

@@ -4,11 +4,11 @@
     restarts.py --bin DIR --source DIR [--only NAME]
 
 ranks: a rank dies again and again under load; every stream is the undisturbed one, with a pause. coordinator: clients get UNAVAILABLE, and
-the same ports and ranks serve again. hung: so does a coordinator that answers no more. stalls: all of it stands still, as with its machine,
-or the coordinator for less than its limit: a pause and nothing else; ranks that look for a coordinator meanwhile go on looking. renewed:
-with --renew a cell that lacks ranks is replaced under load by a fresh one beside it, again and again. renewed_in_turn: the fresh cell loses
-a rank too; the launcher of the old one dies. crash_loop: what dies as soon as it serves is given up, with the reason. start_up: 4 ranks,
-start to first token."""
+the same ports and ranks serve again. hung: so does a coordinator that answers no more. paused: one that only stood still while it was to say
+who is lost keeps its ranks. stalls: all of it stands still, as with its machine, or the coordinator for less than its limit: a pause and
+nothing else; ranks that look for a coordinator meanwhile go on looking. renewed: with --renew a cell that lacks ranks is replaced under load
+by a fresh one beside it, again and again. renewed_in_turn: the fresh cell loses a rank too; the launcher of the old one dies. crash_loop:
+what dies as soon as it serves is given up, with the reason. start_up: 4 ranks, start to first token."""
 import json
 import os
 import shutil
@@ -161,6 +161,29 @@ def hung(a, pb, rpc):
     print("a coordinator that hangs is started again, with the same ranks", flush=True)
 
 
+def paused(a, pb, rpc):
+    """The coordinator stands still while a rank waits for its word on another one that hangs: for longer than ranks wait for each other,
+    but not for so long that it counts as lost."""
+    cell = cells.Cell(a.bin, os.path.join(a.source, "models/demo"), "1+2", "--on-death", "replace", "--timeout-s", "3")
+    with cell:
+        cell.wait_ready()
+        coordinator, rank = cells.process_named(cell, "baton-coordinator"), cell.ranks()[2]
+        want, pauses, got = ask(pb, rpc, cell, 1, 1500), [], []
+        t = threading.Thread(target=lambda: got.append(ask(pb, rpc, cell, 1, 1500, pauses)), daemon=True)
+        t.start()
+        while not pauses and t.is_alive():
+            time.sleep(0.01)
+        os.kill(coordinator, signal.SIGSTOP)
+        os.kill(rank, signal.SIGSTOP)
+        assert t.is_alive(), "it had ended before"
+        time.sleep(15)
+        os.kill(coordinator, signal.SIGCONT)
+        t.join(60)
+        assert got == [want], f"{got}\n{cell.log()}"
+        assert not any("the coordinator has not said" in line for line in cell.lines), cell.log()
+    print("a coordinator that stands still before it says who is lost keeps its ranks and their requests", flush=True)
+
+
 def stand_still(pids, seconds):
     for sig in (signal.SIGSTOP, signal.SIGCONT):
         for pid in pids:
@@ -185,27 +208,17 @@ def stalls(a, pb, rpc):
     def everybody():
         return [cell.process.pid, *cells.descendants(cell.process.pid)]
     for pids, seconds in ((everybody(), 9), ([coordinator], 5.5)):
-        errors, pauses = [], []
-
-        def one(i):
-            try:
-                if ask(pb, rpc, cell, i, 250, pauses) != want[i]:
-                    errors.append(f"stream {i} differs")
-            except (grpc.RpcError, AssertionError) as e:
-                errors.append(f"stream {i}: {e}")
-        threads = [threading.Thread(target=one, args=(i,), daemon=True) for i in want]
-        [t.start() for t in threads]
-        while len(pauses) < 2 * len(want) and not errors:
-            time.sleep(0.01)
+        streams = Streams(pb, rpc, cell, want)
+        streams.wait_begun()
         stand_still(pids, seconds)
         end = time.monotonic() + 4    # a rank is called slow after three seconds
-        while time.monotonic() < end or any(t.is_alive() for t in threads):
+        while time.monotonic() < end or any(t.is_alive() for t in streams.threads):
             assert time.monotonic() < end + BACK_S, cell.log()
             expect_sane(cell)
             time.sleep(0.1)
-        assert not errors, f"{errors}\n{cell.log()}"
-        assert max(pauses) > seconds - 1, f"nothing ran meanwhile: {max(pauses)}"
-        print(f"{len(pids)} processes stood still for {seconds} s: every stream exact, longest pause {max(pauses):.1f} s", flush=True)
+        longest = streams.end()
+        assert longest > seconds - 1, f"nothing ran meanwhile: {longest}"
+        print(f"{len(pids)} processes stood still for {seconds} s: every stream exact, longest pause {longest:.1f} s", flush=True)
     assert cell.ranks() == ranks and cells.process_named(cell, "baton-coordinator") == coordinator, cell.log()
     told = [line for line in cell.lines[begin:] if line.split(" ")[2:3] in (["E"], ["W"]) and "this process stood still" not in line]
     assert not told, told
@@ -340,7 +353,7 @@ def start_up(a, pb, rpc):
         assert min(times) < START_S, f"expected below {START_S} s"
 
 
-CASES = [ranks, coordinator, hung, stalls, renewed, renewed_in_turn, upgraded, crash_loop, start_up]
+CASES = [ranks, coordinator, hung, paused, stalls, renewed, renewed_in_turn, upgraded, crash_loop, start_up]
 
 
 def main():

@@ -168,18 +168,14 @@ def paused(a, pb, rpc):
     with cell:
         cell.wait_ready()
         coordinator, rank = cells.process_named(cell, "baton-coordinator"), cell.ranks()[2]
-        want, pauses, got = ask(pb, rpc, cell, 1, 1500), [], []
-        t = threading.Thread(target=lambda: got.append(ask(pb, rpc, cell, 1, 1500, pauses)), daemon=True)
-        t.start()
-        while not pauses and t.is_alive():
-            time.sleep(0.01)
+        streams = Streams(pb, rpc, cell, {1: ask(pb, rpc, cell, 1, 1500)})
+        streams.wait_begun()
         os.kill(coordinator, signal.SIGSTOP)
         os.kill(rank, signal.SIGSTOP)
-        assert t.is_alive(), "it had ended before"
+        assert streams.threads[0].is_alive(), "it had ended before"
         time.sleep(15)
         os.kill(coordinator, signal.SIGCONT)
-        t.join(60)
-        assert got == [want], f"{got}\n{cell.log()}"
+        streams.end()
         assert not any("the coordinator has not said" in line for line in cell.lines), cell.log()
     print("a coordinator that stands still before it says who is lost keeps its ranks and their requests", flush=True)
 

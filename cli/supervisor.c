@@ -353,7 +353,7 @@ static void on_drain_end(supervisor *s, uint64_t now)
 static void forgive_own_silence(supervisor *s, uint64_t now)
 {
     uint64_t *const ends[] = {&s->coordinator_term_ns, &s->launch_term_ns, &s->fresh_term_ns,
-                              &s->drain_end_ns, &s->spoke_ns};
+                              &s->drain_end_ns,        &s->spoke_ns,       &s->hosts.asked_ns};
     uint64_t        gap_ns = bt_stood_still_ns(&s->looked_ns, now, BT_STILL_NS);
 
     if (gap_ns == 0) return;

@@ -13,8 +13,8 @@ typedef struct {
     double     handoff_s;  /* of the last second with one: prompt's end to last message */
     double     busy, gather, sample; /* fractions of the time */
     double     own;                  /* likewise: computing, not waiting for others */
-    double     slowness;             /* own, by that of the others of its group; 0: not slow */
-    uint32_t   n_slow;               /* seconds in a row that it has held its group up */
+    double     slowness; /* own, by that of the others of its group; 0: shown of one that is not */
+    uint32_t   n_slow;   /* seconds in a row that it has held its group up */
     double     step_s, rows_per_step, prompt_rate, generated_rate, handoff_rate;
 } bt_rank_rates;
 

@@ -30,8 +30,7 @@ const char *bt_pair_kind_name(bt_pair_kind kind)
 
 static void add(bt_peer_state *p, const bt_peer_load *now, double s)
 {
-    double ns = (double)(now->handoff_ns - p->last.handoff_ns);
-
+    double ns   = (double)(now->handoff_ns - p->last.handoff_ns);
     double rate = (double)(now->handoff_bytes - p->last.handoff_bytes) / (ns * 1e-9);
 
     bt_smooth_report(&p->wait, (double)(now->waited_ns - p->last.waited_ns) * 1e-9 / s, s);

@@ -90,7 +90,7 @@ static void observer_rates_go_by_the_clocks_of_ranks(void)
 {
     view                 v;
     bt_control_peer      peers[4];
-    const bt_snapshot   *shown;
+    const bt_snapshot   *shown = NULL;
     const bt_rank_rates *r;
     bt_up_beat           b;
 
@@ -267,7 +267,7 @@ static void observer_shows_all_cells(void)
     static const uint32_t    RANKS[] = {0, 0, 1, 1, 2};
     view                     v;
     bt_control_peer          a[2], b[3];
-    const bt_snapshot       *shown;
+    const bt_snapshot       *shown = NULL;
 
     begin(&v, 3);
     come_as(&v, a, "a", 1, 1);

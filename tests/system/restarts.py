@@ -217,7 +217,9 @@ def stalls(a, pb, rpc):
         assert longest > seconds - 1, f"nothing ran meanwhile: {longest}"
         print(f"{len(pids)} processes stood still for {seconds} s: every stream exact, longest pause {longest:.1f} s", flush=True)
     assert cell.ranks() == ranks and cells.process_named(cell, "baton-coordinator") == coordinator, cell.log()
-    told = [line for line in cell.lines[begin:] if line.split(" ")[2:3] in (["E"], ["W"]) and "this process stood still" not in line]
+    # A rank that goes on before others may find that its request to send has expired: it asks again.
+    told = [line for line in cell.lines[begin:] if line.split(" ")[2:3] in (["E"], ["W"]) and "this process stood still" not in line
+            and "has let 1 requests to send in a row expire" not in line]
     assert not told, told
     os.kill(coordinator, signal.SIGKILL)
     time.sleep(0.1)    # they look for the next one, which is not there yet

@@ -98,12 +98,13 @@ static bt_status ask_to_wake(bt_worker *w, uint32_t n_rows)
     uint64_t  now = bt_worker_now_ns(w);
     bt_up     m   = {.kind = BT_UP_WAKE_REQUEST, .u.wake_request = {w->wake_seen}};
 
-    if (w->asked) w->asked_ns += bt_stood_still_ns(&w->asked_looked_ns, now, BT_STILL_NS);
-    if (w->asked)
+    if (w->asked) {
+        bt_forgive_ns(&w->asked_ns, bt_stood_still_ns(&w->asked_looked_ns, now, BT_STILL_NS), now);
         BT_REQUIRE(now - w->asked_ns <= w->cfg.wake_ns, BT_ERR_TIMEOUT,
                    "the coordinator has not answered a wake request (number %llu) for %llu ms",
                    (unsigned long long)w->wake_seen,
                    (unsigned long long)((now - w->asked_ns) / 1000000));
+    }
     if (w->asked || n_rows == 0 || w->cfg.group_size == 0) goto out;
     w->asked    = true;
     w->asked_ns = w->asked_looked_ns = now;

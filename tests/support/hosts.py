@@ -142,6 +142,13 @@ class Hosts:
         self.agent = os.path.join(scratch, "agent")
         self._write_agent()
 
+    def ranks(self, rank_map):
+        """Options for a cell of these ranks, with a coordinator that the hosts reach."""
+        path = os.path.join(self.scratch, "ranks.map")
+        with open(path, "w") as f:
+            f.write(rank_map)
+        return ["--rank-map", path, "--control", f"{NET}.1:0"]
+
     def power_on(self, i):
         """After power_off(): the same name and address, nothing else of what it was."""
         old = self.list[i]

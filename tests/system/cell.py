@@ -2,6 +2,7 @@
 import argparse
 import atexit
 import contextlib
+import json
 import os
 import re
 import signal
@@ -10,6 +11,7 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.request
 
 import grpc
 
@@ -178,6 +180,16 @@ class Cell:
 
     def channel(self):
         return grpc.insecure_channel(self.address)
+
+
+def page(http, path):
+    """What the coordinator answers there, as text."""
+    with urllib.request.urlopen(f"http://{http}{path}", timeout=60) as f:
+        return f.read().decode()
+
+
+def status(http):
+    return json.loads(page(http, "/status.json"))
 
 
 def name_of(pid):

@@ -15,7 +15,6 @@ left.  A rank that was stopped and wakes after its removal leaves by itself, and
 
 A pause is the longest silence of a stream that was being answered when the fault came.  What a hang costs is its detection deadline more."""
 import contextlib
-import json
 import os
 import random
 import re
@@ -23,7 +22,6 @@ import signal
 import sys
 import tempfile
 import time
-import urllib.request
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [HERE, os.path.join(HERE, "..", "support")]
@@ -76,10 +74,7 @@ class Chaos:
         more = ["--http-port", "0", "--on-death", "replace", "--timeout-s", str(self.a.timeout_s), "--rank-timeout-s", str(self.a.timeout_s + 1), "--rejoin-s", "5",
                 "--restarts", "20", "--orphan-s", "5", "--stall-s", str(self.a.stall_s), "--kv-bytes", str(POOL_PAGES * load.page_bytes(self.model))]
         if self.hosts:
-            path = os.path.join(self.hosts.scratch, "ranks.map")
-            with open(path, "w") as f:
-                f.write(MAP)
-            self.cell = cells.Cell(self.a.bin, self.model, "hosts", "--rank-map", path, "--control", f"{net.NET}.1:0", *more, hosts=self.hosts)
+            self.cell = cells.Cell(self.a.bin, self.model, "hosts", *self.hosts.ranks(MAP), *more, hosts=self.hosts)
         else:
             self.cell = cells.Cell(self.a.bin, self.model, "2+3", "--spares", "2", *more)
         self.cell.wait_ready()
@@ -96,8 +91,7 @@ class Chaos:
 
     def status(self):
         address = next(m.group(1) for m in (re.search(r"http://([\d.:]+)", x) for x in self.cell.lines) if m)
-        with urllib.request.urlopen(f"http://{address}/status.json", timeout=60) as f:
-            return json.load(f)
+        return cells.status(address)
 
     def learn_roles(self):
         """What each rank does by now; a spare that prepares has its role already."""

@@ -5,7 +5,8 @@ import random
 import re
 import threading
 import time
-import urllib.request
+
+import cell as cells
 
 PAGE_TOKENS = 64
 LIMIT_S = 300
@@ -38,7 +39,7 @@ def metrics(cell, until=lambda m: True, seconds=120):
     end = time.monotonic() + seconds
     while True:
         time.sleep(0.6)
-        text = urllib.request.urlopen(f"http://{cell.http}/metrics", timeout=60).read().decode()
+        text = cells.page(cell.http, "/metrics")
         sums = {}
         for name, labels, value in re.findall(r"^([a-z_:]+)\{([^}]*)\} ([0-9.e+-]+)$", text, re.M):
             kind = re.search(r'(?:kind|state|status)="(\w+)"', labels)

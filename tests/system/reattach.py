@@ -9,7 +9,6 @@ strangers: with another secret or another model it is refused by name, and the r
 nothing is left of them. two_cells: both come back. worn: the last rank of a role dies, and the cell is started again under its coordinator.
 
 With --measure N the coordinator of an idle 2+2 cell is killed and started N times: seconds from its start to the first token of a request."""
-import json
 import os
 import random
 import selectors
@@ -21,7 +20,6 @@ import sys
 import tempfile
 import threading
 import time
-import urllib.request
 
 import grpc
 
@@ -126,8 +124,7 @@ class Site:
             assert self.retry(i, **more) == want, f"request {i} has other tokens than before"
 
     def state(self):
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.http}/status.json", timeout=60) as page:
-            return json.load(page)
+        return cells.status(f"127.0.0.1:{self.http}")
 
     def __enter__(self):
         return self

@@ -9,7 +9,6 @@ who is lost keeps its ranks. stalls: all of it stands still, as with its machine
 nothing else; ranks that look for a coordinator meanwhile go on looking. renewed: with --renew a cell that lacks ranks is replaced under load
 by a fresh one beside it, again and again. renewed_in_turn: the fresh cell loses a rank too; the launcher of the old one dies. crash_loop:
 what dies as soon as it serves is given up, with the reason. start_up: 4 ranks, start to first token."""
-import json
 import os
 import shutil
 import signal
@@ -17,7 +16,6 @@ import sys
 import tempfile
 import threading
 import time
-import urllib.request
 
 import grpc
 
@@ -190,9 +188,7 @@ def stand_still(pids, seconds):
 
 def expect_sane(cell):
     """The status page shows nobody slow, and no more time spent than there was."""
-    with urllib.request.urlopen(f"http://{cell.http}/status.json", timeout=60) as f:
-        status = json.load(f)
-    for rank in status["ranks"]:
+    for rank in cells.status(cell.http)["ranks"]:
         assert rank["slowness"] == 0 and all(0 <= rank[k] < 1.05 for k in ("busy", "gather", "sample")), f"{rank}\n{cell.log()}"
 
 

@@ -2,13 +2,11 @@
 """One decode rank made ten times slower (stopped for nine tenths of the time): the log and the status page name it, and nobody removes it.
 
     slow_peer.py --bin DIR --source DIR"""
-import json
 import os
 import signal
 import sys
 import threading
 import time
-import urllib.request
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import cell as cells  # noqa: E402
@@ -40,12 +38,8 @@ def main():
                     return
                 k += 1
 
-        def status():
-            with urllib.request.urlopen(f"http://{cell.http}/status.json", timeout=60) as f:
-                return json.load(f)
-
         def page():
-            seen = status()
+            seen = cells.status(cell.http)
             assert not seen["slow_links"], seen["slow_links"]
             return {r["rank"]: r for r in seen["ranks"]}
 
@@ -59,7 +53,7 @@ def main():
         for t in threads:
             t.start()
         end = time.monotonic() + SEEN_S
-        while sum(n > 0 for n in status()["history"]["generated"]) < JUDGED_S:
+        while sum(n > 0 for n in cells.status(cell.http)["history"]["generated"]) < JUDGED_S:
             assert time.monotonic() < end and not errors, f"no {JUDGED_S} s of work within {SEEN_S} s; {errors}\n{cell.log()}"
             time.sleep(0.2)
         assert not any(r["slowness"] for r in page().values()), f"nobody is slow yet: {page()}"

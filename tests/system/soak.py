@@ -11,7 +11,6 @@ Each answer, and each that was cut off as far as it came, is that of the request
 for ever; each page of each rank that is left is free or cached, no staging slot is quarantined; the cell leaves with 0, and leaves no
 process, no shared memory and no file."""
 import contextlib
-import json
 import os
 import random
 import re
@@ -21,7 +20,6 @@ import sys
 import tempfile
 import threading
 import time
-import urllib.request
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [HERE, os.path.join(HERE, "..", "support")]
@@ -51,11 +49,6 @@ def drawn(rng, weights):
     return rng.choices(list(weights), list(weights.values()))[0]
 
 
-def page(address, path):
-    with urllib.request.urlopen(f"http://{address}{path}", timeout=60) as f:
-        return f.read().decode()
-
-
 class Round:
     def __init__(self, soak, seed):
         self.soak, self.a, self.seed, self.rng = soak, soak.a, seed, random.Random(seed)
@@ -65,10 +58,7 @@ class Round:
         self.what = f"{shape!r} {' '.join(more)}"
         print(f"seed {seed}: {self.what}", flush=True)
         if soak.hosts:
-            path = os.path.join(soak.hosts.scratch, "ranks.map")
-            with open(path, "w") as f:
-                f.write(shape)
-            self.cell = cells.Cell(self.a.bin, soak.model, "hosts", "--rank-map", path, "--control", f"{net.NET}.1:0", *more, hosts=soak.hosts)
+            self.cell = cells.Cell(self.a.bin, soak.model, "hosts", *soak.hosts.ranks(shape), *more, hosts=soak.hosts)
         else:
             self.cell = cells.Cell(self.a.bin, soak.model, shape, *more)
         self.cell.wait_ready()
@@ -226,12 +216,12 @@ class Round:
     def check_pools(self):
         end = time.monotonic() + BACK_S
         while True:
-            ranks = [r for r in json.loads(page(self.cell.http, "/status.json"))["ranks"] if r["role"] != "lost"]
+            ranks = [r for r in cells.status(self.cell.http)["ranks"] if r["role"] != "lost"]
             if ranks and all(r["pages_free"] + r["pages_cached"] == r["pages_total"] > 0 for r in ranks):
                 break
             assert time.monotonic() < end, f"pages are missing: {ranks}"
             time.sleep(0.2)
-        text = page(self.cell.http, "/metrics")
+        text = cells.page(self.cell.http, "/metrics")
         slots = re.findall(r"^baton_handoff_slots_quarantined\{[^}]*\} ([1-9]\d*)$", text, re.M)
         assert not slots, f"slots in quarantine: {slots}"
         return sum(float(x) for x in re.findall(r"^vllm:num_preemptions_total\{[^}]*\} ([0-9.e+]+)$", text, re.M))

@@ -12,7 +12,6 @@ link_cut_3s: nothing is lost and nobody is removed, nor by a slow link; then bat
 slow_link: the log, the page and the metrics name the two ranks of each pair that a slow link is between, hand-offs and exchanges; nobody is removed.
 link_cut_for_good: the side without the coordinator stops by itself; the cell is started again without that host, whose name the log and the page
 give, the open requests go on, and the next start has the host again."""
-import json
 import os
 import random
 import re
@@ -22,7 +21,6 @@ import sys
 import tempfile
 import threading
 import time
-import urllib.request
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [HERE, os.path.join(HERE, "..", "support")]
@@ -40,10 +38,7 @@ MAP = "prefill n1\ndecode n2\ndecode n3\n"
 
 def spread(a, hosts, *more, rank_map=MAP):
     """baton-run over the hosts, with a rank map."""
-    path = os.path.join(hosts.scratch, "ranks.map")
-    with open(path, "w") as f:
-        f.write(rank_map)
-    return cells.Cell(a.bin, os.path.join(a.source, "models/demo"), "hosts", "--rank-map", path, "--control", f"{net.NET}.1:0", *more, hosts=hosts)
+    return cells.Cell(a.bin, os.path.join(a.source, "models/demo"), "hosts", *hosts.ranks(rank_map), *more, hosts=hosts)
 
 
 class Load:
@@ -239,8 +234,7 @@ def link_cut_for_good(a, pb, rpc, hosts):
     while not status["cells"]:    # on a busy machine it may have started once more
         assert time.monotonic() - begin < GONE_S, cell.log()
         time.sleep(0.2)
-        with urllib.request.urlopen(f"http://{cell.http}/status.json", timeout=60) as f:
-            status = json.load(f)
+        status = cells.status(cell.http)
     assert status["cells"][0]["left_out"] == "n3" and {r["host"] for r in status["ranks"]} == {"n1", "n2"}, status["cells"]
     hosts[2].nothing_left(GONE_S)    # the cut side does not go on by itself
     hosts[2].mend()
@@ -271,14 +265,10 @@ def slow_link(a, pb, rpc, hosts):
         except grpc.RpcError as e:
             errors.append(e.details())
 
-    def get(path):
-        with urllib.request.urlopen(f"http://{cell.http}{path}", timeout=60) as f:
-            return f.read().decode()
-
     def slow():
         """(plane, from, to) of the pairs that the page and the metrics name now"""
-        page = {(v["plane"], v["from"], v["to"]) for v in json.loads(get("/status.json"))["slow_links"]}
-        metric = re.findall(r'baton_link_slowness\{model_name="demo",plane="(\w+)",from="(\d+)",to="(\d+)"', get("/metrics"))
+        page = {(v["plane"], v["from"], v["to"]) for v in cells.status(cell.http)["slow_links"]}
+        metric = re.findall(r'baton_link_slowness\{model_name="demo",plane="(\w+)",from="(\d+)",to="(\d+)"', cells.page(cell.http, "/metrics"))
         return page & {(plane, int(a), int(b)) for plane, a, b in metric}
 
     threads = [threading.Thread(target=go_on, args=(i,), daemon=True) for i in range(8)]

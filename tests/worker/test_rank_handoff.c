@@ -37,6 +37,15 @@ static void expect_lease_ended(bench *b, const char *says)
     EXPECT_EQ(bt_kv_pool_n_free(b->pool), BENCH_PAGES);
 }
 
+/* The first layer of request 1's prompt of 10 tokens. */
+static bt_bf16               g_first_rows[10 * BENCH_DIM];
+static const bt_page_message FIRST_LAYER = {.request       = 1,
+                                            .epoch         = 3,
+                                            .token1        = 10,
+                                            .layer1        = 1,
+                                            .kv_dim        = BENCH_DIM,
+                                            .payload_bytes = sizeof(g_first_rows)};
+
 /* Of the page in the ticket that it has sent. */
 static uint64_t ticket_tag(const bench *b)
 {
@@ -48,14 +57,8 @@ static uint64_t ticket_tag(const bench *b)
 /* Between living ranks.  While nothing has come yet the prompt waits for its turn elsewhere. */
 static void hand_off_that_stands_still_ends_on_the_decode_rank(void)
 {
-    static bt_bf16  rows[10 * BENCH_DIM];
-    bt_page_payload payload = {.rows = rows};
-    bt_page_message first   = {.request       = 1,
-                               .epoch         = 3,
-                               .token1        = 10,
-                               .layer1        = 1,
-                               .kv_dim        = BENCH_DIM,
-                               .payload_bytes = sizeof(rows)};
+    bt_page_payload payload = {.rows = g_first_rows};
+    bt_page_message first   = FIRST_LAYER;
     bt_page_message rest;
     bench           b;
     bt_down         m;
@@ -445,14 +448,8 @@ static void lease_begins_anew_with_each_message_that_has_left(void)
  * goes on as it was. */
 static void lease_does_not_run_while_the_rank_stands_still(void)
 {
-    static bt_bf16  rows[10 * BENCH_DIM];
-    bt_page_payload payload = {.rows = rows};
-    bt_page_message first   = {.request       = 1,
-                               .epoch         = 3,
-                               .token1        = 10,
-                               .layer1        = 1,
-                               .kv_dim        = BENCH_DIM,
-                               .payload_bytes = sizeof(rows)};
+    bt_page_payload payload = {.rows = g_first_rows};
+    bt_page_message first   = FIRST_LAYER;
     bench           b;
     bt_down         m;
     bt_plan         plan;

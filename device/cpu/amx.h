@@ -19,8 +19,8 @@ static inline void publish(const void *written)
     __asm__ volatile("" : : "r"(written) : "memory");
 }
 
-/* Tiles 0-5, of x and y, have `rows` rows, 6 and 7, of B, all. */
-static inline void configure(uint32_t rows)
+/* Tiles 0-5 have `rows` rows of `cols` results or pairs, 6 and 7, of weights, 16 of 16. */
+static inline void configure(uint32_t rows, uint32_t cols)
 {
     struct {
         uint8_t  palette, start_row, reserved[14];
@@ -30,7 +30,7 @@ static inline void configure(uint32_t rows)
 
     for (int t = 0; t < 8; t++) {
         c.rows[t]      = t < 6 ? (uint8_t)rows : TILE;
-        c.row_bytes[t] = STEP * sizeof(bt_bf16);
+        c.row_bytes[t] = (uint16_t)((t < 6 ? cols : TILE) * sizeof(float));
     }
     publish(&c);
     _tile_loadconfig(&c);
@@ -110,5 +110,10 @@ typedef struct {
 /* As bt_cpu_amx_stream_run(), of one tile row; b and block are not used. */
 void bt_cpu_amx_stream_narrow(const bt_cpu_amx_stream *s, const bt_cpu_amx_narrow *n,
                               uint32_t n_blocks);
+
+/* ---- mm_amx_int4.c ---- */
+
+/* At most 16 rows, and weights of 4 bits.  Configures the tiles; the caller releases them. */
+void bt_cpu_amx_int4(const bt_cpu_mm *mm);
 
 #endif

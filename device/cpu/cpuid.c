@@ -54,7 +54,7 @@ static void detect(void)
     if (has(c, 1)) g_features |= BT_CPU_AVX512VBMI;
     if (!has(sub_a, 5)) return;
     g_features |= BT_CPU_AVX512BF16;
-    if (covers(state, STATE_TILE) && has(d, 22) && has(d, 24) && tiles_granted())
+    if (has(c, 1) && covers(state, STATE_TILE) && has(d, 22) && has(d, 24) && tiles_granted())
         g_features |= BT_CPU_AMX;
 }
 

@@ -7,7 +7,8 @@ enum {
     BT_CPU_AVX512     = 2, /* F, BW, DQ, VL */
     BT_CPU_AVX512VBMI = 4,
     BT_CPU_AVX512BF16 = 8,
-    BT_CPU_AMX        = 16 /* tile and bf16, after the kernel has granted the tile state */
+    BT_CPU_AMX        = 16 /* tile and bf16, after the kernel has granted the tile state; with all
+                              of the above */
 };
 
 /* Asks once per process; any thread.  0 on aarch64, whose kernels want nothing but NEON. */

@@ -1,7 +1,8 @@
 /* device/cpu/mm_amx.c - tile32 as tdpbf16ps, which is where its order of additions is from.
  *
  * Weights, which come from memory, go past 16 rows of x at a time that have been copied into tiles
- * (mm_amx_stream.c).  (mm_amx_tiles.c has many rows, which the caller has made into tiles.)
+ * (mm_amx_stream.c; those of 4 bits: mm_amx_int4.c).  (mm_amx_tiles.c has many rows, which the
+ * caller has made into tiles.)
  *
  * Of a B that is near: tiles 0-3 accumulate, 4-5 hold x, 6-7 hold B.  A step of 32 k is 2 x 2 tiles
  * (32 rows, 32 columns), 1 x 2 or 2 x 1.  The last rows that fill no tile are a group of their own.
@@ -172,7 +173,7 @@ static void run_group(const bt_cpu_mm *mm, uint32_t m0, uint32_t rows, uint32_t 
 {
     const bt_bf16 *x = a->x;
 
-    configure(rows < TILE ? rows : TILE);
+    configure(rows < TILE ? rows : TILE, TILE);
     a->block     = bt_cpu_block_elems(mm);
     a->n_steps   = bt_cpu_pad(k1 - k0, STEP) / STEP;
     a->ld_y      = mm->ld_y;
@@ -254,7 +255,8 @@ static void multiply_near(const bt_cpu_mm *mm)
     }
 }
 
-/* At most 16 rows, and any weights, which come from memory: all of k at a time, where that fits. */
+/* At most 16 rows, and weights of 8 or 16 bits, which come from memory: all of k at a time, where
+ * that fits. */
 static void stream_rows(const bt_cpu_mm *mm)
 {
     _Alignas(64) bt_bf16 tiles[STREAM_K * TILE];
@@ -267,7 +269,7 @@ static void stream_rows(const bt_cpu_mm *mm)
     for (uint32_t c = 0; c < AMX_STREAM_BLOCKS; c++)
         bt_cpu_wide_begin(&tables[c]);
 
-    configure(mm->m);
+    configure(mm->m, TILE);
     for (uint32_t k0 = 0, k1; k0 < mm->k; k0 = k1) {
         k1          = bt_min_u32(mm->k, k0 + STREAM_K);
         s.n_steps   = bt_cpu_pad(k1 - k0, STEP) / STEP;
@@ -295,7 +297,9 @@ static void stream_rows(const bt_cpu_mm *mm)
 
 void bt_cpu_mm_tile32_amx(const bt_cpu_mm *mm)
 {
-    if (mm->m <= FEW_ROWS) {
+    bool int4 = mm->kind == BT_WEIGHT_INT4;
+
+    if (mm->m <= FEW_ROWS && !int4) {
         bt_cpu_mm_tile32_avx512(mm);
         return;
     }
@@ -308,7 +312,10 @@ void bt_cpu_mm_tile32_amx(const bt_cpu_mm *mm)
             rows.x += m0 * mm->ld_x;
             rows.y += m0 * mm->ld_y;
             rows.m = bt_min_u32(mm->m - m0, TILE);
-            stream_rows(&rows);
+            if (int4)
+                bt_cpu_amx_int4(&rows);
+            else
+                stream_rows(&rows);
         }
     }
     _tile_release();

@@ -309,7 +309,7 @@ void bt_cpu_attend_amx(const bt_cpu_attend *a)
     place held = {NULL, 0};
 
     publish(a->q);
-    configure(TILE);
+    configure(TILE, TILE);
     score(a, 0, &none, &held);
     leave_held(&held);
     for (uint32_t b = 0; b < a->n_blocks; b++) {

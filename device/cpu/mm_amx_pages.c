@@ -173,7 +173,7 @@ void bt_cpu_mm_tile32_amx_pages(const bt_cpu_mm_pages *mm)
 {
     uint32_t pairs = mm->n / (SLICES * STEP) * (SLICES * STEP);
 
-    configure(mm->m);
+    configure(mm->m, TILE);
     multiply_columns(mm, 0, pairs, SLICES);
     multiply_columns(mm, pairs, mm->n, 1);
     _tile_release();

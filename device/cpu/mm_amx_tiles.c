@@ -395,7 +395,7 @@ static void run_panels(const bt_cpu_mm_tiles *mm)
               .past = !mm->near && mm->m >= MANY_ROWS && has_lines(mm),
     };
 
-    configure(TILE);
+    configure(TILE, TILE);
     begin_wide(&wide);
     for (uint32_t from_k = 0, to_k; from_k < mm->k; from_k = to_k) {
         to_k = bt_min_u32(mm->k, from_k + macro);
@@ -463,7 +463,7 @@ static void run_stream(const bt_cpu_mm_tiles *mm)
                                       .n_steps   = bt_cpu_pad(mm->k, STEP) / STEP,
                                       .from_zero = true};
 
-    configure(TILE);
+    configure(TILE, TILE);
     for (uint32_t n0 = 0, n_blocks; n0 < mm->n; n0 += n_blocks * TILE) {
         const bt_bf16 *b = (const bt_bf16 *)mm->packed + n0 / TILE * tile_row;
         const bt_bf16 *next;

@@ -115,7 +115,25 @@ static inline __attribute__((target("avx512f"))) void emulated_dpbf16ps(int to, 
     }
 }
 
+/* VBMI's: each byte of `to` is eight bits of its 64, from a bit on, round and round. */
+static inline __attribute__((target("avx512f"))) __m512i emulated_multishift(__m512i bits,
+                                                                             __m512i of)
+{
+    _Alignas(64) uint8_t  from[64], to[64];
+    _Alignas(64) uint64_t words[8];
+
+    _mm512_store_si512(from, bits);
+    _mm512_store_si512(words, of);
+    for (uint32_t i = 0; i < 64; i++) {
+        uint32_t shift = from[i] & 63;
+
+        to[i] = (uint8_t)(words[i / 8] >> shift | words[i / 8] << (64 - shift) % 64);
+    }
+    return _mm512_load_si512(to);
+}
+
 /* For the sources behind this. */
+#define _mm512_multishift_epi64_epi8(bits, of) emulated_multishift(bits, of)
 #undef _tile_loadd
 #undef _tile_stream_loadd
 #undef _tile_stored

@@ -173,6 +173,13 @@ static inline void bench_set_up(bench *b, uint32_t rank, uint32_t n_prefill, uin
     EXPECT_EQ(bt_worker_create(&cfg, &b->worker), BT_OK);
 }
 
+/* In place of what bench_set_up() has made. */
+static inline void bench_make_anew(bench *b, const bt_worker_config *cfg)
+{
+    bt_worker_destroy(b->worker);
+    EXPECT_EQ(bt_worker_create(cfg, &b->worker), BT_OK);
+}
+
 /* What it has said. */
 static inline void bench_forget(bench *b)
 {
@@ -250,6 +257,38 @@ static inline void bench_expect_failed(bench *b, uint32_t code, const char *says
     EXPECT_EQ(b->up[0].u.failed.epoch, 3);
     EXPECT_HAS(b->up[0].u.failed.message, says);
     bench_forget(b);
+}
+
+/* Reserves for a request of a rank of both roles, sampled without lists, and orders its prompt. */
+static inline void bench_order_both(bench *b, bt_down m)
+{
+    const bt_up *said     = &b->up[0];
+    bt_sampling  sampling = m.u.reserve.sampling;
+    uint64_t     id       = m.u.reserve.request;
+    uint32_t     n_prompt = m.u.reserve.n_prompt;
+
+    bench_order(b, &m);
+    m                    = bench_prefill(id, n_prompt, said->u.ticket.n_pages, 0);
+    m.u.prefill.sampling = sampling;
+    memcpy(m.u.prefill.pages, said->u.ticket.pages, m.u.prefill.n_pages * sizeof(bt_page_ref));
+    bench_order(b, &m);
+    bench_forget(b);
+}
+
+/* Runs the one request of a rank of both roles, of 10 tokens, through its prompt. */
+static inline bt_status bench_run_prompt(bench *b, bt_down m)
+{
+    bench_order_both(b, m);
+    return bench_run_step(b);
+}
+
+/* It has said one Failed, and that it has let go; likewise. */
+static inline void bench_expect_failed_and_gone(bench *b, uint32_t code, const char *says)
+{
+    NEED(b->n_up == 2);
+    EXPECT_EQ(b->up[1].kind, BT_UP_RELEASED);
+    bt_up_free(&b->up[--b->n_up]);
+    bench_expect_failed(b, code, says);
 }
 
 #endif

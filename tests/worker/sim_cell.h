@@ -55,7 +55,7 @@ typedef struct {
     uint32_t  n_tokens, tokens[SIM_CONTEXT]; /* released in order */
     uint32_t  n_repeats;                     /* tokens that came again, equal */
     uint32_t  n_cached;                      /* prompt tokens that were not computed at first */
-    uint32_t  n_retracted;                   /* times; it is placed again each time */
+    uint32_t  n_refused, n_retracted;        /* times; it is placed again each time */
     bool      resume;                        /* as soon as both ranks have let go */
     bt_finish finish;
     bool      reserved, ticketed, refused, failed, aborted;

@@ -232,7 +232,8 @@ static void on_ticket(sim_cell *c, sim_request *q, bt_up *u)
 
     if (u->u.ticket.epoch != q->epoch || q->resume) return; /* of a placement that is over */
     if (u->u.ticket.refused || q->aborted) {
-        q->refused  = true;
+        q->refused = true;
+        q->n_refused += u->u.ticket.refused;
         q->reserved = !u->u.ticket.refused;
         return;
     }

@@ -212,6 +212,56 @@ static void load_is_that_of_experts_and_peers(void)
     bench_tear_down(&b);
 }
 
+/* A long step is no rank that stands still. */
+static void every_layer_is_progress(void)
+{
+    bench b;
+
+    bench_set_up(&b, 0, 0, 0);
+    b.tells_layers = true;
+    EXPECT_EQ(bench_run_prompt(&b, bench_reserve(1, 10, 5)), BT_OK);
+    b.now += BT_NS_PER_S;
+    bt_worker_background(b.worker);
+    EXPECT_EQ(b.progress, 1 + BENCH_LAYERS); /* the step's begin, too */
+    bench_tear_down(&b);
+}
+
+/* A beat between layers counts those before it, else a rank in a long step would look idle, and
+ * after it busy for more than all of its time. */
+static void beat_within_a_step_counts_the_time_so_far(void)
+{
+    bench b;
+
+    bench_set_up(&b, 0, 0, 0);
+    b.tells_layers = true;
+    b.layer_ns     = BT_NS_PER_S;
+    EXPECT_EQ(bench_run_prompt(&b, bench_reserve(1, 10, 5)), BT_OK);
+    EXPECT_EQ(b.model_ns, BENCH_LAYERS * BT_NS_PER_S); /* the last one comes before the end */
+    b.now += BT_NS_PER_S;
+    bt_worker_background(b.worker);
+    EXPECT_EQ(b.model_ns, BENCH_LAYERS * BT_NS_PER_S);
+    bench_tear_down(&b);
+}
+
+/* How long a rank has waited for others is known when that has ended: a beat meanwhile counts
+ * neither, else one that waits for a rank that stands still would be the slow one. */
+static void beat_within_a_layer_does_not_count_it(void)
+{
+    bench b;
+
+    bench_set_up(&b, 0, 0, 0);
+    b.tells_layers = b.waits = true;
+    b.layer_ns               = BT_NS_PER_S;
+    EXPECT_EQ(bench_run_prompt(&b, bench_reserve(1, 10, 5)), BT_OK);
+    EXPECT_EQ(b.model_ns, (BENCH_LAYERS - 1) * BT_NS_PER_S); /* of a beat within the last one */
+    EXPECT_EQ(b.counted_ns, b.now - BT_NS_PER_S);
+    b.now += BT_NS_PER_S;
+    bt_worker_background(b.worker);
+    EXPECT_EQ(b.model_ns, BENCH_LAYERS * BT_NS_PER_S);
+    EXPECT_EQ(b.counted_ns, b.now);
+    bench_tear_down(&b);
+}
+
 int main(int argc, char **argv)
 {
     static const bt_test TESTS[] = {
@@ -221,6 +271,9 @@ int main(int argc, char **argv)
         BT_TEST(beats_are_a_fifth_of_a_second_apart),
         BT_TEST(load_of_experts_is_said_once_a_second_of_steps),
         BT_TEST(load_is_that_of_experts_and_peers),
+        BT_TEST(every_layer_is_progress),
+        BT_TEST(beat_within_a_step_counts_the_time_so_far),
+        BT_TEST(beat_within_a_layer_does_not_count_it),
     };
 
     bt_log_init("beat", BT_LOG_ERROR);

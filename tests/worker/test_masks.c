@@ -26,8 +26,7 @@ static void set_up(bench *b, uint32_t n_prefill, bool threads)
     cfg                   = bench_config(b, 0, n_prefill, n_prefill);
     cfg.facts.constraints = g_all;
     cfg.threads           = threads ? bt_device_cpu_pool(b->dev) : NULL;
-    bt_worker_destroy(b->worker);
-    EXPECT_EQ(bt_worker_create(&cfg, &b->worker), BT_OK);
+    bench_make_anew(b, &cfg);
 }
 
 static void order_prompt(bench *b, uint64_t id, bt_sampling sampling)

@@ -1,0 +1,163 @@
+/* What the model's own layer drafts in one rank's steps: how far, from which rows, and when not. */
+#include "tests/support/test.h"
+#include "tests/worker/bench.h"
+#include "worker/state.h"
+
+/* A rank of both roles, whose model's own layer drafts up to `mtp` tokens. */
+static bt_worker_config drafting_config(bench *b, uint32_t mtp)
+{
+    bt_worker_config cfg = bench_config(b, 0, 0, 0);
+
+    cfg.facts.mtp = mtp;
+    return cfg;
+}
+
+static uint32_t g_n_drafts; /* calls of the link below */
+
+static bt_status draft_while_pages_are_held(void *ctx, bt_step *step)
+{
+    const bench *b = ctx;
+
+    g_n_drafts++;
+    EXPECT_EQ(step->n_rows, 10);
+    EXPECT_EQ(step->n_logit_rows, 1);
+    EXPECT_EQ(step->spans[0].pages[0], 0);
+    EXPECT(bt_kv_pool_n_free(b->pool) < BENCH_PAGES);
+    return BT_OK;
+}
+
+/* Its rows are part of a plan, so they draft all the same. */
+static void request_that_fails_keeps_its_pages_until_its_step_has_drafted(void)
+{
+    bench            b;
+    bt_worker_config cfg;
+
+    bench_set_up(&b, 0, 0, 0);
+    cfg             = drafting_config(&b, 1);
+    cfg.links.draft = draft_while_pages_are_held;
+    bench_make_anew(&b, &cfg);
+    g_n_drafts = 0;
+    b.logit    = 0.0f / 0.0f;
+    EXPECT_EQ(bench_run_prompt(&b, bench_reserve(1, 10, 5)), BT_OK);
+    EXPECT_EQ(g_n_drafts, 1);
+    bench_expect_failed_and_gone(&b, 13, "not a finite number");
+    bench_tear_down(&b);
+}
+
+/* Tokens that are planned to be drafted behind a prompt, where weights of a step are such bytes. */
+static uint32_t drafts_planned(bt_step_reads reads)
+{
+    bench            b;
+    bt_worker_config cfg;
+    bt_plan          plan;
+    bt_next          next;
+    bt_down          m = {.kind = BT_DOWN_WAKE, .u.wake = {1}};
+
+    bench_set_up(&b, 0, 0, 0);
+    cfg       = drafting_config(&b, 3);
+    cfg.reads = reads;
+    bench_make_anew(&b, &cfg);
+    bench_order_both(&b, bench_reserve(1, 10, 9));
+    bench_order(&b, &m);
+    EXPECT_EQ(bt_worker_begin(b.worker, &plan, &next), BT_OK);
+    EXPECT_EQ(next, BT_NEXT_GATHER);
+    EXPECT_EQ(plan.last_rows[BT_ROLE_PROMPT], plan.n_drafts > 0);
+    bench_tear_down(&b);
+    return plan.n_drafts;
+}
+
+/* Nobody knows yet how often drafts are right: 0.7 is taken, so 0.49 for the second token.  Of two
+ * layers the one that drafts is much. */
+static void drafts_are_planned_as_far_as_they_pay(void)
+{
+    EXPECT_EQ(drafts_planned((bt_step_reads){0, 0}), 3);
+    EXPECT_EQ(drafts_planned((bt_step_reads){4e7, 0}), 2); /* beside what a step takes anyway */
+    EXPECT_EQ(drafts_planned((bt_step_reads){1e9, 0}), 1);
+    EXPECT_EQ(drafts_planned((bt_step_reads){1e9, 1e9}), 0); /* a row has experts of its own */
+}
+
+/* Each row that drafts is one of its span's. */
+static bt_status draft_of_own_rows(void *ctx, bt_step *step)
+{
+    (void)ctx;
+    g_n_drafts++;
+    EXPECT_EQ(step->n_logit_rows, step->n_spans);
+    for (uint32_t i = 0; i < step->n_logit_rows; i++)
+        EXPECT(step->logit_rows[i] - step->spans[i].first_row < step->spans[i].n_rows);
+    return BT_OK;
+}
+
+/* One choice's end is that of those behind it in the step, of which nothing is chosen. */
+static void choices_that_fail_with_another_draft_from_rows_of_theirs(void)
+{
+    bench            b;
+    bt_worker_config cfg;
+    bt_down          m = bench_reserve(1, 10, 5);
+
+    bench_set_up(&b, 0, 0, 0);
+    cfg             = drafting_config(&b, 1);
+    cfg.links.draft = draft_of_own_rows;
+    bench_make_anew(&b, &cfg);
+    g_n_drafts            = 0;
+    m.u.reserve.n_choices = 3;
+    m.u.reserve.choices   = bt_calloc(3, sizeof(uint32_t));
+    for (uint32_t i = 0; i < 3; i++)
+        m.u.reserve.choices[i] = i;
+    EXPECT_EQ(bench_run_prompt(&b, m), BT_OK);
+    bench_forget(&b);
+    b.logit = 0.0f / 0.0f;
+    EXPECT_EQ(bench_run_step(&b), BT_OK);
+    EXPECT_EQ(g_n_drafts, 2);
+    bench_expect_failed_and_gone(&b, 13, "not a finite number");
+    bench_tear_down(&b);
+}
+
+static uint32_t g_n_drafting; /* rows of the last call of the link below */
+
+static bt_status count_drafting(void *ctx, bt_step *step)
+{
+    (void)ctx;
+    g_n_drafting = step->n_logit_rows;
+    for (uint32_t i = 0; i < step->n_logit_rows * BENCH_VOCAB; i++)
+        step->logits[i] = 0;
+    return BT_OK;
+}
+
+/* A step with drafts has at most 32 rows here, and one with 30 of a prompt has room for one. */
+static void nothing_is_drafted_for_a_step_that_prompts_fill(void)
+{
+    bench            b;
+    bt_worker_config cfg;
+
+    bench_set_up(&b, 0, 0, 0);
+    cfg             = drafting_config(&b, 1);
+    cfg.chunk       = 40;
+    cfg.max_rows    = 64;
+    cfg.links.draft = count_drafting;
+    bench_make_anew(&b, &cfg);
+    EXPECT_EQ(bench_run_prompt(&b, bench_reserve(1, 10, 40)), BT_OK);
+    EXPECT_EQ(g_n_drafting, 1);
+    bench_forget(&b);
+    bench_order_both(&b, bench_reserve(2, 110, 1));
+    for (uint32_t i = 0; i < 3; i++) {
+        g_n_drafting = UINT32_MAX;
+        EXPECT_EQ(bench_run_step(&b), BT_OK);
+        EXPECT_EQ(b.prompt.n_rows, i < 2 ? 40 : 30);
+        EXPECT_EQ(g_n_drafting, i == 0 ? 0 : 1);
+        bench_forget(&b);
+    }
+    bench_tear_down(&b);
+}
+
+int main(int argc, char **argv)
+{
+    static const bt_test TESTS[] = {
+        BT_TEST(request_that_fails_keeps_its_pages_until_its_step_has_drafted),
+        BT_TEST(drafts_are_planned_as_far_as_they_pay),
+        BT_TEST(choices_that_fail_with_another_draft_from_rows_of_theirs),
+        BT_TEST(nothing_is_drafted_for_a_step_that_prompts_fill),
+    };
+
+    bt_log_init("rank", BT_LOG_ERROR);
+    return BT_RUN_TESTS(TESTS, argc > 1 ? argv[1] : NULL);
+}

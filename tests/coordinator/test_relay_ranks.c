@@ -90,6 +90,7 @@ static void relay_that_has_no_memory_once_loses_one_request_at_most(void)
             snprintf(name, sizeof(name), "r%u", i);
             s.prompt_logprobs = i % 2;
             came[i] = sim_submit(&s, &clients[i], name, 1 + sim_random(&s, 30), 30, 100) == BT_OK;
+            EXPECT(came[i] || !bt_relay_has_name(s.relay, name));
             for (int turn = 0; turn < 60; turn++)
                 sim_once(&s);
             if (i == N / 2) sim_lose(&s, 3);

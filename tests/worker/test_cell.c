@@ -30,20 +30,6 @@ static void cell_gives_every_request_its_tokens(void)
     }
 }
 
-static void cell_with_one_request_steps_with_its_idle_ranks(void)
-{
-    for (uint32_t seed = 0; seed < SEEDS; seed++) {
-        sim_options  opt = cell_of(1, seed);
-        sim_cell    *c   = sim_create(&opt);
-        sim_request *q   = sim_add(c, 100, 12);
-
-        sim_start(c, q);
-        EXPECT(sim_run(c));
-        expect_right(q);
-        sim_destroy(c);
-    }
-}
-
 /* One request alone, on a device that chooses tokens: each of its 59 steps of generated rows is
  * launched before the one before it is waited for, but for the first, and the second: before that
  * the load of experts is told.  None is where that is not wanted. */
@@ -319,46 +305,6 @@ static void cell_frees_everything_of_aborted_requests(void)
     }
 }
 
-static void cell_stops_at_stop_tokens_and_at_eos(void)
-{
-    for (uint32_t i = 0; i < N_CELLS; i++) {
-        sim_options  opt = cell_of(i, 3);
-        sim_cell    *c   = sim_create(&opt);
-        sim_request *q   = sim_add(c, 30, 50);
-        uint32_t     want[SIM_CONTEXT], n;
-        bt_finish    how;
-
-        sim_expected(q, want, &n, &how);
-        q->stop_token = want[7];
-        sim_start(c, q);
-        EXPECT(sim_run(c));
-        expect_right(q);
-        EXPECT(q->n_tokens <= 8);
-        EXPECT_EQ(q->finish, BT_FINISH_STOP_TOKEN);
-        sim_destroy(c);
-    }
-}
-
-/* The first token ends the request: nothing more is handed over. */
-static void cell_cancels_the_hand_off_when_the_first_token_ends_it(void)
-{
-    for (uint32_t seed = 0; seed < SEEDS; seed++) {
-        sim_options  opt = cell_of(seed % N_CELLS, seed);
-        sim_cell    *c   = sim_create(&opt);
-        sim_request *q[4];
-
-        for (uint32_t k = 0; k < 4; k++) {
-            q[k] = sim_add(c, 90 + k, 1);
-            sim_start(c, q[k]);
-        }
-        EXPECT(sim_run(c));
-        for (uint32_t k = 0; k < 4; k++)
-            expect_right(q[k]);
-        expect_all_free(c, opt.n_pages);
-        sim_destroy(c);
-    }
-}
-
 static void cell_evaluates_prompt_and_forced_tokens(void)
 {
     for (uint32_t i = 0; i < N_CELLS; i++) {
@@ -420,7 +366,6 @@ int main(int argc, char **argv)
 {
     static const bt_test TESTS[] = {
         BT_TEST(cell_gives_every_request_its_tokens),
-        BT_TEST(cell_with_one_request_steps_with_its_idle_ranks),
         BT_TEST(cell_launches_steps_ahead),
         BT_TEST(cell_keeps_what_is_right_of_drafts),
         BT_TEST(cell_keeps_what_is_right_of_the_layer_s_drafts),
@@ -430,8 +375,6 @@ int main(int argc, char **argv)
         BT_TEST(cell_ends_requests_whose_rows_are_under_way),
         BT_TEST(cell_wakes_for_every_wave),
         BT_TEST(cell_frees_everything_of_aborted_requests),
-        BT_TEST(cell_stops_at_stop_tokens_and_at_eos),
-        BT_TEST(cell_cancels_the_hand_off_when_the_first_token_ends_it),
         BT_TEST(cell_evaluates_prompt_and_forced_tokens),
         BT_TEST(cell_leaves_together_at_any_moment),
     };

@@ -22,6 +22,20 @@ static inline bt_matcher *matcher_of(bt_parts *g, bt_part whole, const bt_token_
     return m;
 }
 
+/* value ::= "x" | "[" (value ("," value)*)? "]" */
+static inline bt_part nested(bt_parts *g)
+{
+    uint32_t value = bt_rule_new(g, "value");
+    bt_part  more  = bt_part_then(g, bt_part_text(g, ","), bt_rule_call(g, value));
+    bt_part  items =
+        bt_part_then(g, bt_rule_call(g, value), bt_part_repeat(g, more, 0, BT_UNLIMITED));
+    bt_part list = bt_part_then(g, bt_part_text(g, "["), bt_part_maybe(g, items));
+
+    list = bt_part_then(g, list, bt_part_text(g, "]"));
+    bt_rule_is(g, value, bt_part_either(g, bt_part_text(g, "x"), list));
+    return bt_rule_call(g, value);
+}
+
 typedef enum { REFUSES, GOES_ON, ACCEPTS } verdict; /* GOES_ON: a text of it begins so */
 
 static inline verdict judge_bytes(bt_matcher *m, const char *text, size_t n)

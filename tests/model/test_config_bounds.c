@@ -1,4 +1,5 @@
-/* config.json at the edges of what is read and what is refused (most fields: test_config.c). */
+/* config.json at the edges of what is read and what is refused (most fields:
+ * test_config_refused.c). */
 #include <math.h>
 
 #include "tests/model/config_patch.h"

@@ -1,4 +1,5 @@
-/* What errors show of a JSON value, and files that are too large (fields: test_config.c). */
+/* What errors show of a JSON value, and files that are too large (fields: test_config_refused.c).
+ */
 #include "model/json.h"
 #include "tests/support/scratch.h"
 #include "tests/support/test.h"

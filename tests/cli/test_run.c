@@ -117,16 +117,18 @@ static void clients_tell_lost_streams(void)
     stop(SIGTERM);
 }
 
+#define FIRST "baton-run: first error of a rank: rank "
+
 static void run_death_of_a_rank_is_named(void)
 {
     static const struct {
         const char *fake, *says, *also;
     } CASES[] = {
-        {"error_at_start:1", "the fake rank cannot start", "rank 1"        },
-        {"die_at_start:0",   "signal 9",                   "rank 0"        },
-        {"die_loading:1",    "signal 9",                   "rank 1"        },
-        {"never_ready:0",    "no sign of life for 6 s",    "the ranks load"},
-        {"absent:1",         "no sign of life for 6 s",    "the ranks load"},
+        {"error_at_start:1", FIRST "1: a fake error: the fake rank cannot start", ""              },
+        {"die_at_start:0",   FIRST "0: the worker died: ",                        "signal 9"      },
+        {"die_loading:1",    FIRST "1: the worker died: ",                        "signal 9"      },
+        {"never_ready:0",    "no sign of life for 6 s",                           "the ranks load"},
+        {"absent:1",         "no sign of life for 6 s",                           "the ranks load"},
     };
 
     for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
@@ -152,7 +154,7 @@ static void run_death_while_serving_ends_requests(void)
     EXPECT_EQ(client("baton-generate", ARGS("--prompt", "To be")), 1);
     EXPECT_HAS(g_client.output, "UNAVAILABLE");
     expect_over();
-    EXPECT_HAS(g_run.output, "rank 0");
+    EXPECT_HAS(g_run.output, FIRST "0: the worker died: ");
     EXPECT_HAS(g_run.output, "signal 9");
 }
 

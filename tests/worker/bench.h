@@ -219,6 +219,16 @@ static inline bt_status bench_run_step(bench *b)
     return bt_worker_finish(b->worker, &plan, &leave);
 }
 
+/* Those from `first` on, for a message that owns them. */
+static inline uint32_t *bench_ids(uint32_t n, uint32_t first)
+{
+    uint32_t *ids = bt_calloc(n, sizeof(*ids));
+
+    for (uint32_t i = 0; i < n; i++)
+        ids[i] = first + i;
+    return ids;
+}
+
 /* Orders of epoch 3. */
 static inline bt_down bench_reserve(uint64_t id, uint32_t n_prompt, uint32_t max_tokens)
 {

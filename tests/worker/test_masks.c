@@ -43,10 +43,9 @@ static void reply_that_only_a_stop_token_goes_on_is_not_held_by_its_least_tokens
     bt_sampling s = sampling_of("A");
 
     set_up(&b, 1, false);
-    s.min_tokens   = 5;
-    s.n_stop       = 1;
-    s.stop_tokens  = bt_calloc(1, sizeof(uint32_t));
-    *s.stop_tokens = ID_A;
+    s.min_tokens  = 5;
+    s.n_stop      = 1;
+    s.stop_tokens = bench_ids(1, ID_A);
     order_prompt(&b, 1, s);
     EXPECT_EQ(bench_run_step(&b), BT_OK);
     EXPECT(b.n_up > 0 && b.up[0].kind == BT_UP_TOKENS);
@@ -68,8 +67,7 @@ static void reply_that_can_go_on_is_held_by_its_least_tokens(void)
     b.model.eos_tokens[0] = 1;
     s.min_tokens          = 1;
     s.n_stop              = 1;
-    s.stop_tokens         = bt_calloc(1, sizeof(uint32_t));
-    *s.stop_tokens        = ID_A;
+    s.stop_tokens         = bench_ids(1, ID_A);
     order_prompt(&b, 1, s);
     EXPECT_EQ(bench_run_step(&b), BT_OK);
     EXPECT(b.n_up > 0 && b.up[0].kind == BT_UP_TOKENS);
@@ -87,8 +85,7 @@ static uint32_t n_banned(const char *regex, uint32_t after)
     set_up(&b, 1, false);
     s.constraint_after = after;
     s.n_stop           = 1;
-    s.stop_tokens      = bt_calloc(1, sizeof(uint32_t));
-    *s.stop_tokens     = ID_A;
+    s.stop_tokens      = bench_ids(1, ID_A);
     order_prompt(&b, 1, s);
     EXPECT_EQ(bt_worker_take_masks(b.worker, 1), BT_OK);
     bt_worker_add_mask(b.worker, b.worker->requests.at[0], NULL, 0);
@@ -164,9 +161,7 @@ static void text_of_a_constraint_is_kept_once(void)
     set_up(&b, 0, false);
     m.u.reserve.sampling  = sampling_of("[AB]*");
     m.u.reserve.n_choices = 3;
-    m.u.reserve.choices   = bt_calloc(3, sizeof(uint32_t));
-    for (uint32_t i = 0; i < 3; i++)
-        m.u.reserve.choices[i] = i;
+    m.u.reserve.choices   = bench_ids(3, 0);
     bench_order(&b, &m);
     EXPECT_EQ(b.worker->requests.n, 3);
     for (uint32_t i = 0; i < b.worker->requests.n; i++) {

@@ -6,14 +6,6 @@
 #include "tests/worker/bench.h"
 #include "worker/state.h"
 
-static uint32_t *one_id(uint32_t id)
-{
-    uint32_t *ids = bt_calloc(1, sizeof(*ids));
-
-    *ids = id;
-    return ids;
-}
-
 static void decode_rank_refuses_wrong_reservations_with_a_sentence(void)
 {
     bench   b;
@@ -62,15 +54,15 @@ static void decode_rank_refuses_what_a_reservation_brings(void)
 
         r->eval = fault >= 4 && fault <= 6;
         switch (fault) {
-        case 0: r->sampling.n_stop = 1, r->sampling.stop_tokens = one_id(BENCH_VOCAB); break;
+        case 0: r->sampling.n_stop = 1, r->sampling.stop_tokens = bench_ids(1, BENCH_VOCAB); break;
         case 1:
-            r->sampling.n_bias = 1, r->sampling.bias_ids = one_id(BENCH_VOCAB);
+            r->sampling.n_bias = 1, r->sampling.bias_ids = bench_ids(1, BENCH_VOCAB);
             r->sampling.biases = bt_calloc(1, sizeof(float));
             break;
-        case 2: r->n_replay = 1, r->replay = one_id(BENCH_VOCAB); break;
+        case 2: r->n_replay = 1, r->replay = bench_ids(1, BENCH_VOCAB); break;
         case 3: r->n_replay = 5, r->replay = bt_calloc(5, sizeof(uint32_t)); break;
-        case 4: r->n_eval = 1, r->eval_tokens = one_id(BENCH_VOCAB); break;
-        case 5: r->n_replay = 1, r->replay = one_id(0); break;
+        case 4: r->n_eval = 1, r->eval_tokens = bench_ids(1, BENCH_VOCAB); break;
+        case 5: r->n_replay = 1, r->replay = bench_ids(1, 0); break;
         case 6: r->n_prefix_key_bytes = 16, r->prefix_keys = bt_calloc(1, 16); break;
         case 7: r->sampling.repetition_penalty = 2; break;
         default: r->n_form_map_bytes = 16, r->form_map = bt_calloc(1, 16);

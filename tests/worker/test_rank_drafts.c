@@ -100,9 +100,7 @@ static void choices_that_fail_with_another_draft_from_rows_of_theirs(void)
     bench_make_anew(&b, &cfg);
     g_n_drafts            = 0;
     m.u.reserve.n_choices = 3;
-    m.u.reserve.choices   = bt_calloc(3, sizeof(uint32_t));
-    for (uint32_t i = 0; i < 3; i++)
-        m.u.reserve.choices[i] = i;
+    m.u.reserve.choices   = bench_ids(3, 0);
     EXPECT_EQ(bench_run_prompt(&b, m), BT_OK);
     bench_forget(&b);
     b.logit = 0.0f / 0.0f;

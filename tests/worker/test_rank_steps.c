@@ -361,10 +361,8 @@ static void begin_life(bench *b, bt_down *orders)
     r->u.reserve.sampling = p->u.prefill.sampling = how;
     r->u.reserve.prompt                           = bt_calloc(10, sizeof(uint32_t));
     r->u.reserve.n_choices = p->u.prefill.n_choices = 3;
-    r->u.reserve.choices                            = bt_calloc(3, sizeof(uint32_t));
-    p->u.prefill.choices                            = bt_calloc(3, sizeof(uint32_t));
-    for (uint32_t i = 0; i < 3; i++)
-        r->u.reserve.choices[i] = p->u.prefill.choices[i] = i;
+    r->u.reserve.choices                            = bench_ids(3, 0);
+    p->u.prefill.choices                            = bench_ids(3, 0);
 }
 
 static void end_life(bench *b, bt_down *orders)

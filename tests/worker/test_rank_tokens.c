@@ -34,9 +34,7 @@ static void run_choices(bench *b, bt_cpu_pool *threads)
                                           .top_logprobs    = 3,
                                           .prompt_logprobs = 3};
     m.u.prefill.n_choices = 4;
-    m.u.prefill.choices   = bt_calloc(4, sizeof(uint32_t));
-    for (uint32_t i = 0; i < 4; i++)
-        m.u.prefill.choices[i] = i;
+    m.u.prefill.choices   = bench_ids(4, 0);
     bench_order(b, &m);
     EXPECT_EQ(bench_run_step(b), BT_OK);
 }
@@ -58,9 +56,8 @@ static uint32_t first_but(uint32_t end, bool is_eos, bool ignore_eos, uint32_t m
         b.model.n_eos         = 1;
         b.model.eos_tokens[0] = end;
     } else {
-        m.u.prefill.sampling.n_stop       = 1;
-        m.u.prefill.sampling.stop_tokens  = bt_calloc(1, sizeof(uint32_t));
-        *m.u.prefill.sampling.stop_tokens = end;
+        m.u.prefill.sampling.n_stop      = 1;
+        m.u.prefill.sampling.stop_tokens = bench_ids(1, end);
     }
     bench_order(&b, &m);
     EXPECT_EQ(bench_run_step(&b), BT_OK);
@@ -148,8 +145,7 @@ static void replay_that_begins_otherwise_fails_the_request(void)
     bt_down m = bench_reserve(1, 10, 5);
 
     m.u.reserve.n_replay = 1;
-    m.u.reserve.replay   = bt_calloc(1, sizeof(uint32_t));
-    *m.u.reserve.replay  = 7;
+    m.u.reserve.replay   = bench_ids(1, 7);
     bench_set_up(&b, 0, 0, 0);
     EXPECT_EQ(bench_run_prompt(&b, m), BT_OK);
     EXPECT(b.n_up == 3 && b.up[0].kind == BT_UP_TOKENS && b.up[2].kind == BT_UP_RELEASED);
@@ -171,9 +167,7 @@ static void replayed_tokens_are_counted_once(void)
     facts.speculate      = 4; /* what is looked up has each token */
     m.u.reserve.prompt   = bt_calloc(10, sizeof(uint32_t));
     m.u.reserve.n_replay = 3;
-    m.u.reserve.replay   = bt_calloc(3, sizeof(uint32_t));
-    for (uint32_t i = 0; i < 3; i++)
-        m.u.reserve.replay[i] = 7 + i;
+    m.u.reserve.replay   = bench_ids(3, 7);
     EXPECT_EQ(bt_request_from_reserve(&facts, &m.u.reserve, &r), BT_OK);
     NEED(r != NULL);
     r->repeat_first = true;

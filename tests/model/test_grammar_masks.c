@@ -82,6 +82,23 @@ static void mask_allows_exactly_the_tokens_that_may_follow(void)
     bt_matcher_destroy(m);
 }
 
+/* What has been learnt by the time that it is given up is kept. */
+static void mask_of_little_work_comes_after_some_times(void)
+{
+    enum { WORK = 200, TIMES = 10000 };
+    char        why[BT_GRAMMAR_WHY_BYTES];
+    bt_parts    g  = {0};
+    bt_matcher *m  = matcher_of(&g, nested(&g), g_list, why);
+    bt_status   st = BT_ERR_UNSUPPORTED;
+    uint32_t    n  = 0;
+
+    for (; n < TIMES && st == BT_ERR_UNSUPPORTED; n++)
+        st = bt_matcher_mask(m, bt_matcher_start(m), WORK, g_bits);
+    EXPECT(st == BT_OK && n > 1);
+    check_mask(m, bt_matcher_start(m), g_list);
+    bt_matcher_destroy(m);
+}
+
 /* As those around calls of tools are in the vocabularies of models that make them. */
 static void mask_has_added_tokens_that_are_not_special(void)
 {
@@ -90,20 +107,11 @@ static void mask_has_added_tokens_that_are_not_special(void)
     bt_parts      g = {0};
     bt_matcher   *m = matcher_of(&g, bt_part_text(&g, "</think>"), g_list, why);
     uint32_t      next;
-    bool          special;
-    size_t        n;
 
     EXPECT_EQ(bt_matcher_mask(m, bt_matcher_start(m), BT_MASK_WORK_MOST, g_bits), BT_OK);
     EXPECT(think >= 0 && is_allowed((uint32_t)think));
     EXPECT_EQ(bt_matcher_step_token(m, bt_matcher_start(m), (uint32_t)think, &next), BT_OK);
     EXPECT(bt_matcher_accepts(m, next));
-    bt_matcher_destroy(m);
-    m = matcher_of(&g, bt_part_repeat(&g, bt_part_byte(&g, 0, 255), 0, BT_UNLIMITED), g_list, why);
-    EXPECT_EQ(bt_matcher_mask(m, bt_matcher_start(m), BT_MASK_WORK_MOST, g_bits), BT_OK);
-    for (uint32_t id = 0; id < g_list->n_ids; id++) {
-        bt_tokenizer_bytes(g_tok, id, &n, &special);
-        EXPECT_EQ(is_allowed(id), n != 0 && !special);
-    }
     bt_matcher_destroy(m);
 }
 
@@ -350,6 +358,32 @@ static void trim_of_deep_readings_is_soon(void)
     bt_matcher_destroy(m);
 }
 
+/* Masks that are kept are still there, and what lives is what it was. */
+static void trim_without_memory_changes_nothing(void)
+{
+    char        why[BT_GRAMMAR_WHY_BYTES];
+    bt_parts    g = {0};
+    bt_matcher *m = matcher_of(&g, nested(&g), g_list, why);
+    uint32_t    state, *live = &state;
+    long        k  = -1;
+    bt_status   st = BT_ERR_NO_MEMORY;
+
+    EXPECT_EQ(bt_matcher_step(m, bt_matcher_start(m), "[x,", 3, &state), BT_OK);
+    check_mask(m, state, g_list);
+    while (st == BT_ERR_NO_MEMORY) {
+        uint32_t was  = state;
+        size_t   held = bt_matcher_held(m);
+
+        bt_alloc_fail_at(++k);
+        st = bt_matcher_trim(m, 1, &live);
+        bt_alloc_fail_at(-1);
+        if (st != BT_OK) EXPECT(state == was && bt_matcher_held(m) == held);
+    }
+    EXPECT(st == BT_OK && k > 3);
+    check_mask(m, state, g_list);
+    bt_matcher_destroy(m);
+}
+
 static bt_status build_and_use(void)
 {
     bt_parts    g       = {0};
@@ -379,6 +413,7 @@ static void grammar_without_memory_leaves_nothing_behind(void)
 static const bt_test TESTS[] = {
     BT_TEST(token_list_has_the_bytes_of_every_token),
     BT_TEST(mask_allows_exactly_the_tokens_that_may_follow),
+    BT_TEST(mask_of_little_work_comes_after_some_times),
     BT_TEST(mask_has_added_tokens_that_are_not_special),
     BT_TEST(mask_of_plain_texts_is_that_of_their_bytes),
     BT_TEST(mask_of_plain_texts_counts_no_state_that_it_has_not_seen),
@@ -387,6 +422,7 @@ static const bt_test TESTS[] = {
     BT_TEST(masks_are_held_until_a_trim),
     BT_TEST(trim_keeps_what_lives),
     BT_TEST(trim_of_deep_readings_is_soon),
+    BT_TEST(trim_without_memory_changes_nothing),
     BT_TEST(grammar_without_memory_leaves_nothing_behind),
 };
 

@@ -69,15 +69,21 @@ static void weights_take_only_their_own_experts(void)
 
 static void weights_leave_out_the_form_that_is_not_run(void)
 {
-    bt_weights_options opt = {.dev = g_dev, .normal = true};
-    checkpoint         c;
-    bt_weights         w;
+    checkpoint c;
 
     checkpoint_open(&c, "v2-lite");
-    opt.own_experts = c.own;
-    EXPECT_EQ(bt_weights_load(&c.cfg, c.set, &opt, &w), BT_OK);
-    EXPECT(w.layers[0].mla.uk != NULL && w.layers[0].mla.ukt == NULL && w.layers[0].mla.uv != NULL);
-    bt_weights_fini(&w);
+    for (int absorbed = 0; absorbed < 2; absorbed++) {
+        bt_weights_options opt = {
+            .dev = g_dev, .own_experts = c.own, .normal = absorbed == 0, .absorbed = absorbed != 0};
+        bt_weights            w;
+        const bt_mla_weights *mla;
+
+        NEED(bt_weights_load(&c.cfg, c.set, &opt, &w) == BT_OK);
+        mla = &w.layers[0].mla;
+        EXPECT((mla->uk != NULL) == opt.normal && (mla->ukt != NULL) == opt.absorbed);
+        EXPECT(mla->uv != NULL);
+        bt_weights_fini(&w);
+    }
     checkpoint_close(&c);
 }
 

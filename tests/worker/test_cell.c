@@ -46,8 +46,7 @@ static void cell_launches_steps_ahead(void)
         EXPECT(sim_run(c));
         expect_right(q);
         EXPECT_EQ(sim_steps_ahead(c), opt.lookahead && opt.mtp == 0 ? 57 : 0);
-        expect_all_free(c, opt.n_pages);
-        sim_destroy(c);
+        expect_clean_end(c, opt.n_pages);
     }
 }
 
@@ -299,8 +298,7 @@ static void cell_frees_everything_of_aborted_requests(void)
             EXPECT(sim_run(c));
             for (uint32_t k = 1; k < 8; k += 2)
                 expect_right(q[k]);
-            expect_all_free(c, opt.n_pages);
-            sim_destroy(c);
+            expect_clean_end(c, opt.n_pages);
         }
     }
 }
@@ -337,8 +335,7 @@ static void cell_evaluates_prompt_and_forced_tokens(void)
                 for (uint32_t t = 0; t < q[k]->n_prompt + q[k]->n_eval; t++)
                     EXPECT_EQ(q[k]->rows_seen[t], 1);
             expect_right(q[5]);
-            expect_all_free(c, opt.n_pages);
-            sim_destroy(c);
+            expect_clean_end(c, opt.n_pages);
         }
     }
 }

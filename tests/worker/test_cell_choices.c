@@ -49,8 +49,7 @@ static void cell_choices_share_the_full_pages(void)
         EXPECT(sim_run(c));
         expect_choices_right(c, q);
         EXPECT_EQ(q->n_retracted, 0);
-        expect_all_free(c, opt.n_pages);
-        sim_destroy(c);
+        expect_clean_end(c, opt.n_pages);
     }
 }
 
@@ -70,8 +69,7 @@ static void cell_refuses_choices_beyond_the_pool(void)
     EXPECT(q->failed);
     EXPECT_EQ(q->fail_code, 3);
     EXPECT_HAS(q->why, "6 choices of 170 tokens need 8 pages");
-    expect_all_free(c, opt.n_pages);
-    sim_destroy(c);
+    expect_clean_end(c, opt.n_pages);
 }
 
 /* Choices that no longer fit go all together, and come back with what is left of them. */
@@ -131,8 +129,7 @@ static void cell_frees_everything_of_aborted_choices(void)
             EXPECT(sim_run(c));
             expect_choices_right(c, q[1]);
             expect_choices_right(c, q[3]);
-            expect_all_free(c, opt.n_pages);
-            sim_destroy(c);
+            expect_clean_end(c, opt.n_pages);
         }
     }
 }

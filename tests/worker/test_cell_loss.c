@@ -199,8 +199,7 @@ static void run_fault(sim_fault fault, uint32_t cell, uint32_t seed)
     }
     for (uint32_t k = 1; k < 6; k++)
         expect_right(q[k]);
-    expect_all_free(c, opt.n_pages);
-    sim_destroy(c);
+    expect_clean_end(c, opt.n_pages);
 }
 
 static void cell_fails_only_the_request_with_the_bad_message(void)

@@ -3,16 +3,22 @@
 #include "tests/worker/bench.h"
 #include "worker/state.h"
 
-/* A rank of both roles, whose model's own layer drafts up to `mtp` tokens. */
-static bt_worker_config drafting_config(bench *b, uint32_t mtp)
+static uint32_t g_n_drafts; /* calls of the link */
+
+/* A rank of both roles, whose model's own layer drafts up to `mtp` tokens by this link. */
+static void set_up(bench *b, uint32_t mtp, bt_status (*draft)(void *ctx, bt_step *step))
 {
-    bt_worker_config cfg = bench_config(b, 0, 0, 0);
+    bt_worker_config cfg;
 
-    cfg.facts.mtp = mtp;
-    return cfg;
+    bench_set_up(b, 0, 0, 0);
+    cfg             = bench_config(b, 0, 0, 0);
+    cfg.facts.mtp   = mtp;
+    cfg.chunk       = 40;
+    cfg.max_rows    = 64;
+    cfg.links.draft = draft;
+    bench_make_anew(b, &cfg);
+    g_n_drafts = 0;
 }
-
-static uint32_t g_n_drafts; /* calls of the link below */
 
 static bt_status draft_while_pages_are_held(void *ctx, bt_step *step)
 {
@@ -29,15 +35,10 @@ static bt_status draft_while_pages_are_held(void *ctx, bt_step *step)
 /* Its rows are part of a plan, so they draft all the same. */
 static void request_that_fails_keeps_its_pages_until_its_step_has_drafted(void)
 {
-    bench            b;
-    bt_worker_config cfg;
+    bench b;
 
-    bench_set_up(&b, 0, 0, 0);
-    cfg             = drafting_config(&b, 1);
-    cfg.links.draft = draft_while_pages_are_held;
-    bench_make_anew(&b, &cfg);
-    g_n_drafts = 0;
-    b.logit    = 0.0f / 0.0f;
+    set_up(&b, 1, draft_while_pages_are_held);
+    b.logit = 0.0f / 0.0f;
     EXPECT_EQ(bench_run_prompt(&b, bench_reserve(1, 10, 5)), BT_OK);
     EXPECT_EQ(g_n_drafts, 1);
     bench_expect_failed_and_gone(&b, 13, "not a finite number");
@@ -47,16 +48,13 @@ static void request_that_fails_keeps_its_pages_until_its_step_has_drafted(void)
 /* Tokens that are planned to be drafted behind a prompt, where weights of a step are such bytes. */
 static uint32_t drafts_planned(bt_step_reads reads)
 {
-    bench            b;
-    bt_worker_config cfg;
-    bt_plan          plan;
-    bt_next          next;
-    bt_down          m = {.kind = BT_DOWN_WAKE, .u.wake = {1}};
+    bench   b;
+    bt_plan plan;
+    bt_next next;
+    bt_down m = {.kind = BT_DOWN_WAKE, .u.wake = {1}};
 
-    bench_set_up(&b, 0, 0, 0);
-    cfg       = drafting_config(&b, 3);
-    cfg.reads = reads;
-    bench_make_anew(&b, &cfg);
+    set_up(&b, 3, no_launch);
+    b.worker->cfg.reads = reads;
     bench_order_both(&b, bench_reserve(1, 10, 9));
     bench_order(&b, &m);
     EXPECT_EQ(bt_worker_begin(b.worker, &plan, &next), BT_OK);
@@ -90,15 +88,10 @@ static bt_status draft_of_own_rows(void *ctx, bt_step *step)
 /* One choice's end is that of those behind it in the step, of which nothing is chosen. */
 static void choices_that_fail_with_another_draft_from_rows_of_theirs(void)
 {
-    bench            b;
-    bt_worker_config cfg;
-    bt_down          m = bench_reserve(1, 10, 5);
+    bench   b;
+    bt_down m = bench_reserve(1, 10, 5);
 
-    bench_set_up(&b, 0, 0, 0);
-    cfg             = drafting_config(&b, 1);
-    cfg.links.draft = draft_of_own_rows;
-    bench_make_anew(&b, &cfg);
-    g_n_drafts            = 0;
+    set_up(&b, 1, draft_of_own_rows);
     m.u.reserve.n_choices = 3;
     m.u.reserve.choices   = bench_ids(3, 0);
     EXPECT_EQ(bench_run_prompt(&b, m), BT_OK);
@@ -124,15 +117,9 @@ static bt_status count_drafting(void *ctx, bt_step *step)
 /* A step with drafts has at most 32 rows here, and one with 30 of a prompt has room for one. */
 static void nothing_is_drafted_for_a_step_that_prompts_fill(void)
 {
-    bench            b;
-    bt_worker_config cfg;
+    bench b;
 
-    bench_set_up(&b, 0, 0, 0);
-    cfg             = drafting_config(&b, 1);
-    cfg.chunk       = 40;
-    cfg.max_rows    = 64;
-    cfg.links.draft = count_drafting;
-    bench_make_anew(&b, &cfg);
+    set_up(&b, 1, count_drafting);
     EXPECT_EQ(bench_run_prompt(&b, bench_reserve(1, 10, 40)), BT_OK);
     EXPECT_EQ(g_n_drafting, 1);
     bench_forget(&b);

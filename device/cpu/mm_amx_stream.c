@@ -4,7 +4,7 @@
  * A tile load that misses the first-level cache keeps few lines under way, and the core's own
  * prefetcher hardly sees it.  So every line of weights is fetched twice before it is loaded: from
  * memory into the second-level cache some steps ahead, and from there into the first one step
- * ahead.  Narrow ones, of one tile row, are fetched once and widened some steps at a time.  Several
+ * ahead.  Narrow ones, of one tile row, are fetched once and widened step by step.  Several
  * column blocks go together, each a stream of its own from memory, since each turn reads the tiles
  * of x anew: four past one tile row, three past two.
  *
@@ -98,20 +98,16 @@ INLINE void one_row(const bt_cpu_amx_stream *s, const uint32_t n_blocks)
     leave_row(s, n_blocks);
 }
 
-enum {
-    SOME_STEPS    = 4, /* that are widened at a time */
-    AHEAD         = 2 * SOME_STEPS,
-    WIDE_STEPS_LD = SOME_STEPS * TILE_ELEMS + STEP
-};
+enum { AHEAD = 8 /* steps, from what is read of narrow weights to what is fetched */ };
 
-/* Some steps of the blocks, widened. */
+/* A step of the blocks, widened. */
 typedef struct {
-    _Alignas(64) bt_bf16 b[AMX_STREAM_BLOCKS][WIDE_STEPS_LD];
-} wide_steps;
+    _Alignas(64) bt_bf16 b[AMX_STREAM_BLOCKS][TILE_ELEMS];
+} wide_step;
 
-/* The lines of a step and block that is read AHEAD of this one. */
-INLINE void fetch_narrow(const bt_cpu_amx_stream *s, const bt_cpu_amx_narrow *n, uint32_t step,
-                         const uint32_t n_blocks)
+/* Also fetches what is read later. */
+INLINE void widen_step(const bt_cpu_amx_stream *s, const bt_cpu_amx_narrow *n, uint32_t step,
+                       const uint32_t n_blocks, wide_step *to)
 {
     size_t      bytes = bt_cpu_weight_bytes(n->from.kind, TILE_ELEMS);
     uint32_t    far   = step + AHEAD;
@@ -121,43 +117,22 @@ INLINE void fetch_narrow(const bt_cpu_amx_stream *s, const bt_cpu_amx_narrow *n,
     for (size_t i = 0; i < bytes; i += 64, at += 64)
         for (uint32_t c = 0; c < n_blocks; c++)
             _mm_prefetch(at + c * n->from.block, _MM_HINT_T1);
-}
-
-/* How many go together from there on. */
-INLINE uint32_t steps_from(const bt_cpu_amx_stream *s, uint32_t step)
-{
-    return s->n_steps - step < SOME_STEPS ? s->n_steps - step : SOME_STEPS;
-}
-
-INLINE void widen_some(const bt_cpu_amx_narrow *n, uint32_t step, uint32_t n_steps,
-                       const uint32_t n_blocks, wide_steps *to)
-{
-    n->widen(&n->from, n->k0 + step * STEP, n_steps * STEP, n_blocks, n->tables, to->b[0],
-             WIDE_STEPS_LD);
+    n->widen(&n->from, n->k0 + step * STEP, STEP, n_blocks, n->tables, to->b[0], TILE_ELEMS);
     publish(to);
 }
 
-/* As one_row(); a tile load waits for the stores of what it loads, so steps are multiplied after
- * the ones behind them have been widened. */
+/* As one_row(); a tile load waits for the stores of what it loads, so a step is multiplied after
+ * the one behind it has been widened. */
 INLINE void one_narrow(const bt_cpu_amx_stream *s, const bt_cpu_amx_narrow *n,
                        const uint32_t n_blocks)
 {
-    wide_steps     wide[2], *now = &wide[0], *later = &wide[1], *swap;
-    const bt_bf16 *x    = s->x;
-    uint32_t       some = steps_from(s, 0), then;
+    wide_step wide[2];
 
     take_row(s, n_blocks);
-    widen_some(n, 0, some, n_blocks, now);
-    for (uint32_t step = 0; some != 0; some = then) {
-        then = steps_from(s, step + some);
-        if (then != 0) widen_some(n, step + some, then, n_blocks, later);
-        for (uint32_t i = 0; i < some; i++, step++, x += TILE_ELEMS) {
-            fetch_narrow(s, n, step, n_blocks);
-            multiply_row(x, now->b[0] + (size_t)i * TILE_ELEMS, WIDE_STEPS_LD, n_blocks);
-        }
-        swap  = now;
-        now   = later;
-        later = swap;
+    widen_step(s, n, 0, n_blocks, &wide[0]);
+    for (uint32_t step = 0; step < s->n_steps; step++) {
+        if (step + 1 < s->n_steps) widen_step(s, n, step + 1, n_blocks, &wide[(step + 1) % 2]);
+        multiply_row(s->x + (size_t)step * TILE_ELEMS, wide[step % 2].b[0], TILE_ELEMS, n_blocks);
     }
     leave_row(s, n_blocks);
 }

@@ -37,7 +37,8 @@ static bt_status evaluate_name(bt_jinja *j, const bt_jinja_map *scope, const bt_
     for (; scope != NULL; scope = scope->up) {
         bt_jinja_entry *found = bt_jinja_find(scope, node->text);
 
-        BT_TRY(bt_jinja_count(j, node->at, (found == NULL) + bt_jinja_find_steps(scope)));
+        BT_TRY(
+            bt_jinja_count(j, node->at, (found == NULL) + bt_jinja_find_steps(scope, node->text)));
         if (found == NULL) continue;
         *value_out = found->value;
         goto out;

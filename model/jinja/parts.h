@@ -208,8 +208,8 @@ bt_jinja_value bt_jinja_undefined(bt_jinja_text name);
 bt_jinja_value bt_jinja_bool(bool is);
 bt_jinja_value bt_jinja_int(int64_t number);
 bt_jinja_value bt_jinja_string(const char *s, size_t n);
-/* Steps that a search in it counts as. */
-size_t          bt_jinja_find_steps(const bt_jinja_map *map);
+/* Steps that a search for the key counts as: all others may begin as it does. */
+size_t          bt_jinja_find_steps(const bt_jinja_map *map, bt_jinja_text key);
 bt_jinja_entry *bt_jinja_find(const bt_jinja_map *map, bt_jinja_text key);
 /* The same, counted; *entry_out is NULL where there is none. */
 bt_status bt_jinja_look_up(bt_jinja *j, const char *at, const bt_jinja_map *map, bt_jinja_text key,
@@ -225,6 +225,7 @@ static inline bool bt_jinja_is_number(const bt_jinja_value *v)
 
 bool bt_jinja_same_text(bt_jinja_text a, bt_jinja_text b);
 /* Steps that going through it counts as. */
+size_t bt_jinja_text_steps(bt_jinja_text text);
 size_t bt_jinja_steps(const bt_jinja_value *v);
 /* Without its first n bytes. */
 bt_jinja_text bt_jinja_behind(bt_jinja_text t, size_t n);

@@ -11,9 +11,11 @@ bool bt_jinja_same_text(bt_jinja_text a, bt_jinja_text b)
     return a.n == b.n && (a.n == 0 || memcmp(a.s, b.s, a.n) == 0);
 }
 
+size_t bt_jinja_text_steps(bt_jinja_text text) { return text.n / STEP_BYTES; }
+
 size_t bt_jinja_steps(const bt_jinja_value *v)
 {
-    return v->kind == BT_JINJA_IS_STRING ? v->text.n / STEP_BYTES : 0;
+    return v->kind == BT_JINJA_IS_STRING ? bt_jinja_text_steps(v->text) : 0;
 }
 
 static size_t char_bytes(bt_jinja_text t)

@@ -7,7 +7,10 @@
 
 enum { MOST_NESTED = 100, STEP_ENTRIES = 16 };
 
-size_t bt_jinja_find_steps(const bt_jinja_map *map) { return map->n / STEP_ENTRIES; }
+size_t bt_jinja_find_steps(const bt_jinja_map *map, bt_jinja_text key)
+{
+    return map->n / STEP_ENTRIES + map->n * bt_jinja_text_steps(key);
+}
 
 /* ---- making and finding ---- */
 
@@ -51,7 +54,7 @@ bt_status bt_jinja_look_up(bt_jinja *j, const char *at, const bt_jinja_map *map,
 {
     bt_status st = BT_OK;
 
-    BT_TRY(bt_jinja_count(j, at, bt_jinja_find_steps(map)));
+    BT_TRY(bt_jinja_count(j, at, bt_jinja_find_steps(map, key)));
     *entry_out = bt_jinja_find(map, key);
 out:
     return st;
@@ -62,7 +65,7 @@ bt_status bt_jinja_put(bt_jinja *j, bt_jinja_map *map, bt_jinja_text key, bt_jin
     bt_status       st = BT_OK;
     bt_jinja_entry *e  = entry_of(map, key);
 
-    BT_TRY(bt_jinja_count(j, j->text, bt_jinja_find_steps(map)));
+    BT_TRY(bt_jinja_count(j, j->text, bt_jinja_find_steps(map, key)));
     if (e == NULL) {
         BT_JINJA_NEW(j, e, 1);
         e->key = key;

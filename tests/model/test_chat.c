@@ -291,6 +291,8 @@ static void chat_templates_that_cannot_be_rendered_say_where(void)
          "{% endfor %}",                                                                    BT_ERR_NO_MEMORY,   "than it may take"                                      },
         {"{% set x = 'a' * 9000000 %}{% set y = 'a' * 9000000 %}{% for i in range(999) %}"
          "{{ x < y }}{% endfor %}",                                                         BT_ERR_UNSUPPORTED, "expected an end within"                                },
+        {"{% set x = 'a' * 30000000 %}{% set d = {x: 1} %}{% for i in range(999) %}"
+         "{{ d[x] ~ d.get(x) }}{% endfor %}",                                               BT_ERR_UNSUPPORTED, "expected an end within"                                },
         {"{{ raise_exception('roles\\nmust alternate') }}",                                          BT_ERR_INVALID_ARG,
          "refused by the template: roles?must alternate"                                                                                                                         },
     };

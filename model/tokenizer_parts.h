@@ -49,6 +49,8 @@ struct bt_tokenizer {
  * how many characters it has; 0: it is none, or no whole one. */
 size_t bt_base64_decode(const char *text, char *bytes, uint32_t *n_bytes_out);
 
+/* Sorts ids by their bytes. */
+void bt_vocab_order(const bt_tokenizer *tok, uint32_t *ids, size_t n);
 /* Makes by_text. */
 bt_status bt_vocab_sort(bt_tokenizer *tok);
 /* Whether by_text has the n bytes. */

@@ -22,6 +22,11 @@ static int by_text(const void *a, const void *b, void *ctx)
     return compare(tok, *(const uint32_t *)a, tok->arena + t->at, t->n);
 }
 
+void bt_vocab_order(const bt_tokenizer *tok, uint32_t *ids, size_t n)
+{
+    qsort_r(ids, n, sizeof(*ids), by_text, (void *)(uintptr_t)tok);
+}
+
 bt_status bt_vocab_sort(bt_tokenizer *tok)
 {
     bt_status st = BT_OK;
@@ -30,7 +35,7 @@ bt_status bt_vocab_sort(bt_tokenizer *tok)
     BT_REQUIRE(tok->by_text != NULL, BT_ERR_NO_MEMORY, "%s: %u tokens", tok->path, tok->n_tokens);
     for (uint32_t id = 0; id < tok->n_tokens; id++)
         if (tok->tokens[id].mapped) tok->by_text[tok->n_by_text++] = id;
-    qsort_r(tok->by_text, tok->n_by_text, sizeof(*tok->by_text), by_text, tok);
+    bt_vocab_order(tok, tok->by_text, tok->n_by_text);
 out:
     return st;
 }

@@ -1,5 +1,6 @@
 /* tiktoken.model and its tokenizer_config.json, as Kimi-K2 and Moonlight come. */
 #include <stdint.h>
+#include <time.h>
 
 #include "model/tokenizer_parts.h"
 #include "tests/model/tokenizer_cases.h"
@@ -255,6 +256,33 @@ static void tiktoken_token_that_is_too_long_is_refused(void)
     free(more);
 }
 
+/* aaa, aaaaaa, .., and others that begin with all of these: their bytes count, not their square. */
+static void tiktoken_long_tokens_are_read_in_time(void)
+{
+    enum { SHORT = 1300, LONG = 1500 };
+    char         *all  = calloc(SHORT + 1, 4), *end;
+    char         *more = calloc(SHORT / 2 * (SHORT * 4 + 64) + LONG * (SHORT * 4 + 32), 1);
+    bt_tokenizer *tok  = NULL;
+    clock_t       from;
+
+    if (all == NULL || more == NULL) abort();
+    for (int i = 0; i < SHORT; i++)
+        strcpy(all + i * 4, "YWFh");
+    end = more;
+    for (int i = 1; i <= SHORT; i++)
+        end += sprintf(end, "%.*s %d\n", i * 4, all, 255 + i);
+    for (int i = 0; i < LONG; i++)
+        end += sprintf(end, "%s%08d %d\n", all, i, 256 + SHORT + i);
+    write_small(more, CONFIG);
+    from = clock();
+    EXPECT_EQ(bt_tokenizer_open(g_scratch, &tok), BT_OK);
+    EXPECT((double)(clock() - from) / CLOCKS_PER_SEC < 3);
+    if (tok != NULL) EXPECT_EQ(count(tok, "aaaaaaaaaa", 10), 10); /* no aa */
+    bt_tokenizer_close(tok);
+    free(more);
+    free(all);
+}
+
 /* Without a line's end at the file's end, and with empty lines; any order of ranks. */
 static void tiktoken_lines_stand_in_any_order(void)
 {
@@ -298,6 +326,7 @@ static const bt_test TESTS[] = {
     BT_TEST(tiktoken_other_bad_files_are_refused),
     BT_TEST(tiktoken_too_many_merges_are_refused),
     BT_TEST(tiktoken_token_that_is_too_long_is_refused),
+    BT_TEST(tiktoken_long_tokens_are_read_in_time),
     BT_TEST(tiktoken_lines_stand_in_any_order),
     BT_TEST(tiktoken_is_for_where_no_tokenizer_json_is),
     BT_TEST(tiktoken_open_unwinds_at_every_allocation),

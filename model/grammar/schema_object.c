@@ -60,20 +60,28 @@ static void read_required(bt_schema *s, members *m, const json_t *schema, const 
     }
 }
 
+/* Members with a name that may come. */
+static uint32_t count_named(json_t *named)
+{
+    uint32_t    n = 0;
+    const char *name;
+    json_t     *value;
+
+    json_object_foreach(named, name, value) n += !json_is_false(value);
+    return n;
+}
+
 /* Others may come, whom nothing keeps out, where minProperties asks for more than have a name. */
 static void open_for_more(bt_schema *s, members *m, const json_t *schema, const bt_schema_at *at)
 {
     if (json_object_get(schema, "additionalProperties") == NULL &&
-        bt_schema_count(s, schema, "minProperties", 0, at) > json_object_size(m->members))
+        bt_schema_count(s, schema, "minProperties", 0, at) > count_named(m->members))
         m->additional = json_true();
 }
 
 static void check_counts(bt_schema *s, members *m, const json_t *schema, const bt_schema_at *at)
 {
-    const char *name;
-    json_t     *value;
-
-    json_object_foreach(m->members, name, value) m->n_members += !json_is_false(value);
+    m->n_members  = count_named(m->members);
     m->n_required = (uint32_t)json_object_size(m->required);
     m->min        = bt_schema_count(s, schema, "minProperties", 0, at);
     m->max        = bt_schema_count(s, schema, "maxProperties", BT_UNLIMITED, at);

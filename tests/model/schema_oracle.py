@@ -82,6 +82,8 @@ CASES = [
     ({"additionalProperties": {"type": "integer"}, "minProperties": 1, "maxProperties": 3}, [{"a": 1}, {"a": 1, "b": 2}, {"a": 1, "b": 2, "c": 3}],
      ["{}", '{"a":1,"b":2,"c":3,"d":4}']),
     ({"type": "object", "properties": {"a": {}, "b": {}}, "minProperties": 1}, [{"a": 1}, {"b": 1}], ["{}"]),
+    ({"type": "object", "properties": {"a": False}, "minProperties": 1}, [{"b": 1}], ["{}", '{"a":1}']),
+    ({"type": "object", "properties": {"b": {}}, "minProperties": 1, "maxProperties": 2, "not": {"required": ["b"]}}, [{"c": 1}, {"a": 1, "c": 2}], ["{}", '{"b":1}']),
     ({"properties": {"a": True}, "patternProperties": {}, "maxProperties": 3, "additionalProperties": True},
      [{}, {"a": 1, "b": 2, "c": 3}, {"b": 1, "c": 2}], ['{"b":1,"c":2,"d":3,"e":4}']),
     ({"type": "object", "patternProperties": {"^[a-z]{1,3}$": {"type": "integer"}}}, [{}, {"abc": 1, "x": -2}], ['{"abcd":1}', '{"a":"x"}', '{"A":null}']),

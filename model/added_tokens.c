@@ -77,7 +77,8 @@ uint32_t bt_added_tokens_add(bt_added_tokens *set, const char *text, size_t n, u
     return set->nodes[at].id;
 }
 
-static size_t longest_at(const bt_added_tokens *set, const char *text, size_t n, uint32_t *id_out)
+size_t bt_added_tokens_longest(const bt_added_tokens *set, const char *text, size_t n,
+                               uint32_t *id_out)
 {
     size_t   longest = 0;
     uint32_t at      = 0;
@@ -96,7 +97,7 @@ size_t bt_added_tokens_find(const bt_added_tokens *set, const char *text, size_t
                             size_t *start_out, uint32_t *id_out)
 {
     for (size_t i = 0; i < n; i++) {
-        size_t length = longest_at(set, text + i, n - i, id_out);
+        size_t length = bt_added_tokens_longest(set, text + i, n - i, id_out);
 
         if (length == 0) continue;
         *start_out = i;

@@ -22,6 +22,9 @@ void      bt_added_tokens_destroy(bt_added_tokens *set);
 /* A token of n > 0 bytes; one that is there already keeps its first id.  Returns the id it has. */
 uint32_t bt_added_tokens_add(bt_added_tokens *set, const char *text, size_t n, uint32_t id);
 
+/* The length of the longest that text[0..n) begins with; 0: none. */
+size_t bt_added_tokens_longest(const bt_added_tokens *set, const char *text, size_t n,
+                               uint32_t *id_out);
 /* The first match in text[0..n): its start, and its length (0: none; then start is n). */
 size_t bt_added_tokens_find(const bt_added_tokens *set, const char *text, size_t n,
                             size_t *start_out, uint32_t *id_out);

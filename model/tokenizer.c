@@ -85,11 +85,10 @@ const char *bt_tokenizer_bytes(const bt_tokenizer *tok, uint32_t id, size_t *n_o
 
 static int64_t added_id(const bt_tokenizer *tok, const char *text, size_t n)
 {
-    size_t   start;
     uint32_t id = 0;
 
     for (int i = 0; n != 0 && i < BT_N_ADDED_LISTS; i++)
-        if (bt_added_tokens_find(tok->added[i], text, n, &start, &id) == n) return id;
+        if (bt_added_tokens_longest(tok->added[i], text, n, &id) == n) return id;
     return -1;
 }
 

@@ -1,5 +1,6 @@
 #include <pthread.h>
 #include <stdint.h>
+#include <time.h>
 
 #include "core/alloc.h"
 #include "tests/model/tokenizer_cases.h"
@@ -293,6 +294,28 @@ static void tokenizer_text_is_what_is_not_special(void)
     EXPECT(!bt_tokenizer_is_text(tok, 305) && bt_tokenizer_is_text(tok, 404));
     EXPECT(!bt_tokenizer_is_text(tok, 310) && !bt_tokenizer_is_text(tok, 405));
     EXPECT_EQ(bt_tokenizer_added_id(tok, "<n>"), 402);
+    bt_tokenizer_close(tok);
+}
+
+/* Each token is asked for once, as a whole: not for what begins at each of its bytes. */
+static void tokenizer_long_texts_are_known_in_time(void)
+{
+    enum { LONG = 14000, TIMES = 200 };
+    char          vocab[LONG + 16], frame[LONG + 64], text[LONG + 1];
+    bt_tokenizer *tok = NULL;
+    clock_t       from;
+
+    memset(text, 'a', LONG);
+    text[LONG] = '\0';
+    sprintf(vocab, ", \"%s\": 300", text);
+    sprintf(frame, ", \"added_tokens\": [{\"id\": 400, \"content\": \"%sb\"}]", text);
+    write_small(vocab, "[]", BYTE_LEVEL, frame);
+    EXPECT_EQ(bt_tokenizer_open(g_scratch, &tok), BT_OK);
+    if (tok == NULL) return;
+    from = clock();
+    for (int i = 0; i < TIMES; i++)
+        EXPECT(bt_tokenizer_is_text(tok, 300));
+    EXPECT((double)(clock() - from) / CLOCKS_PER_SEC < 3);
     bt_tokenizer_close(tok);
 }
 
@@ -623,6 +646,7 @@ static const bt_test TESTS[] = {
     BT_TEST(tokenizer_dollar_is_the_end_of_a_line),
     BT_TEST(tokenizer_added_tokens_match_longest_first),
     BT_TEST(tokenizer_text_is_what_is_not_special),
+    BT_TEST(tokenizer_long_texts_are_known_in_time),
     BT_TEST(tokenizer_merge_that_is_too_long_is_refused),
     BT_TEST(tokenizer_begin_is_add_bos_token_or_the_post_processor),
     BT_TEST(tokenizer_bad_files_are_refused_by_name),

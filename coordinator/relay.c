@@ -409,16 +409,17 @@ void bt_relay_message(bt_relay *relay, uint32_t rank, bt_up *m, uint64_t now_ns)
 
 /* ---- time */
 
-/* Since when the request has waited in vain.  One that has been placed before, whose client has
- * been promised an answer, waits as long as others move that make room for it in the end; where a
- * role is missing, or no rank could ever hold it, they make none. */
-static uint64_t waits_since_ns(const bt_relay *r, const bt_relay_request *q, bool has_roles)
+/* How long the request has waited in vain.  One that has been placed before, whose client has been
+ * promised an answer, waits as long as others move that make room for it in the end; where a role
+ * is missing, or no rank could ever hold it, they make none. */
+static uint64_t in_vain_ns(const bt_relay *r, const bt_relay_request *q, bool has_roles,
+                           uint64_t now_ns)
 {
     uint64_t since_ns = q->resumed ? q->heard_ns : q->arrived_ns;
 
     if (q->resumed && has_roles && r->moved_ns > since_ns && bt_relay_could_ever_hold(r, q))
         since_ns = r->moved_ns;
-    return bt_relay_from_ns(r, since_ns);
+    return bt_relay_waited_ns(r, since_ns, now_ns);
 }
 
 static void end_waiting(bt_relay *r, uint64_t now_ns)
@@ -430,9 +431,9 @@ static void end_waiting(bt_relay *r, uint64_t now_ns)
 
     bt_relay_count_seats(r, taken);
     short_of = taken[0] == 0 ? "prefill" : taken[1] == 0 && !bt_relay_both(r) ? "decode" : NULL;
-    for (; q != NULL && bt_since_ns(bt_relay_from_ns(r, q->arrived_ns), now_ns) >= r->cfg.queue_ns;
+    for (; q != NULL && bt_relay_waited_ns(r, q->arrived_ns, now_ns) >= r->cfg.queue_ns;
          q = next) { /* oldest first */
-        uint64_t waited_ns = bt_since_ns(waits_since_ns(r, q, short_of == NULL), now_ns);
+        uint64_t waited_ns = in_vain_ns(r, q, short_of == NULL, now_ns);
 
         next = q->next;
         if (q->short_of != BT_SHORT_UNKNOWN) full = q->short_of == BT_SHORT_OF_WINDOW;
@@ -484,8 +485,7 @@ static void end_stalled(bt_relay *r, uint64_t now_ns)
 
     for (q = r->placed.first; q != NULL; q = next) {
         next = q->next;
-        if (q->state == BT_ENDED ||
-            bt_since_ns(bt_relay_from_ns(r, moved_ns(r, q)), now_ns) < r->cfg.stall_ns)
+        if (q->state == BT_ENDED || bt_relay_waited_ns(r, moved_ns(r, q), now_ns) < r->cfg.stall_ns)
             continue;
         r->moved_ns = now_ns; /* room, soon */
         bt_relay_end_request(r, q, GRPC_STATUS_DEADLINE_EXCEEDED,
@@ -495,24 +495,11 @@ static void end_stalled(bt_relay *r, uint64_t now_ns)
     }
 }
 
-/* While the coordinator itself stood still it heard nobody: no rank was silent, and requests that
- * wait for room did not wait for a rank. */
-static void forgive_own_silence(bt_relay *r, uint64_t now_ns)
-{
-    uint64_t gap_ns = bt_stood_still_ns(&r->ticked_ns, now_ns, r->cfg.rank_quiet_ns / 2);
-
-    if (gap_ns == 0) return;
-    r->awake_ns = now_ns;
-    for (uint32_t i = 0; i < r->cfg.n_ranks; i++) {
-        bt_forgive_ns(&r->ranks[i].progress_ns, gap_ns, now_ns);
-        bt_forgive_ns(&r->ranks[i].heard_ns, gap_ns, now_ns);
-    }
-}
-
 void bt_relay_tick(bt_relay *relay, uint64_t now_ns)
 {
     if (relay->stopped) return;
-    forgive_own_silence(relay, now_ns);
+    if (bt_stood_still_ns(&relay->ticked_ns, now_ns, relay->cfg.rank_quiet_ns / 2) != 0)
+        relay->awake_ns = now_ns;
     bt_relay_decide(relay, now_ns);
     if (now_ns < relay->next_scan_ns) return;
     relay->next_scan_ns = now_ns + SCAN_MS * BT_NS_PER_MS;

@@ -331,8 +331,8 @@ static bool is_likelier(const bt_rank_state *a, const bt_rank_state *b)
 /* Nobody who reads, or just has, is to blame for that: the others begin anew until it is there. */
 static bool is_to_blame(const bt_relay *r, const bt_rank_state *k, uint64_t now_ns)
 {
-    bool reads = k->reads_ns != 0 &&
-                 bt_since_ns(bt_relay_from_ns(r, k->reads_ns), now_ns) < r->cfg.rank_quiet_ns;
+    bool reads =
+        k->reads_ns != 0 && bt_relay_waited_ns(r, k->reads_ns, now_ns) < r->cfg.rank_quiet_ns;
 
     return k->n_blamed > 0 && !reads;
 }
@@ -387,7 +387,7 @@ void bt_relay_decide(bt_relay *relay, uint64_t now_ns)
 static bool is_silent_spare(const bt_relay *r, const bt_rank_state *k, uint64_t now_ns)
 {
     return r->cfg.replace && k->ready && k->group == BT_UNSEATED &&
-           bt_since_ns(k->heard_ns, now_ns) >= r->cfg.rank_quiet_ns;
+           bt_relay_waited_ns(r, k->heard_ns, now_ns) >= r->cfg.rank_quiet_ns;
 }
 
 /* Of the ranks that have work and show no progress, removes the one that has been silent for
@@ -402,7 +402,8 @@ void bt_relay_find_stuck(bt_relay *relay, uint64_t now_ns)
         k = &relay->ranks[i];
         if (k->stuck || k->lost) continue;
         if (!is_silent_spare(relay, k, now_ns) &&
-            (k->n_held == 0 || bt_since_ns(k->progress_ns, now_ns) < relay->cfg.rank_quiet_ns))
+            (k->n_held == 0 ||
+             bt_relay_waited_ns(relay, k->progress_ns, now_ns) < relay->cfg.rank_quiet_ns))
             continue;
         if (found == BT_NO_RANK || k->heard_ns < relay->ranks[found].heard_ns) found = i;
     }
@@ -410,9 +411,10 @@ void bt_relay_find_stuck(bt_relay *relay, uint64_t now_ns)
     k = &relay->ranks[found];
     if (k->n_held == 0)
         snprintf(why, sizeof(why), "nothing was heard of the spare for %.1f s",
-                 (double)(now_ns - k->heard_ns) * 1e-9);
+                 (double)bt_relay_waited_ns(relay, k->heard_ns, now_ns) * 1e-9);
     else
         snprintf(why, sizeof(why), "rank %u has made no progress for %.1f s with %u requests",
-                 found, (double)(now_ns - k->progress_ns) * 1e-9, k->n_held);
+                 found, (double)bt_relay_waited_ns(relay, k->progress_ns, now_ns) * 1e-9,
+                 k->n_held);
     remove_rank(relay, found, why, now_ns);
 }

@@ -7,6 +7,7 @@
 #include "coordinator/relay.h"
 #include "coordinator/relay_view.h"
 #include "coordinator/table.h"
+#include "core/clock.h"
 
 enum { BT_SEATED_PREFILL, BT_SEATED_DECODE, BT_UNSEATED }; /* with both roles: the first */
 
@@ -87,11 +88,11 @@ static inline bool bt_relay_runs(const bt_relay_request *q)
     return q->state == BT_PREFILL || q->state == BT_DECODE;
 }
 
-/* Since when somebody has been waited for: while the coordinator itself stood still nobody was
- * late. */
-static inline uint64_t bt_relay_from_ns(const bt_relay *r, uint64_t since_ns)
+/* How long somebody has been waited for: while the coordinator itself stood still nobody was late,
+ * and from then on they have all of their time. */
+static inline uint64_t bt_relay_waited_ns(const bt_relay *r, uint64_t since_ns, uint64_t now_ns)
 {
-    return since_ns > r->awake_ns ? since_ns : r->awake_ns;
+    return bt_since_ns(since_ns > r->awake_ns ? since_ns : r->awake_ns, now_ns);
 }
 
 /* The request comes into the queue, or leaves it. */

@@ -27,7 +27,7 @@ static void on_message(bt_rpc_call *rpc, ProtobufCMessage *message)
 {
     call *c = rpc->ctx;
 
-    c->last_ns = bt_now_ns();
+    c->last_ns = bt_awake_ns();
     if (c->st == BT_OK && message == NULL) {
         bt_log_error(__FILE__, __LINE__, "a peer broke the protocol", "%s: %s", c->client->address,
                      bt_error_text());
@@ -73,14 +73,11 @@ static bt_status wait_call(call *c)
 {
     bt_status st        = BT_OK;
     bool      cancelled = false; /* gRPC then ends the call by itself */
-    uint64_t  looked_ns = 0;
 
     while (!c->ended) {
-        uint64_t now     = bt_now_ns();
-        bool     stopped = c->client->stop != NULL && *c->client->stop != 0, expired;
+        bool stopped = c->client->stop != NULL && *c->client->stop != 0;
+        bool expired = bt_awake_ns() - c->last_ns > c->client->limit_ns;
 
-        bt_forgive_ns(&c->last_ns, bt_stood_still_ns(&looked_ns, now, BT_STILL_NS), now);
-        expired = now - c->last_ns > c->client->limit_ns;
         if (!cancelled && (expired || stopped)) {
             st = stopped ? BT_ERR_CANCELLED : BT_ERR_TIMEOUT;
             if (!stopped) {
@@ -91,7 +88,7 @@ static bt_status wait_call(call *c)
             bt_rpc_call_cancel(&c->rpc);
             cancelled = true;
         }
-        bt_rpc_loop_run_once(c->client->loop, now + TICK_NS);
+        bt_rpc_loop_run_once(c->client->loop, bt_now_ns() + TICK_NS);
         c->client->connected |=
             grpc_channel_check_connectivity_state(c->client->channel, 0) == GRPC_CHANNEL_READY;
     }
@@ -115,7 +112,7 @@ bt_status bt_client_call(bt_client *client, const char *method, const char *cach
                     .client     = client,
                     .on_message = on_answer,
                     .ctx        = ctx,
-                    .last_ns    = bt_now_ns()
+                    .last_ns    = bt_awake_ns()
     };
 
     c.rpc.ctx = &c;

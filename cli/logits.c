@@ -169,22 +169,21 @@ static void turn(session *s)
 static bt_status run_cases(session *s, uint64_t stall_ns)
 {
     bt_status st   = BT_OK;
-    uint64_t  seen = 0, heard_ns = bt_now_ns(), looked_ns = heard_ns, limit_ns;
+    uint64_t  seen = 0, heard_ns = bt_awake_ns(), limit_ns;
     char      text[256];
 
     while (!bt_eval_cell_done(s->cell)) {
         turn(s);
-        heard_ns += bt_stood_still_ns(&looked_ns, bt_now_ns(), BT_STILL_NS);
         BT_TRY(bt_eval_cell_status(s->cell));
         BT_REQUIRE(g_signal == 0, BT_ERR_CANCELLED, "signal %d", (int)g_signal);
         BT_REQUIRE(!s->launch.ended, BT_ERR_PEER, "the ranks have ended: baton-launch %s",
                    bt_child_ending(&s->launch, text, sizeof(text)));
         if (bt_eval_cell_progress(s->cell) != seen) {
             seen     = bt_eval_cell_progress(s->cell);
-            heard_ns = bt_now_ns();
+            heard_ns = bt_awake_ns();
         }
         limit_ns = bt_eval_cell_ready(s->cell) ? STEP_STALLS * stall_ns : stall_ns;
-        BT_REQUIRE(bt_since_ns(heard_ns, bt_now_ns()) < limit_ns, BT_ERR_TIMEOUT,
+        BT_REQUIRE(bt_awake_ns() - heard_ns < limit_ns, BT_ERR_TIMEOUT,
                    "no progress for %llu s; waiting for %s",
                    (unsigned long long)(limit_ns / BT_NS_PER_S),
                    bt_eval_cell_waits_for(s->cell, text, sizeof(text)));
@@ -196,19 +195,19 @@ out:
 /* Asks the ranks to leave, then makes them. */
 static void end_cell(session *s, bool failed)
 {
-    uint64_t deadline = bt_now_ns() + LEAVE_NS;
+    uint64_t deadline = bt_awake_ns() + LEAVE_NS;
 
     if (s->cell != NULL) bt_eval_cell_shutdown(s->cell);
-    while (bt_child_running(&s->launch) && s->cell != NULL && bt_now_ns() < deadline) {
+    while (bt_child_running(&s->launch) && s->cell != NULL && bt_awake_ns() < deadline) {
         turn(s);
         if (failed && bt_eval_cell_attached(s->cell) == 0) break;
     }
     bt_child_kill(&s->launch, SIGTERM);
     if (s->cell != NULL) {
         bt_eval_cell_stop(s->cell);
-        deadline = bt_now_ns() + KILL_NS;
+        deadline = bt_awake_ns() + KILL_NS;
         while ((!bt_rpc_loop_idle(s->loop) || bt_child_running(&s->launch)) &&
-               bt_now_ns() < deadline) {
+               bt_awake_ns() < deadline) {
             turn(s);
         }
         bt_eval_cell_destroy(s->cell);

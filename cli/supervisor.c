@@ -26,7 +26,7 @@
 
 static void begin_stop(supervisor *s)
 {
-    uint64_t now = bt_now_ns();
+    uint64_t now = bt_awake_ns();
 
     if (s->phase == STOPPING) return;
     /* Asked to end, the coordinator tells its ranks.  After a failure it ends open requests with
@@ -86,10 +86,10 @@ static bool drain(supervisor *s, int number)
     if (s->draining) return true;
     s->draining = true;
     if (number == SIGTERM)
-        s->drain_end_ns = bt_now_ns() + s->opt->drain_ns + BT_SUPERVISOR_LEAVE_NS;
+        s->drain_end_ns = bt_awake_ns() + s->opt->drain_ns + BT_SUPERVISOR_LEAVE_NS;
     if (s->opt->join != NULL) { /* its ranks tell the coordinator, which lets them go */
         bt_child_kill(&s->launch, SIGUSR1);
-        if (number == SIGTERM) s->launch_term_ns = bt_now_ns() + s->opt->drain_ns;
+        if (number == SIGTERM) s->launch_term_ns = bt_awake_ns() + s->opt->drain_ns;
     } else {
         bt_child_kill(&s->coordinator, number == SIGUSR1 ? SIGUSR1 : SIGTERM);
     }
@@ -104,8 +104,8 @@ static void on_signals(supervisor *s)
         if (info.ssi_signo == SIGCHLD) continue;
         if (drain(s, (int)info.ssi_signo)) continue;
         if (s->phase == STOPPING) { /* again: no more patience, for what was not yet told */
-            if (s->coordinator_term_ns != 0) s->coordinator_term_ns = bt_now_ns();
-            if (s->launch_term_ns != 0) s->launch_term_ns = bt_now_ns();
+            if (s->coordinator_term_ns != 0) s->coordinator_term_ns = bt_awake_ns();
+            if (s->launch_term_ns != 0) s->launch_term_ns = bt_awake_ns();
             s->hurried = true;
             continue;
         }
@@ -137,7 +137,7 @@ static bool ended_as_asked(const supervisor *s, const bt_child *child)
 
 BT_PRINTF(3, 4) static void start_again(supervisor *s, uint64_t *at_ns, const char *fmt, ...)
 {
-    uint64_t now = bt_now_ns(), wait_ns;
+    uint64_t now = bt_awake_ns(), wait_ns;
     char     why[400];
     va_list  ap;
 
@@ -216,14 +216,14 @@ static void on_coordinator_end(supervisor *s)
 
 static bool is_silent(const supervisor *s, uint64_t since_ns)
 {
-    return bt_child_running(&s->coordinator) && bt_now_ns() > s->spoke_ns + since_ns;
+    return bt_child_running(&s->coordinator) && bt_awake_ns() > s->spoke_ns + since_ns;
 }
 
 /* No other one will come. */
 static void end_silent_coordinator(supervisor *s, const char *when)
 {
     bt_supervisor_fail(s, "the coordinator has not answered for %llu s%s",
-                       (unsigned long long)((bt_now_ns() - s->spoke_ns) / BT_NS_PER_S), when);
+                       (unsigned long long)((bt_awake_ns() - s->spoke_ns) / BT_NS_PER_S), when);
     bt_child_kill(&s->coordinator, SIGKILL);
 }
 
@@ -273,7 +273,7 @@ static void on_child_end(supervisor *s)
     if (s->client.ended && s->phase == SERVING) on_client_end(s);
     if (s->phase == STOPPING) {
         /* When one side has gone, the other one has nothing to wait for. */
-        uint64_t soon = bt_now_ns() + BT_SUPERVISOR_LEAVE_NS;
+        uint64_t soon = bt_awake_ns() + BT_SUPERVISOR_LEAVE_NS;
 
         if (s->coordinator.ended && s->launch_term_ns > soon) s->launch_term_ns = soon;
         return;
@@ -349,23 +349,9 @@ static void on_drain_end(supervisor *s, uint64_t now)
     s->launch_term_ns = s->fresh_term_ns = now; /* nobody else tells them */
 }
 
-/* While this process stood still nobody was late. */
-static void forgive_own_silence(supervisor *s, uint64_t now)
-{
-    uint64_t *const ends[] = {&s->coordinator_term_ns, &s->launch_term_ns, &s->fresh_term_ns,
-                              &s->drain_end_ns,        &s->spoke_ns,       &s->hosts.asked_ns};
-    uint64_t        gap_ns = bt_stood_still_ns(&s->looked_ns, now, BT_STILL_NS);
-
-    if (gap_ns == 0) return;
-    for (size_t i = 0; i < sizeof(ends) / sizeof(ends[0]); i++)
-        if (*ends[i] != 0) *ends[i] += gap_ns;
-    bt_forgive_ns(&s->stop_ns, gap_ns, now);
-    bt_forgive_ns(&s->heard_ns, gap_ns, now);
-}
-
 static void on_tick(supervisor *s)
 {
-    uint64_t now = bt_now_ns();
+    uint64_t now = bt_awake_ns();
 
     if (s->phase == STOPPING) {
         kill_at(&s->coordinator, SIGINT, &s->coordinator_term_ns, now); /* SIGTERM would drain */
@@ -410,7 +396,6 @@ static void loop(supervisor *s)
         };
 
         poll(fds, sizeof(fds) / sizeof(fds[0]), TICK_MS);
-        forgive_own_silence(s, bt_now_ns());
         on_signals(s);
         read_all(s);
         if (bt_child_collect(children, sizeof(children) / sizeof(children[0]))) on_child_end(s);
@@ -487,7 +472,7 @@ static bt_status prepare(supervisor *s, const bt_run_options *opt)
     bt_child_init(&s->asker);
     bt_echo_init(&s->echo, opt->log);
     bt_outlet_open(&s->out, opt->chat != NULL ? STDERR_FILENO : STDOUT_FILENO);
-    s->heard_ns = s->start_ns = bt_now_ns();
+    s->heard_ns = s->start_ns = bt_awake_ns();
     s->quiet_ns               = quiet_ns(&opt->cell);
     s->port                   = opt->port;
     BT_TRY(bt_supervisor_find_hosts(s));
@@ -512,7 +497,7 @@ static bt_status prepare(supervisor *s, const bt_run_options *opt)
         snprintf(s->control, sizeof(s->control), "%s", opt->join);
     } else {
         BT_TRY(bt_supervisor_start_coordinator(s));
-        s->spoke_ns = bt_now_ns();
+        s->spoke_ns = bt_awake_ns();
     }
 out:
     return st;

@@ -26,7 +26,7 @@ static void describe_ranks(const bt_cell_options *cell, char *buf, size_t capaci
 /* The cell serves, for the first time or again. */
 static void on_serving(supervisor *s)
 {
-    uint64_t now = bt_now_ns();
+    uint64_t now = bt_awake_ns();
 
     s->phase      = SERVING;
     s->serving_ns = now;
@@ -75,7 +75,7 @@ static void on_joined(supervisor *s)
 static void on_progress(supervisor *s, const char *text)
 {
     enum { BAR = 24 }; /* the line fits into 80 columns */
-    uint64_t now = bt_now_ns();
+    uint64_t now = bt_awake_ns();
     double   part;
     int      n = 0;
     char     last[96];
@@ -115,7 +115,7 @@ static void on_lost(supervisor *s, uint64_t now)
 void bt_supervisor_on_announcement(void *ctx, const char *line)
 {
     supervisor *s   = ctx;
-    uint64_t    now = bt_now_ns();
+    uint64_t    now = bt_awake_ns();
 
     s->spoke_ns   = now;
     s->has_spoken = true;
@@ -163,18 +163,18 @@ void bt_supervisor_on_rank_line(void *ctx, const char *line)
 {
     supervisor *s = ctx;
 
-    bt_supervisor_hear(s, bt_now_ns());
+    bt_supervisor_hear(s, bt_awake_ns());
     bt_account_read(line, bt_cell_n_ranks(&s->opt->cell), s->accounts);
     bt_echo_line(&s->echo, line);
     /* A rank that dies while MPI starts leaves the others waiting, if they survive deaths. */
     if (s->opt->cell.replace && s->phase == LOADING && !s->launch_has_served &&
         s->launch_term_ns == 0 && tells_of_failure(line)) {
         s->rank_failed    = true;
-        s->launch_term_ns = bt_now_ns();
+        s->launch_term_ns = bt_awake_ns();
     }
     if (s->opt->join != NULL && strstr(line, "told to leave: the cell has failed: ") != NULL) {
         s->lost = true;
-        on_lost(s, bt_now_ns());
+        on_lost(s, bt_awake_ns());
     }
     if (s->opt->join != NULL && s->phase == LOADING && strstr(line, " ready: rank ") != NULL &&
         ++s->n_ready == bt_cell_n_ranks(&s->cell))
@@ -185,6 +185,6 @@ void bt_supervisor_on_fresh_line(void *ctx, const char *line)
 {
     supervisor *s = ctx;
 
-    bt_supervisor_hear(s, bt_now_ns());
+    bt_supervisor_hear(s, bt_awake_ns());
     bt_echo_line(&s->echo, line);
 }

@@ -162,7 +162,7 @@ void bt_supervisor_hosts_asked(supervisor *s)
         }
         host->answers = host->heard;
     }
-    s->hosts.answered_ns = bt_now_ns();
+    s->hosts.answered_ns = bt_awake_ns();
     if (back && s->phase == SERVING) bt_supervisor_renew(s);
 }
 

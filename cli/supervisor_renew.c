@@ -11,7 +11,7 @@
 
 void bt_supervisor_renew(supervisor *s)
 {
-    uint64_t now = bt_now_ns(), wait_ns;
+    uint64_t now = bt_awake_ns(), wait_ns;
 
     if (!s->opt->renew || s->phase != SERVING || s->draining || s->fresh_at_ns != 0 ||
         bt_child_running(&s->fresh))
@@ -80,7 +80,7 @@ void bt_supervisor_fresh_ended(supervisor *s)
 bool bt_supervisor_take_fresh(supervisor *s)
 {
     char     text[128];
-    uint64_t now = bt_now_ns();
+    uint64_t now = bt_awake_ns();
 
     if (!bt_child_running(&s->fresh)) return false;
     BT_INFO("the ranks of the old cell have ended: baton-launch %s",

@@ -37,6 +37,7 @@ typedef struct {
     char     map_path[64], left_out[512]; /* left_out: of the last start */
 } bt_cell_hosts;
 
+/* Times are those of bt_awake_ns(): while this process stood still nobody was late. */
 typedef struct supervisor {
     const bt_run_options *opt;
     bt_cell_options cell; /* as it was last started: opt's without the hosts that are silent */
@@ -67,7 +68,6 @@ typedef struct supervisor {
     uint64_t    told_ns;    /* when progress was last logged */
     bt_account *accounts;   /* [n_ranks] */
     uint64_t    heard_ns;   /* when anything came */
-    uint64_t    looked_ns;  /* the last time; 0: not yet */
     uint64_t    spoke_ns;   /* when the coordinator last said anything */
     uint64_t    quiet_ns;   /* then it may be silent for so long */
     uint32_t    hung_s;     /* it was ended, silent for so long; 0: it was not */

@@ -11,6 +11,13 @@ uint64_t bt_now_ns(void)
     return (uint64_t)now.tv_sec * BT_NS_PER_S + (uint64_t)now.tv_nsec;
 }
 
+uint64_t bt_awake_ns(void)
+{
+    static _Thread_local bt_awake own;
+
+    return bt_awake_at_ns(&own, bt_now_ns(), BT_NS_PER_S);
+}
+
 void bt_sleep_ns(uint64_t ns)
 {
     struct timespec left = {(time_t)(ns / BT_NS_PER_S), (long)(ns % BT_NS_PER_S)};

@@ -12,9 +12,6 @@ extern "C" {
 #define BT_NS_PER_MS 1000000ull
 #define BT_NS_PER_S  1000000000ull
 
-/* Between two looks of a program that looks all the time: more than a busy machine takes. */
-#define BT_STILL_NS (1 * BT_NS_PER_S)
-
 double bt_unix_s(void); /* seconds since 1970; may jump */
 
 #pragma GCC visibility push(default) /* libbaton_nccl.so takes these from the program */
@@ -41,12 +38,21 @@ static inline uint64_t bt_stood_still_ns(uint64_t *looked_ns, uint64_t now_ns, u
     return gap_ns < limit_ns ? 0 : gap_ns;
 }
 
-/* Begins *since_ns later by such a gap, which has just ended: what came within or behind it is not
- * older than now. */
-static inline void bt_forgive_ns(uint64_t *since_ns, uint64_t gap_ns, uint64_t now_ns)
+/* A clock that stands still with whoever reads it: deadlines that begin and end by it wait out what
+ * the process stood still. */
+typedef struct {
+    uint64_t looked_ns, still_ns;
+} bt_awake;
+
+static inline uint64_t bt_awake_at_ns(bt_awake *a, uint64_t now_ns, uint64_t limit_ns)
 {
-    *since_ns = *since_ns + gap_ns < now_ns ? *since_ns + gap_ns : now_ns;
+    a->still_ns += bt_stood_still_ns(&a->looked_ns, now_ns, limit_ns);
+    return now_ns - a->still_ns;
 }
+
+/* Such a clock of the calling thread, which reads it all the time while it waits: 1 s between two
+ * looks, more than a busy machine takes, is a standstill. */
+uint64_t bt_awake_ns(void);
 
 #ifdef __cplusplus
 }

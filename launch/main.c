@@ -153,17 +153,6 @@ static int exit_code(int status)
     return WEXITSTATUS(status);
 }
 
-/* Deadlines go by this: while this program stood still, most often with its machine, mpirun was not
- * late. */
-static uint64_t awake_ns(void)
-{
-    static uint64_t looked_ns, still_ns;
-    uint64_t        now = bt_now_ns();
-
-    still_ns += bt_stood_still_ns(&looked_ns, now, BT_STILL_NS);
-    return now - still_ns;
-}
-
 /* mpirun, also where a script in its place waits for it. */
 static pid_t whom_to_tell(pid_t mpirun)
 {
@@ -199,7 +188,7 @@ static void handle_signal(int sig, const bt_mpirun_options *opt, pid_t mpirun, u
     case SIGINT:
     case SIGHUP:
         if (*stop_at_ns != 0) break; /* a second SIGTERM would make mpirun leave its ranks */
-        *stop_at_ns = awake_ns() + STOP_NS;
+        *stop_at_ns = bt_awake_ns() + STOP_NS;
         if (!mpirun_aborts(opt)) stop_mpirun(mpirun);
         break;
     default: break;
@@ -218,9 +207,9 @@ static uint32_t count_lost(const bt_mpirun_options *opt, pid_t mpirun, uint32_t 
     if (bt_mpirun_is_far(opt) || bt_mpirun_n_children(mpirun) == UINT32_MAX) return 0;
     starter = bt_mpirun_starter(mpirun);
     n       = starter != 0 ? bt_mpirun_n_children(starter) : 0;
-    if (n != n_before || n + n_ended == 0 || n + n_ended >= opt->n_ranks) since_ns = awake_ns();
+    if (n != n_before || n + n_ended == 0 || n + n_ended >= opt->n_ranks) since_ns = bt_awake_ns();
     n_before = n;
-    return awake_ns() - since_ns < LOST_NS ? 0 : opt->n_ranks - n_ended - n;
+    return bt_awake_ns() - since_ns < LOST_NS ? 0 : opt->n_ranks - n_ended - n;
 }
 
 /* Where the others go on, whoever started this program decides what a death means: while the cell
@@ -239,7 +228,7 @@ static void tell_failures(uint32_t n_failed, uint32_t n_ranks)
  * when it is time to end it. */
 static bool ranks_have_ended(const bt_mpirun_options *opt, pid_t mpirun, uint64_t *first_ns)
 {
-    uint64_t now = awake_ns();
+    uint64_t now = bt_awake_ns();
     uint32_t n, n_well;
 
     bt_endings_hear();
@@ -287,14 +276,14 @@ static int wait_for(const bt_mpirun_options *opt, pid_t mpirun, const sigset_t *
         if (sig > 0) handle_signal(sig, opt, mpirun, &stop_at_ns);
         if (stop_at_ns == 0 && ranks_have_ended(opt, mpirun, &first_ns)) {
             ended      = true;
-            stop_at_ns = awake_ns() + STOP_NS;
+            stop_at_ns = bt_awake_ns() + STOP_NS;
             stop_mpirun(mpirun);
         }
-        if (stop_at_ns != 0 && awake_ns() > stop_at_ns) {
+        if (stop_at_ns != 0 && bt_awake_ns() > stop_at_ns) {
             BT_WARN("mpirun has not ended its ranks within %d s: killing it",
                     (int)(STOP_NS / BT_NS_PER_S));
             kill(-mpirun, SIGKILL);
-            stop_at_ns = awake_ns() + STOP_NS;
+            stop_at_ns = bt_awake_ns() + STOP_NS;
         }
     }
     bt_mpirun_reap(mpirun, guard, others);

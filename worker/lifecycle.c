@@ -154,7 +154,7 @@ bt_status bt_worker_pump(bt_worker *w, bt_request *r, bool flush)
         }
         m.request       = r->id;
         m.epoch         = r->epoch;
-        r->out.moved_ns = bt_worker_now_ns(w);
+        r->out.moved_ns = bt_worker_awake_ns(w);
         links->send(links->ctx, r->peer, &m, slot);
     }
 out:
@@ -190,17 +190,9 @@ out:
 
 static uint64_t lease_ns(const bt_worker *w) { return LEASE_TIMEOUTS * w->cfg.timeout_ns; }
 
-/* While this rank stood still, most often with its machine, no peer was late. */
-static void forgive_own_silence(bt_worker *w, uint64_t now)
+uint64_t bt_worker_awake_ns(bt_worker *w)
 {
-    uint64_t gap = bt_stood_still_ns(&w->leases_ns, now, lease_ns(w) / 2);
-
-    for (uint32_t i = 0; i < w->requests.n && gap != 0; i++) {
-        bt_request *r = w->requests.at[i];
-
-        if (r->in.moved_ns != 0) bt_forgive_ns(&r->in.moved_ns, gap, now);
-        bt_forgive_ns(&r->out.moved_ns, gap, now);
-    }
+    return bt_awake_at_ns(&w->leases_clock, bt_worker_now_ns(w), lease_ns(w) / 2);
 }
 
 static bt_status check_lease(bt_worker *w, bt_request *r, uint64_t now)
@@ -227,10 +219,10 @@ static bt_status check_lease(bt_worker *w, bt_request *r, uint64_t now)
 bt_status bt_worker_check_leases(bt_worker *w)
 {
     bt_status st  = BT_OK;
-    uint64_t  now = bt_worker_now_ns(w);
+    uint64_t  now = bt_worker_awake_ns(w);
 
     if (now - w->leases_ns < LEASES_NS) return BT_OK;
-    forgive_own_silence(w, now);
+    w->leases_ns = now;
     for (uint32_t i = w->requests.n; i-- > 0;)
         BT_TRY(check_lease(w, w->requests.at[i], now));
     BT_TRY(bt_worker_reap(w));
@@ -332,7 +324,7 @@ void bt_worker_delivered(bt_worker *w, uint32_t from, const bt_page_message *m,
                 (int)r->state, r->peer);
     } else {
         st             = bt_handoff_in_accept(&r->in, w->cfg.pool, r->pages, m, p);
-        r->in.moved_ns = bt_worker_now_ns(w);
+        r->in.moved_ns = bt_worker_awake_ns(w);
         if (st != BT_OK && bt_status_scope(st) == BT_SCOPE_REQUEST)
             st = bt_worker_fail(w, r, BT_RPC_DATA_LOSS, bt_error_text());
         keep(w, st);
@@ -362,5 +354,5 @@ void bt_worker_sent(bt_worker *w, const bt_page_message *m)
     w->handoff_bytes += m->payload_bytes - m->tail_bytes;
     if (r == NULL || r->epoch != m->epoch || r->out.n_in_flight == 0) return;
     r->out.n_in_flight--;
-    r->out.moved_ns = bt_worker_now_ns(w);
+    r->out.moved_ns = bt_worker_awake_ns(w);
 }

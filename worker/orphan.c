@@ -33,17 +33,17 @@ static bt_status become_orphan(bt_rank *r)
     bool      again = r->orphan_ns != 0; /* it had not come further than its hello */
 
     let_go(r);
-    r->search_ns = again ? bt_now_ns() + AGAIN_NS : 0;
-    if (!again) r->orphan_ns = bt_now_ns();
+    r->search_ns = again ? bt_awake_ns() + AGAIN_NS : 0;
+    if (!again) r->orphan_ns = bt_awake_ns();
     if (r->worker != NULL) BT_TRY(bt_worker_drop_all(r->worker));
 out:
     return st;
 }
 
-static bt_status begin_search(bt_rank *r)
+static bt_status begin_search(bt_rank *r, uint64_t now)
 {
-    bt_status st  = BT_OK;
-    uint64_t  now = bt_now_ns(), end_ns = r->orphan_ns + r->opt.orphan_ns;
+    bt_status st     = BT_OK;
+    uint64_t  end_ns = r->orphan_ns + r->opt.orphan_ns;
     bt_up     hello;
 
     if (now < r->search_ns) return BT_OK;
@@ -65,30 +65,23 @@ static bt_status present_itself(bt_rank *r)
     bt_links_set_client(&r->links, r->client);
     if (r->worker != NULL) BT_TRY(bt_rank_say_ready(r));
     BT_INFO("attached to the coordinator at %s, %.2f s after the loss of the last one",
-            r->opt.coordinator, (double)(bt_now_ns() - r->orphan_ns) * 1e-9);
+            r->opt.coordinator, (double)(bt_awake_ns() - r->orphan_ns) * 1e-9);
 out:
     return st;
 }
 
-/* While this rank stood still, most often with its machine, nobody could take it. */
-static void forgive_own_silence(bt_rank *r)
-{
-    uint64_t now = bt_now_ns(), gap_ns = bt_stood_still_ns(&r->tended_ns, now, BT_STILL_NS);
-
-    if (r->orphan_ns != 0) bt_forgive_ns(&r->orphan_ns, gap_ns, now);
-}
-
 bt_status bt_rank_tend_coordinator(bt_rank *r)
 {
-    forgive_own_silence(r);
+    uint64_t now = bt_awake_ns(); /* while this rank stood still nobody could take it */
+
     if (!bt_links_orphaned(&r->links)) return BT_OK;
     if (r->client != NULL) return become_orphan(r);
-    if (r->search == NULL) return begin_search(r);
+    if (r->search == NULL) return begin_search(r, now);
     if (!bt_control_attach_poll(r->search, &r->client, r->refusal, sizeof(r->refusal)))
         return BT_OK;
     r->search = NULL;
     if (r->client != NULL) return present_itself(r);
-    r->search_ns = bt_now_ns() + AGAIN_NS;
+    r->search_ns = now + AGAIN_NS;
     return BT_OK;
 }
 
@@ -114,6 +107,6 @@ void bt_rank_adopted(bt_rank *r)
 {
     if (r->orphan_ns == 0) return;
     BT_INFO("a coordinator drives this rank again, %.2f s after the loss of the last one",
-            (double)(bt_now_ns() - r->orphan_ns) * 1e-9);
+            (double)(bt_awake_ns() - r->orphan_ns) * 1e-9);
     r->orphan_ns = 0;
 }

@@ -62,7 +62,6 @@ typedef struct {
     uint64_t           orphan_ns;    /* since when no coordinator drives it; 0: one does */
     bt_control_attach *search;       /* for the next one; NULL: none under way */
     uint64_t           search_ns;    /* when to begin the next search */
-    uint64_t           tended_ns;    /* when it was looked after last */
     char               refusal[512]; /* why the last one has not taken it */
 
     atomic_int *signal; /* borrowed: not 0 asks the rank to leave */

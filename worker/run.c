@@ -21,7 +21,7 @@ static bt_status prompt_done(bt_worker *w, bt_request *r, bt_finish finish)
         r->state           = BT_REQUEST_SENDING;
         r->out.first_known = true;
         r->out.cached      = r->n_held;
-        r->out.moved_ns = r->out.computed_ns = bt_worker_now_ns(w);
+        r->out.moved_ns = r->out.computed_ns = bt_worker_awake_ns(w);
         return bt_worker_pump(w, r, true);
     }
     if (!r->eval) return bt_worker_begin_decode(w, r, false);

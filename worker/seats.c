@@ -321,14 +321,13 @@ out:
 bt_status bt_rank_await_regroup(bt_rank *r, bt_status why)
 {
     bt_status st       = BT_OK;
-    uint64_t  start_ns = bt_now_ns(), looked_ns = start_ns, limit_ns = bt_rank_patience_ns(r);
+    uint64_t  start_ns = bt_awake_ns(), limit_ns = bt_rank_patience_ns(r);
 
     BT_TRY(say_expired(r));
     if (r->n_in_vain >= MOST_IN_VAIN) return why;
     while (!r->links.regroup_due) {
-        uint64_t now = bt_now_ns();
+        uint64_t now = bt_awake_ns();
 
-        bt_forgive_ns(&start_ns, bt_stood_still_ns(&looked_ns, now, BT_STILL_NS), now);
         if (bt_links_must_leave(&r->links)) return BT_ERR_CANCELLED;
         if (now - start_ns >= limit_ns) bt_links_forsake(&r->links);
         if (bt_links_orphaned(&r->links)) return BT_OK;

@@ -2,6 +2,7 @@
 #ifndef BT_WORKER_STATE_H
 #define BT_WORKER_STATE_H
 
+#include "core/clock.h"
 #include "worker/draws.h"
 #include "worker/worker.h"
 
@@ -96,7 +97,8 @@ struct bt_worker {
     bt_down_regroup seating; /* owned, once it has changed */
     bool            parked, asked, shutdown;
     uint64_t        wake_seen, wake_parked;
-    uint64_t        asked_ns, asked_looked_ns; /* how long it has waited, as it saw itself */
+    uint64_t        asked_ns; /* by its clock */
+    bt_awake        asked_clock, leases_clock;
 
     uint32_t  layers_done; /* of the step that runs; 0 outside */
     bool      deferred;    /* rows wait for a staging slot */
@@ -224,6 +226,9 @@ bt_status bt_worker_send_load(bt_worker *w);
 /* lifecycle.c */
 /* Gives pages to queued prompts, the oldest first. */
 bt_status bt_worker_admit(bt_worker *w);
+/* Hand-offs go by this clock: while this rank stood still, for half a lease at least, no peer was
+ * late. */
+uint64_t bt_worker_awake_ns(bt_worker *w);
 /* Ends hand-offs that stand still, and what drains. */
 bt_status bt_worker_check_leases(bt_worker *w);
 /* Sends Failed with the sentence of the last error, then ends it as an abort does. */

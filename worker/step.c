@@ -95,11 +95,10 @@ void bt_worker_destroy(bt_worker *w)
 static bt_status ask_to_wake(bt_worker *w, uint32_t n_rows)
 {
     bt_status st  = BT_OK;
-    uint64_t  now = bt_worker_now_ns(w);
+    uint64_t  now = bt_awake_at_ns(&w->asked_clock, bt_worker_now_ns(w), BT_NS_PER_S);
     bt_up     m   = {.kind = BT_UP_WAKE_REQUEST, .u.wake_request = {w->wake_seen}};
 
     if (w->asked) {
-        bt_forgive_ns(&w->asked_ns, bt_stood_still_ns(&w->asked_looked_ns, now, BT_STILL_NS), now);
         BT_REQUIRE(now - w->asked_ns <= w->cfg.wake_ns, BT_ERR_TIMEOUT,
                    "the coordinator has not answered a wake request (number %llu) for %llu ms",
                    (unsigned long long)w->wake_seen,
@@ -107,7 +106,7 @@ static bt_status ask_to_wake(bt_worker *w, uint32_t n_rows)
     }
     if (w->asked || n_rows == 0 || w->cfg.group_size == 0) goto out;
     w->asked    = true;
-    w->asked_ns = w->asked_looked_ns = now;
+    w->asked_ns = now;
     BT_TRY(bt_worker_up(w, &m));
 out:
     return st;

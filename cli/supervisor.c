@@ -288,11 +288,12 @@ static void on_child_end(supervisor *s)
         begin_stop(s);
         return;
     }
-    if (s->launch.ended && is_silent(s, s->quiet_ns / 2) && !bt_supervisor_may_restart(s))
+    if (s->coordinator.ended) on_coordinator_end(s); /* which may be why the ranks ended */
+    if (!s->launch.ended || s->phase == STOPPING) return;
+    if (is_silent(s, s->quiet_ns / 2) && !bt_supervisor_may_restart(s))
         end_silent_coordinator(s, ", and its ranks have left"); /* they found that sooner than we */
-    else if (s->launch.ended)
+    else
         on_ranks_end(s);
-    if (s->coordinator.ended && s->phase != STOPPING) on_coordinator_end(s);
 }
 
 static void kill_at(bt_child *child, int sig, uint64_t *at_ns, uint64_t now)

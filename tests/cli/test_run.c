@@ -249,8 +249,8 @@ static void run_goes_on_when_nobody_reads_its_stdout(void)
     }
 }
 
-/* Of the cell's coordinator; 0: there is none. */
-static pid_t coordinator_pid(void)
+/* Of the program as the kernel shortens its name; 0: the cell has none. */
+static pid_t child_pid(const char *comm_line)
 {
     char  path[64], name[32];
     long  pid, found = 0;
@@ -261,8 +261,7 @@ static pid_t coordinator_pid(void)
     while (children != NULL && found == 0 && fscanf(children, "%ld", &pid) == 1) {
         snprintf(path, sizeof(path), "/proc/%ld/comm", pid);
         comm = fopen(path, "re");
-        if (comm != NULL && fgets(name, sizeof(name), comm) != NULL &&
-            strcmp(name, "baton-coordinat\n") == 0)
+        if (comm != NULL && fgets(name, sizeof(name), comm) != NULL && strcmp(name, comm_line) == 0)
             found = pid;
         if (comm != NULL) fclose(comm);
     }
@@ -270,6 +269,8 @@ static pid_t coordinator_pid(void)
     EXPECT(found != 0);
     return (pid_t)found;
 }
+
+static pid_t coordinator_pid(void) { return child_pid("baton-coordinat\n"); }
 
 /* One that may be started again: tests/system/restarts.py. */
 static void run_coordinator_that_hangs_ends_the_cell(void)
@@ -423,6 +424,31 @@ static void run_coordinator_that_dies_while_loading_is_started_again(void)
         "see dmesg; starting again in ");
 }
 
+/* Whose ranks leave with it: on a busy machine both ends are seen at once. */
+static void run_coordinator_that_dies_with_its_ranks_is_named(void)
+{
+    char  state = ' ', path[64];
+    pid_t pid, launch;
+
+    start_run("never_ready:1", ARGS("--prefill", "1", "--decode", "1", "--on-death", "restart"));
+    EXPECT(bt_command_wait_for(&g_run, "all 2 ranks have attached", START_S));
+    if ((pid = coordinator_pid()) == 0 || (launch = child_pid("baton-launch\n")) == 0) return;
+    snprintf(path, sizeof(path), "/proc/%d/stat", (int)launch);
+    kill(g_run.pid, SIGSTOP);
+    kill(pid, SIGKILL);
+    for (int i = 0; i < END_S * 100 && state != 'Z'; i++) {
+        FILE *stat = fopen(path, "re");
+
+        EXPECT(stat != NULL && fscanf(stat, "%*d (%*[^)]) %c", &state) == 1);
+        if (stat != NULL) fclose(stat);
+        usleep(10000);
+    }
+    EXPECT_EQ(state, 'Z');
+    kill(g_run.pid, SIGCONT);
+    expect_over();
+    EXPECT_HAS(g_run.output, "the coordinator was ended by signal 9 (Killed)");
+}
+
 /* Everybody was served, and the signal that ends the slow one is our own. */
 static void run_rank_that_leaves_late_is_no_failure(void)
 {
@@ -470,6 +496,7 @@ static const bt_test TESTS[] = {
     BT_TEST(run_drain_of_no_time_is_for_sigterm_alone),
     BT_TEST(run_tells_the_coordinator_what_a_death_means),
     BT_TEST(run_coordinator_that_dies_while_loading_is_started_again),
+    BT_TEST(run_coordinator_that_dies_with_its_ranks_is_named),
     BT_TEST(run_rank_that_leaves_late_is_no_failure),
     BT_TEST(run_port_in_use_is_named),
 };

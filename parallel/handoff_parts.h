@@ -133,7 +133,8 @@ struct bt_handoff {
     uint32_t last_asked; /* the round of receivers goes on after this one */
     uint32_t n_withdrawing;
     uint64_t polled_ns; /* when the poll last looked, */
-    bool     is_late;   /* and whether that was long after the look before */
+    bool     is_late;   /* whether that was long after the look before, */
+    uint64_t still_ns;  /* and what of such times does not count for grants */
 
     /* the one open grant */
     uint32_t grant_to; /* BT_NO_PEER: none */

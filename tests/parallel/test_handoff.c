@@ -193,6 +193,24 @@ static void unused_grant_expires_and_its_late_payload_arrives(void)
     site_fini(&g_site);
 }
 
+/* As on a machine that stood still, and goes on with this rank: the receiver has its time yet. */
+static void standstill_makes_no_request_expire(void)
+{
+    site_init(&g_site, 2, 4000, 2);
+    meet();
+    if (g_rank == 1) {
+        EXPECT(site_send(&g_site, 0, 1, 10) != NULL);
+        bt_handoff_poll(g_site.h); /* asks */
+        bt_sleep_ns(5 * BT_NS_PER_S / 2);
+        poll_for(&g_site, 0.1);
+        EXPECT_EQ(g_site.n_expired, 0);
+    }
+    meet();
+    if (g_rank == 0) EXPECT(poll_until(&g_site, &g_site.n_delivered, 1));
+    if (g_rank == 1) EXPECT(poll_until(&g_site, &g_site.n_sent, 1));
+    site_fini(&g_site);
+}
+
 /* The end to write to of a pipe that another rank has. */
 static int open_pipe_of(uint32_t rank, const int *own)
 {
@@ -455,6 +473,7 @@ static const bt_test TESTS[] = {
     BT_TEST(receivers_take_turns),
     BT_TEST(stopped_receiver_expires_while_others_go_on),
     BT_TEST(unused_grant_expires_and_its_late_payload_arrives),
+    BT_TEST(standstill_makes_no_request_expire),
     BT_TEST(grant_that_came_unseen_is_used),
     BT_TEST(cancel_of_a_queued_message_frees_its_slot),
     BT_TEST(messages_of_one_receiver_leave_in_their_order),

@@ -103,7 +103,7 @@ static void be_busy_as(uint32_t rank)
 {
     if (g_rank == rank) {
         g_site.h->grant_to       = rank;
-        g_site.h->grant_since_ns = bt_now_ns();
+        g_site.h->grant_since_ns = bt_now_ns() - g_site.h->still_ns;
         g_site.h->grant_ns       = 120 * BT_NS_PER_S;
     }
     meet();

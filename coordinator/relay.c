@@ -124,6 +124,7 @@ void bt_relay_destroy(bt_relay *relay)
     for (uint32_t i = 0; relay->ranks != NULL && i < relay->cfg.n_ranks; i++) {
         bt_prefix_index_fini(&relay->ranks[i].index);
         bt_held_pages_fini(&relay->ranks[i].held);
+        bt_free(relay->ranks[i].awaits);
     }
     bt_free(relay->seats[0].ranks);
     bt_free(relay->seats[1].ranks);

@@ -3,7 +3,8 @@
  * Every change raises the epoch and goes to all ranks that are left, before anything is placed in
  * it.  A rank whose wait has expired says for whom it waited (Expired).  The rank that most of its
  * group waited for is removed.  A tie removes one that has not reported itself (who reports is
- * alive), of these the highest.  Where nobody is named the same ranks form the group anew. */
+ * alive), of these the highest.  One that was held up itself, by ranks that did not wait for it, is
+ * not to blame: they are.  Where nobody is named the same ranks form the group anew. */
 #include <stdio.h>
 #include <string.h>
 
@@ -139,7 +140,9 @@ static void raise_epoch(bt_relay *r, uint32_t group)
 
         if (k->group != group) continue;
         k->reported = false;
-        k->n_blamed = 0;
+        k->n_blamed = k->n_awaits = 0;
+        bt_free(k->awaits);
+        k->awaits = NULL;
     }
 }
 
@@ -296,7 +299,7 @@ static void remove_rank(bt_relay *r, uint32_t rank, const char *why, uint64_t no
     r->events.stuck(r->events.ctx, rank, why);
 }
 
-void bt_relay_expired(bt_relay *relay, uint32_t rank, const bt_up *m, uint64_t now_ns)
+void bt_relay_expired(bt_relay *relay, uint32_t rank, bt_up *m, uint64_t now_ns)
 {
     bt_rank_state *k = &relay->ranks[rank];
 
@@ -305,11 +308,15 @@ void bt_relay_expired(bt_relay *relay, uint32_t rank, const bt_up *m, uint64_t n
         return; /* it has been decided meanwhile */
     k->reported = true;
     BT_WARN("rank %u has waited too long: %s", rank, m->u.expired.what);
+    k->awaits          = m->u.expired.ranks;
+    m->u.expired.ranks = NULL; /* ours now */
     for (uint32_t i = 0; i < m->u.expired.n; i++) {
-        uint32_t named = m->u.expired.ranks[i];
+        uint32_t named = k->awaits[i];
 
-        if (named < relay->cfg.n_ranks && named != rank && relay->ranks[named].group == k->group)
-            relay->ranks[named].n_blamed++;
+        if (named >= relay->cfg.n_ranks || named == rank || relay->ranks[named].group != k->group)
+            continue;
+        relay->ranks[named].n_blamed++;
+        k->awaits[k->n_awaits++] = named;
     }
     if (relay->verdict_ns[k->group] == 0)
         relay->verdict_ns[k->group] = now_ns + relay->cfg.verdict_ns;
@@ -337,8 +344,15 @@ static bool is_to_blame(const bt_relay *r, const bt_rank_state *k, uint64_t now_
     return k->n_blamed > 0 && !reads;
 }
 
-/* BT_NO_RANK when nobody is named. */
-static uint32_t most_blamed(const bt_relay *r, uint32_t group, uint64_t now_ns)
+static bool awaits(const bt_rank_state *k, uint32_t rank)
+{
+    for (uint32_t i = 0; i < k->n_awaits; i++)
+        if (k->awaits[i] == rank) return true;
+    return false;
+}
+
+/* Of the group, or of those of it that `waiter` waits for; BT_NO_RANK when nobody is named. */
+static uint32_t most_blamed(const bt_relay *r, uint32_t group, uint32_t waiter, uint64_t now_ns)
 {
     uint32_t found = BT_NO_RANK;
 
@@ -346,10 +360,32 @@ static uint32_t most_blamed(const bt_relay *r, uint32_t group, uint64_t now_ns)
         const bt_rank_state *k = &r->ranks[i];
 
         if (k->group == group && is_to_blame(r, k, now_ns) &&
+            (waiter == BT_NO_RANK || awaits(&r->ranks[waiter], i)) &&
             (found == BT_NO_RANK || is_likelier(k, &r->ranks[found])))
             found = i;
     }
     return found;
+}
+
+/* The rank waits, and nobody that it waits for waits for it, as they would if it could not be
+ * reached. */
+static bool is_held_up(const bt_relay *r, uint32_t rank)
+{
+    const bt_rank_state *k = &r->ranks[rank];
+
+    for (uint32_t i = 0; i < k->n_awaits; i++)
+        if (awaits(&r->ranks[k->awaits[i]], rank)) return false;
+    return k->n_awaits > 0;
+}
+
+/* Most wait for the owner of a row, where it alone waits for the expert's rank that hangs. */
+static uint32_t find_culprit(const bt_relay *r, uint32_t group, uint64_t now_ns)
+{
+    uint32_t rank = most_blamed(r, group, BT_NO_RANK, now_ns);
+
+    for (uint32_t i = 0; i < r->cfg.n_ranks && rank != BT_NO_RANK && is_held_up(r, rank); i++)
+        rank = most_blamed(r, group, rank, now_ns);
+    return rank;
 }
 
 /* Nobody is left who could still report. */
@@ -371,7 +407,7 @@ void bt_relay_decide(bt_relay *relay, uint64_t now_ns)
 
         if (relay->verdict_ns[g] == 0) continue;
         if (now_ns < relay->verdict_ns[g] && !all_have_spoken(relay, g)) continue;
-        rank = most_blamed(relay, g, now_ns);
+        rank = find_culprit(relay, g, now_ns);
         if (rank == BT_NO_RANK) {
             raise_epoch(relay, g);
             tell_all(relay, now_ns);

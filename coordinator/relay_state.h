@@ -38,6 +38,8 @@ typedef struct {
     uint64_t        heard_ns; /* when anything came */
     bool            reported; /* in this epoch of its group: for whom it waits */
     uint32_t        n_blamed; /* how many of its group wait for it */
+    uint32_t       *awaits;   /* owned [n_awaits]: for whom, of its group */
+    uint32_t        n_awaits;
 } bt_rank_state;
 
 /* For so many choices more: of one request by itself they take turns. */
@@ -173,7 +175,7 @@ bool bt_relay_has_ids(const bt_relay *relay, size_t n, const uint32_t *ids);
 /* seats NULL: as launched.  NO_MEMORY. */
 bt_status bt_relay_seat_ranks(bt_relay *relay, const bt_down_regroup *seats);
 /* A rank's report of an expired wait. */
-void bt_relay_expired(bt_relay *relay, uint32_t rank, const bt_up *m, uint64_t now_ns);
+void bt_relay_expired(bt_relay *relay, uint32_t rank, bt_up *m, uint64_t now_ns);
 /* The rank reads experts of a lost one, and says so from time to time. */
 void bt_relay_reads(bt_relay *relay, uint32_t rank, uint64_t now_ns);
 /* Ranks from which too little is heard, and groups that have reported. */

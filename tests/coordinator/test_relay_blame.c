@@ -126,6 +126,9 @@ static void relay_expired_waits_remove_whom_most_wait_for(void)
         {2, {2, 5},    {{5, 0}, {2, 0}},         {1, 1},    5, false}, /* both speak: the higher */
         {1, {2},       {{3, 0}},                 {1},       3, false}, /* the others say nothing */
         {3, {2, 3, 4}, {{0, 9}, {3, 1}, {4, 4}}, {2, 2, 2}, 6, false}, /* nobody of the group */
+        {3, {2, 3, 4}, {{5, 0}, {2, 0}, {2, 0}}, {1, 1, 1}, 5, true }, /* 2 is held up by 5 */
+        {3, {2, 3, 4}, {{3, 0}, {5, 0}, {2, 3}}, {1, 1, 2}, 5, true }, /* as 3 is */
+        {3, {2, 3, 4}, {{3, 5}, {2, 0}, {2, 0}}, {2, 1, 1}, 2, true }, /* 2 cannot be reached */
     };
 
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {

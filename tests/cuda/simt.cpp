@@ -7,6 +7,8 @@
 #include <cstdlib>
 #include <memory>
 #include <numeric>
+#include <sys/mman.h>
+#include <unistd.h>
 #include <utility>
 #include <vector>
 
@@ -142,6 +144,7 @@ static uint64_t random_below(uint64_t n)
 /* ---- switching */
 
 static int (*g_take)(simt_job *job, void *stream);
+static int (*g_reaches)(const void *ptr);
 
 static void enter(unsigned i)
 {
@@ -584,6 +587,20 @@ static void run_grid(const simt_job &j)
     g_arrays.clear();
 }
 
+/* Words that may be pointers: what is mapped, and not only a number. */
+void check_argument(const void *arg, size_t bytes)
+{
+    uintptr_t     page = (uintptr_t)sysconf(_SC_PAGESIZE), at;
+    unsigned char there;
+
+    for (size_t i = 0; g_reaches != nullptr && i + sizeof(at) <= bytes; i += sizeof(at)) {
+        memcpy(&at, (const char *)arg + i, sizeof(at));
+        if (at >> 32 == 0 || g_reaches((const void *)at)) continue;
+        if (mincore((void *)(at / page * page), 1, &there) == 0)
+            die({"launch", 0}, "%p, which is no memory of the GPU", (void *)at);
+    }
+}
+
 int launch(simt_job *job, void *stream)
 {
     check(*job);
@@ -599,9 +616,13 @@ int launch(simt_job *job, void *stream)
 void     simt_seed(uint64_t seed) { simt::g_random = seed * 2654435769u + 1; }
 void     simt_limit_shared(uint32_t bytes) { simt::g_max_shared = bytes; }
 uint32_t simt_max_shared(void) { return simt::g_max_shared; }
-void     simt_take_launches(int (*take)(simt_job *job, void *stream)) { simt::g_take = take; }
-void     simt_job_run(simt_job *job) { simt::run_grid(*job); }
-void     simt_job_free(simt_job *job)
+void simt_take_launches(int (*take)(simt_job *job, void *stream), int (*reaches)(const void *ptr))
+{
+    simt::g_take    = take;
+    simt::g_reaches = reaches;
+}
+void simt_job_run(simt_job *job) { simt::run_grid(*job); }
+void simt_job_free(simt_job *job)
 {
     job->drop(job->closure);
     delete job;

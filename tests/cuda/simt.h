@@ -68,7 +68,8 @@ bool              in_shared(const void *p, size_t bytes);
 [[noreturn]] void die(place at, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 typedef void (*body_fn)(void *closure);
-int launch(simt_job *job, void *stream); /* takes ownership */
+void check_argument(const void *arg, size_t bytes);
+int  launch(simt_job *job, void *stream); /* takes ownership */
 
 template <typename T> struct one_value {
     T   in, out;
@@ -208,6 +209,7 @@ int gpu_launch(K *kernel, dim3 grid, dim3 block, size_t shared_bytes, void *stre
     auto                   run  = [](void *c) { (*(closure *)c)(); };
     auto                   drop = [](void *c) { delete (closure *)c; };
 
+    if (stream != nullptr) (simt::check_argument(&args, sizeof(args)), ...);
     return simt::launch(new simt_job{grid, block, shared_bytes, run, drop, new closure(body)},
                         stream);
 }

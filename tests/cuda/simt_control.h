@@ -21,8 +21,9 @@ bool     simt_counts(void);
 /* A launch with its arguments as they were.  It may run any number of times, or never. */
 typedef struct simt_job simt_job;
 /* Launches from now on do not run at once: `take` gets them, and owns them; it returns 0, or what
- * the launch has failed by. */
-void simt_take_launches(int (*take)(simt_job *job, void *stream));
+ * the launch has failed by.  A launch in a stream one of whose arguments is, or holds, a pointer to
+ * memory of this process for which `reaches` says 0 ends the process: a GPU would fault there. */
+void simt_take_launches(int (*take)(simt_job *job, void *stream), int (*reaches)(const void *ptr));
 void simt_job_run(simt_job *job);
 void simt_job_free(simt_job *job);
 

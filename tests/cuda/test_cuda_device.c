@@ -8,8 +8,13 @@
 
 extern const bt_cuda_module_table bt_cuda_module;
 
-static const fake_gpu HOPPER = {
-    .n_devices = 1, .driver = CUDART_VERSION, .major = 9, .bytes = (size_t)1 << 30, .fail_at = -1};
+/* hmm: rows are arrays of the tests. */
+static const fake_gpu HOPPER = {.n_devices = 1,
+                                .driver    = CUDART_VERSION,
+                                .major     = 9,
+                                .bytes     = (size_t)1 << 30,
+                                .hmm       = 1,
+                                .fail_at   = -1};
 
 static bt_device *make(void)
 {

@@ -280,8 +280,49 @@ static void launch_from_shared(void)
 static void launch_too_large(void) { gpu_launch(missed_kernel, 1, 32, 300 << 10, nullptr); }
 static void launch_nothing(void) { gpu_launch(missed_kernel, 0, 32, 0, nullptr); }
 
+static int reaches_nothing(const void *) { return 0; }
+static int take_none(simt_job *job, void *)
+{
+    simt_job_free(job);
+    return 0;
+}
+struct nested {
+    uint32_t   n;
+    const int *in[2];
+};
+static void nested_kernel(nested, int *) {}
+static void launch_of(const int *in, int *out)
+{
+    int stream;
+
+    simt_take_launches(take_none, reaches_nothing);
+    gpu_launch(nested_kernel, 1, 32, 0, &stream,
+               nested{
+                   1, {nullptr, in}
+    },
+               out);
+}
+static void launch_on_the_stack(void)
+{
+    int out = 0;
+
+    launch_of(nullptr, &out);
+}
+static void launch_on_a_constant(void)
+{
+    static const int in = 1;
+
+    launch_of(&in, nullptr);
+}
+static void launch_on_numbers(void) { launch_of((const int *)0x10, (int *)0x7123456789abcdef); }
+
 static void what_a_gpu_would_refuse_ends_the_process(void)
 {
+    char said[64];
+
+    EXPECT_ABORT(launch_on_the_stack, "no memory of the GPU");
+    EXPECT_ABORT(launch_on_a_constant, "no memory of the GPU");
+    EXPECT(!aborts(launch_on_numbers, said, sizeof(said)));
     EXPECT_ABORT(launch_forgotten, "nobody waited for");
     EXPECT_ABORT(launch_from_shared, "the source is shared memory");
     EXPECT_ABORT(launch_too_large, "shared memory");

@@ -93,6 +93,25 @@ static void other_memory_is_read_and_written_at_once_or_late(void)
     cudaStreamDestroy(stream);
 }
 
+static void copies_are_between_what_they_say(void)
+{
+    cudaStream_t stream = stream_new();
+    uint8_t     *memory = memory_new(2), host[2];
+
+    EXPECT_EQ(cudaMemcpyAsync(host, memory, 1, cudaMemcpyHostToDevice, stream),
+              cudaErrorInvalidValue);
+    EXPECT_EQ(cudaMemcpyAsync(memory, host, 1, cudaMemcpyDeviceToHost, stream),
+              cudaErrorInvalidValue);
+    EXPECT_EQ(cudaMemcpyAsync(memory, host, 1, cudaMemcpyDeviceToDevice, stream),
+              cudaErrorInvalidValue);
+    EXPECT_EQ(cudaMemsetAsync(host, 0, 1, stream), cudaErrorInvalidValue);
+    EXPECT_EQ(cudaGetLastError(), cudaErrorInvalidValue);
+    EXPECT_EQ(cudaMemcpyAsync(memory, memory + 1, 1, cudaMemcpyDeviceToDevice, stream),
+              cudaSuccess);
+    cudaFree(memory);
+    cudaStreamDestroy(stream);
+}
+
 /* How often a kernel of one stream comes before a copy of another one. */
 static int n_in_order(bool with_event)
 {
@@ -193,6 +212,7 @@ int main(int argc, char **argv)
         BT_TEST(what_comes_down_is_there_after_the_wait),
         BT_TEST(pinned_memory_is_read_late),
         BT_TEST(other_memory_is_read_and_written_at_once_or_late),
+        BT_TEST(copies_are_between_what_they_say),
         BT_TEST(a_captured_event_is_refused_outside),
         BT_TEST(a_launch_fails_by_what_failed_before_it),
         BT_TEST(streams_are_in_order_by_events_alone),

@@ -76,6 +76,7 @@ typedef struct {
     int    old;      /* 1 + the GPU of compute capability 7.5; 0: none */
     int    busy_for; /* 1 + MPI's rank for which there is no context; 0: none */
     size_t others;   /* of the GPU, taken by other programs */
+    int    hmm;      /* kernels may follow pointers to all of the process's memory */
     int    stub;     /* the driver's library is the one that programs are linked with */
     size_t bytes;    /* of the GPU */
     long   fail_at;  /* the call from now that fails with cudaErrorInvalidValue; -1: none */

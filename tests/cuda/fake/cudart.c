@@ -233,6 +233,17 @@ int fake_gpu_is_pinned(const void *ptr, size_t bytes)
     return 0;
 }
 
+int fake_gpu_has(const void *ptr)
+{
+    return g_arena != NULL && (const char *)ptr >= g_arena &&
+           (const char *)ptr <= g_arena + ARENA_BYTES;
+}
+
+int fake_gpu_reaches(const void *ptr)
+{
+    return g_fake_gpu.hmm || fake_gpu_has(ptr) || fake_gpu_is_pinned(ptr, 0);
+}
+
 cudaError_t cudaHostAlloc(void **ptr, size_t bytes, unsigned flags)
 {
     pinned *p;

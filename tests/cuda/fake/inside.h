@@ -11,6 +11,9 @@ cudaError_t fake_error(cudaError_t err);
 cudaError_t fake_gpu_step(void);
 /* Whether cudaHostAlloc() gave all of it. */
 int fake_gpu_is_pinned(const void *ptr, size_t bytes);
+/* Whether the pointer is the GPU's; whether kernels may follow it. */
+int fake_gpu_has(const void *ptr);
+int fake_gpu_reaches(const void *ptr);
 /* All work that waits for nothing. */
 void fake_gpu_run_all(void);
 /* All work of the GPU; what never ends is the test's mistake. */

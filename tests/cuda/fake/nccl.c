@@ -207,6 +207,10 @@ static ncclResult_t add(ncclComm_t comm, cudaStream_t stream, int sends, int pee
         return ncclInvalidArgument;
     }
     if (comm->error != ncclSuccess) return comm->error;
+    if (!fake_gpu_reaches(memory)) {
+        fprintf(stderr, "fake NCCL: %p, which is no memory of the GPU\n", memory);
+        return ncclInvalidArgument;
+    }
     if (g_group == NULL) {
         g_group          = calloc(1, sizeof(*g_group));
         g_group->comm    = comm;

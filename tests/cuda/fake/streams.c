@@ -225,7 +225,7 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, i
         i++;
     if (i == MAX_STREAMS) abort();
     if (fake_gpu_step() != cudaSuccess) return cudaErrorInvalidValue;
-    simt_take_launches(take_launch);
+    simt_take_launches(take_launch, fake_gpu_reaches);
     *stream             = calloc(1, sizeof(**stream));
     (*stream)->end      = &(*stream)->first;
     (*stream)->priority = priority;
@@ -326,6 +326,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t event)
 cudaError_t cudaMemsetAsync(void *ptr, int value, size_t bytes, cudaStream_t stream)
 {
     if (fake_gpu_step() != cudaSuccess) return cudaErrorInvalidValue;
+    if (!fake_gpu_has(ptr)) return fake_error(cudaErrorInvalidValue);
     return put(stream, (fake_op){.kind = SET, .dst = ptr, .value = value, .bytes = bytes});
 }
 
@@ -339,6 +340,9 @@ cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, cudaMemcpy
     int     late = 1;
 
     if (fake_gpu_step() != cudaSuccess) return cudaErrorInvalidValue;
+    if (fake_gpu_has(dst) == (kind == cudaMemcpyDeviceToHost) ||
+        fake_gpu_has(src) == (kind == cudaMemcpyHostToDevice))
+        return fake_error(cudaErrorInvalidValue);
     if (fake_capture_has(stream)) return put(stream, op); /* host memory is read when it runs */
     if (kind != cudaMemcpyDeviceToDevice)
         late = fake_gpu_is_pinned(kind == cudaMemcpyHostToDevice ? src : dst, bytes) ||

@@ -134,7 +134,9 @@ bool bt_fleet_go_without_rank(bt_fleet_cell *c, uint32_t rank)
 {
     if (!may_lack_ranks(c)) return false;
     c->cell.ranks[rank].lost = true;
-    if (!bt_cell_has_most(&c->cell, true)) return false;
+    /* Those that have been welcomed follow this coordinator, however few they are. */
+    if (c->state == BT_CELL_ATTACHING ? !bt_cell_has_most(&c->cell, true) : c->n_peers == 0)
+        return false;
     give_up(c, rank, "was lost on its way back");
     return true;
 }

@@ -76,7 +76,7 @@ void bt_fleet_welcome(bt_fleet_cell *c);
 /* The rest is not waited for any longer; false: too few are here, or the cell is not of that kind.
  */
 bool bt_fleet_go_without(bt_fleet_cell *c);
-/* bt_fleet_go_without(), for one that has died. */
+/* bt_fleet_go_without(), for one that has died; of those that have been welcomed one is enough. */
 bool bt_fleet_go_without_rank(bt_fleet_cell *c, uint32_t rank);
 
 /* fleet_place.c */

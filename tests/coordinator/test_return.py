@@ -116,6 +116,25 @@ class Holes(Return):
         self.assertEqual(self.left(self.got(0, "regroup")[0]), ([0, 1], [2, NOBODY]))
         self.assertEqual(self.generate(), expected([5, 200, 300], 20))
 
+    def test_half_that_dies_once_all_have_come_is_given_up_too(self):
+        """Nobody else can have the other half any more."""
+        for rank in range(4):
+            self.back(rank, ready=rank in (0, 2))
+        self.got(3, "welcome")
+        for rank in (1, 3):
+            self.cell.ranks[rank].cut()
+        self.assertEqual(self.left(self.got(0, "regroup")[0]), ([0, NOBODY], [2, NOBODY]))
+        self.assertEqual(self.generate(), expected([5, 200, 300], 20))
+
+    def test_cell_that_dies_on_its_way_back_is_lost(self):
+        for rank in range(4):
+            self.back(rank, ready=False)
+        self.got(3, "welcome")
+        for rank in range(4):
+            self.cell.ranks[rank].cut()
+        self.assertIn("was lost while the cell was starting", self.coordinator.line("failed"))
+        self.assertEqual(self.coordinator.wait(), 1)
+
 
 class Late(Return):
     ARGS = ("--on-death", "replace", "--rank-timeout-s", "8")

@@ -23,11 +23,25 @@ static void put_real(json_t *o, const char *key, double value)
     put(o, key, json_real(value)); /* NULL for what is no number: the key stays away */
 }
 
+/* A lost rank has nothing any more; what it has counted stays. */
+static void clear_lost(bt_rank_view *r)
+{
+    r->n_pages      = 0;
+    r->weight_bytes = r->done_bytes = r->total_bytes = 0;
+    r->rates                                         = (bt_rank_rates){0};
+    r->relay                                         = (bt_relay_rank_view){0};
+    r->beat                                          = (bt_up_beat){.steps         = r->beat.steps,
+                                                                    .handoff_bytes = r->beat.handoff_bytes,
+                                                                    .handoff_pages = r->beat.handoff_pages};
+}
+
 static json_t *rank_json(const bt_snapshot *s, uint32_t i)
 {
-    const bt_rank_view *r = &s->ranks[i];
-    const bt_up_beat   *b = &r->beat;
-    json_t             *o = json_object();
+    bt_rank_view      view = s->ranks[i], *r = &view;
+    const bt_up_beat *b = &r->beat;
+    json_t           *o = json_object();
+
+    if (r->lost) clear_lost(r);
 
     put_int(o, "rank", r->rank);
     put(o, "cell", json_string(r->cell));

@@ -189,6 +189,44 @@ static json_int_t number(const json_t *o, const char *list, const char *key)
     return json_integer_value(json_object_get(json_is_array(at) ? json_array_get(at, 0) : at, key));
 }
 
+static void metrics_json_of_a_lost_rank_has_what_it_counted(void)
+{
+    bt_rank_view rank = {
+        .n_pages      = 64,
+        .weight_bytes = 5,
+        .done_bytes   = 5,
+        .total_bytes  = 5,
+        .ready        = true,
+        .lost         = true,
+        .beat         = {.n_requests        = 3,
+                         .pages_free        = 40,
+                         .pages_total       = 64,
+                         .pages_cached      = 9,
+                         .slots_quarantined = 1,
+                         .steps             = 7,
+                         .handoff_bytes     = 8,
+                         .handoff_pages     = 9},
+        .relay        = {.taken_pages = 2, .prefill_tokens = 6 },
+        .rates        = {.busy = 0.5, .slowness = 3 }
+    };
+    static const char *const NOTHING[] = {
+        "done_bytes", "total_bytes",    "weight_bytes", "requests",          "pages_total",
+        "pages_free", "pages_reserved", "pages_cached", "slots_quarantined", "prefill_tokens"};
+    bt_snapshot *s = snapshot(&rank);
+    json_t      *o = json_of(s), *shown = json_array_get(json_object_get(o, "ranks"), 0);
+
+    for (size_t i = 0; i < sizeof(NOTHING) / sizeof(NOTHING[0]); i++)
+        EXPECT_EQ(number(o, "ranks", NOTHING[i]), 0);
+    EXPECT(json_real_value(json_object_get(shown, "busy")) == 0);
+    EXPECT(json_real_value(json_object_get(shown, "slowness")) == 0);
+    EXPECT_EQ(number(o, "ranks", "steps"), 7);
+    EXPECT_EQ(number(o, "ranks", "handoff_bytes"), 8);
+    EXPECT_EQ(number(o, "ranks", "handoff_pages"), 9);
+    EXPECT_EQ(rank.beat.n_requests, 3); /* the snapshot is others' too */
+    json_decref(o);
+    free(s);
+}
+
 static void metrics_json_has_the_oldest_second_first(void)
 {
     bt_rank_view rank = {.n_pages = 10};
@@ -235,6 +273,7 @@ static const bt_test TESTS[] = {
     BT_TEST(metrics_percentiles_are_near),
     BT_TEST(metrics_tokens_that_come_together_share_their_gap),
     BT_TEST(metrics_text_counts_all_and_escapes_names),
+    BT_TEST(metrics_json_of_a_lost_rank_has_what_it_counted),
     BT_TEST(metrics_json_has_the_oldest_second_first),
 };
 

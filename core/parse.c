@@ -71,7 +71,9 @@ void bt_join_address(const char *host, uint16_t port, char address_out[BT_ADDRES
 
 bool bt_parse_host(const char *name, size_t n)
 {
-    return n > 0 && n <= HOST_MAX && name[0] != '-' && strcspn(name, " \t\r\n,:") >= n;
+    for (size_t i = 0; i < n; i++)
+        if (name[i] <= ' ' || name[i] > '~' || name[i] == ',' || name[i] == ':') return false;
+    return n > 0 && n <= HOST_MAX && name[0] != '-';
 }
 
 bool bt_parse_hosts(const char *list)

@@ -201,7 +201,25 @@ out:
     return st;
 }
 
-static bt_status take_line(reader *r, char *text)
+static bool is_plain(char c)
+{
+    return (c >= ' ' && c <= '~') || c == '\t' || c == '\r' || c == '\n';
+}
+
+/* Before a comment. */
+static bt_status check_bytes(const reader *r, const char *text, size_t n)
+{
+    bt_status st = BT_OK;
+
+    for (size_t i = 0; i < n && text[i] != '#'; i++)
+        BT_REQUIRE(is_plain(text[i]), BT_ERR_INVALID_ARG,
+                   "%s:%u:%zu: byte 0x%02x, expected visible ASCII characters", r->path, r->number,
+                   i + 1, (unsigned char)text[i]);
+out:
+    return st;
+}
+
+static bt_status take_line(reader *r, char *text, size_t n_bytes)
 {
     static const char BLANKS[] = " \t\r\n";
 
@@ -210,6 +228,7 @@ static bt_status take_line(reader *r, char *text)
     char     *save, *word;
     int       n = 0;
 
+    BT_TRY(check_bytes(r, text, n_bytes));
     text[strcspn(text, "#")] = '\0';
     for (word = strtok_r(text, BLANKS, &save); word != NULL; word = strtok_r(NULL, BLANKS, &save)) {
         BT_REQUIRE(n < WORDS_MAX, BT_ERR_INVALID_ARG, "%s:%u: too many words", r->path, r->number);
@@ -267,13 +286,14 @@ bt_status bt_rank_map_read(const char *path, bt_rank_map *map_out)
     reader      r        = {.path = path, .map = &map};
     char       *text     = NULL;
     size_t      capacity = 0;
+    ssize_t     n;
     const char *why;
     FILE       *f = bt_open_regular(path, &why);
 
     BT_REQUIRE(f != NULL, BT_ERR_IO, "rank map %s: %s", path, why);
-    while (getline(&text, &capacity, f) >= 0) {
+    while ((n = getline(&text, &capacity, f)) >= 0) {
         r.number++;
-        BT_TRY(take_line(&r, text));
+        BT_TRY(take_line(&r, text, (size_t)n));
     }
     BT_REQUIRE(!ferror(f), BT_ERR_IO, "rank map %s: %s", path, strerror(errno));
     BT_TRY(count(&r));

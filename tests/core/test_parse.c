@@ -76,7 +76,8 @@ static void hosts_have_names_and_slots(void)
         EXPECT(bt_parse_hosts(*good));
     for (const char *const *bad =
              (const char *const[]){"", ",", "n1,", ",n1", "n1:", "n1:0", "n1:x", "n1:1:1", "n1:+1",
-                                   "n1:65537", "n1: 1", "n1:99999999999", "-oX=y", "n1 n2", NULL};
+                                   "n1:65537", "n1: 1", "n1:99999999999", "-oX=y", "n1 n2",
+                                   "n\0011", "n\x7f", "n\xc3\xbc", NULL};
          *bad != NULL; bad++)
         EXPECT(!bt_parse_hosts(*bad));
 }

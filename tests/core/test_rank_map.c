@@ -8,15 +8,20 @@
 
 #define PATH "ranks.map" /* in a folder of its own */
 
-static bt_status read_text(const char *text, bt_rank_map *map)
+static bt_status read_bytes(const char *text, size_t n, bt_rank_map *map)
 {
     FILE *f = fopen(PATH, "we");
 
     EXPECT(f != NULL);
     if (f == NULL) return BT_ERR_IO;
-    fputs(text, f);
+    EXPECT_EQ(fwrite(text, 1, n, f), n);
     fclose(f);
     return bt_rank_map_read(PATH, map);
+}
+
+static bt_status read_text(const char *text, bt_rank_map *map)
+{
+    return read_bytes(text, strlen(text), map);
 }
 
 static void map_lists_end_where_they_must(void)
@@ -140,6 +145,33 @@ static void map_errors_name_the_line(void)
     EXPECT_HAS(bt_error_text(), "nowhere.map");
 }
 
+static void map_takes_visible_characters_only(void)
+{
+    static const struct {
+        const char *text, *says;
+    } CASES[] = {
+        {"prefill n1\nboth n\0012\n",         ":2:7: byte 0x01, expected visible ASCII"},
+        {"prefill n\x7f\n",                   ":1:10: byte 0x7f"                       },
+        {"prefill n\xc3\xbc\n",               ":1:10: byte 0xc3"                       },
+        {"prefill n1\fdecode\n",              ":1:11: byte 0x0c"                       },
+        {"\xef\xbb\xbf"
+         "prefill n1\n",             ":1:1: byte 0xef"                        },
+        {"prefill n1 device=MIG-\xff # n1\n", ":1:23: byte 0xff"                       },
+    };
+    static const char WITH_0[] = "both n1\0 ranks=3\n";
+    bt_rank_map       map      = {0};
+
+    for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
+        EXPECT(read_text(CASES[i].text, &map) == BT_ERR_INVALID_ARG);
+        EXPECT_HAS(bt_error_text(), CASES[i].says);
+    }
+    EXPECT_EQ(read_bytes(WITH_0, sizeof(WITH_0) - 1, &map), BT_ERR_INVALID_ARG);
+    EXPECT_HAS(bt_error_text(), ":1:8: byte 0x00");
+    EXPECT_EQ(read_text("both\tn1 # f\xc3\xbcr \xff\r\n", &map), BT_OK);
+    EXPECT(map.n_ranks == 1 && strcmp(map.ranks[0].host, "n1") == 0);
+    bt_rank_map_fini(&map);
+}
+
 static void map_memory_that_fails_leaves_nothing(void)
 {
     static const char TEXT[] = "both n1 ranks=3 cores=0-5\nboth n1 device=MIG-a";
@@ -152,6 +184,7 @@ static const bt_test TESTS[] = {
     BT_TEST(map_lists_end_where_they_must),
     BT_TEST(map_lines_become_ranks_by_role),
     BT_TEST(map_errors_name_the_line),
+    BT_TEST(map_takes_visible_characters_only),
     BT_TEST(map_memory_that_fails_leaves_nothing),
 };
 

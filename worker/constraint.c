@@ -36,10 +36,13 @@ bt_status bt_constraints_open(const char *model, uint32_t n_vocab, size_t most_b
     *all_out = NULL;
     bt_tokenizer_file(model, path);
     if (!bt_file_exists(path)) goto out;
-    if (bt_tokenizer_open(model, &tok) != BT_OK) {
+    st = bt_tokenizer_open(model, &tok);
+    if (st != BT_OK && st != BT_ERR_NO_MEMORY) {
         BT_WARN("without a tokenizer this rank takes no requests for structured output");
+        st = BT_OK;
         goto out;
     }
+    BT_TRY(st);
     all = bt_calloc(1, sizeof(*all));
     BT_REQUIRE(all != NULL, BT_ERR_NO_MEMORY, "constraints");
     all->most_bytes = most_bytes;

@@ -1,6 +1,33 @@
 /* worker/regroup.c - the cell's seats have changed: what becomes of this rank's requests. */
 #include "worker/state.h"
 
+bt_status bt_seats_check(const bt_rank_facts *f, uint32_t epoch, const bt_down_regroup *m)
+{
+    bt_status st = BT_OK;
+
+    BT_REQUIRE(m->epoch > epoch || (m->prepare && m->epoch == epoch), BT_ERR_PROTOCOL,
+               "the cell is to regroup in epoch %u, and has been in epoch %u", m->epoch, epoch);
+    for (uint32_t g = 0; g < 2; g++) {
+        const bt_seats *before = &f->seats[g], *now = &m->groups[g];
+
+        BT_REQUIRE(now->epoch >= before->epoch && now->epoch <= m->epoch, BT_ERR_PROTOCOL,
+                   "epoch %u has epoch %u for group %u, which has been in epoch %u", m->epoch,
+                   now->epoch, g, before->epoch);
+        BT_REQUIRE(now->n == before->n, BT_ERR_PROTOCOL,
+                   "epoch %u has %u seats in group %u, this cell has %u", m->epoch, now->n, g,
+                   before->n);
+        for (uint32_t i = 0; i < now->n; i++)
+            BT_REQUIRE(now->ranks[i] < f->n_ranks || now->ranks[i] == BT_NO_RANK, BT_ERR_PROTOCOL,
+                       "epoch %u gives a seat to rank %u of %u", m->epoch, now->ranks[i],
+                       f->n_ranks);
+    }
+    BT_REQUIRE(bt_seats_group_of(m->groups, f->rank) < 2 ||
+                   bt_seats_group_of(f->seats, f->rank) == 2,
+               BT_ERR_PROTOCOL, "rank %u has lost its seat in epoch %u", f->rank, m->epoch);
+out:
+    return st;
+}
+
 /* How many of a group's seats are taken. */
 static uint32_t count_taken(const bt_seats *seats)
 {

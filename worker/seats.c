@@ -117,27 +117,6 @@ out:
 
 /* ---- a change */
 
-static bt_status check(const bt_rank *r, const bt_down_regroup *m)
-{
-    bt_status st = BT_OK;
-
-    for (uint32_t g = 0; g < 2; g++) {
-        BT_REQUIRE(m->groups[g].n == r->seating.groups[g].n, BT_ERR_PROTOCOL,
-                   "epoch %u has %u seats in group %u, this cell has %u", m->epoch, m->groups[g].n,
-                   g, r->seating.groups[g].n);
-        for (uint32_t i = 0; i < m->groups[g].n; i++)
-            BT_REQUIRE(m->groups[g].ranks[i] < r->facts.n_ranks ||
-                           m->groups[g].ranks[i] == BT_NO_RANK,
-                       BT_ERR_PROTOCOL, "epoch %u gives a seat to rank %u of %u", m->epoch,
-                       m->groups[g].ranks[i], r->facts.n_ranks);
-    }
-    BT_REQUIRE(bt_seats_group_of(m->groups, r->facts.rank) < 2 ||
-                   bt_seats_group_of(r->seating.groups, r->facts.rank) == 2,
-               BT_ERR_PROTOCOL, "rank %u has lost its seat in epoch %u", r->facts.rank, m->epoch);
-out:
-    return st;
-}
-
 /* Excludes those that have lost their seat: nothing is taken from them or sent to them. */
 static bt_status exclude_lost(bt_rank *r, const bt_down_regroup *m)
 {
@@ -277,7 +256,7 @@ bt_status bt_rank_regroup(bt_rank *r, bt_down *m)
     uint32_t         own;
     bool             follows;
 
-    BT_TRY(check(r, g));
+    BT_TRY(bt_seats_check(&r->facts, r->epoch, g));
     r->shrunk = r->shrunk || g->n_gone != 0;
     if (g->prepare) return prepare(r, g);
     own     = bt_seats_group_of(g->groups, r->facts.rank);

@@ -493,6 +493,46 @@ static void orders_unwind_at_every_allocation(void)
 }
 
 /* Seats at whose k-th allocation memory ends leave those before; said twice they are kept once. */
+/* Of a cell of two ranks and two spares, in epoch 7. */
+static void regroup_that_does_not_follow_is_refused(void)
+{
+    static const struct {
+        uint32_t    rank, epoch, epochs[2], n, ranks[2];
+        bool        prepare;
+        const char *says; /* NULL: it follows */
+    } CASES[] = {
+        {0, 8, {6, 8}, 1, {0, BT_NO_RANK}, false, NULL                                            },
+        {0, 8, {6, 5}, 1, {0, 1},          false, NULL                                            }, /* a spare was lost */
+        {2, 7, {6, 5}, 1, {0, 2},          true,  NULL                                            },
+        {0, 7, {6, 7}, 1, {0, 1},          false, "to regroup in epoch 7, and has been in epoch 7"},
+        {0, 6, {6, 6}, 1, {0, 1},          false, "to regroup in epoch 6"                         },
+        {2, 6, {6, 5}, 1, {0, 2},          true,  "to regroup in epoch 6"                         },
+        {0, 8, {5, 8}, 1, {0, 1},          false, "epoch 5 for group 0, which has been in epoch 6"},
+        {0, 8, {6, 4}, 1, {0, 1},          false, "epoch 4 for group 1, which has been in epoch 5"},
+        {0, 8, {9, 5}, 1, {0, 1},          false, "epoch 8 has epoch 9 for group 0"               },
+        {0, 8, {8, 5}, 0, {0, 1},          false, "0 seats in group 0, this cell has 1"           },
+        {0, 8, {6, 8}, 1, {0, 4},          false, "gives a seat to rank 4 of 4"                   },
+        {1, 8, {6, 8}, 1, {0, 2},          false, "rank 1 has lost its seat in epoch 8"           },
+    };
+    uint32_t launched[] = {0, 1};
+    bt_seats seats[2]   = {
+          {.epoch = 6, .n = 1, .ranks = &launched[0]},
+          {.epoch = 5, .n = 1, .ranks = &launched[1]}
+    };
+
+    for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
+        uint32_t        ranks[] = {CASES[i].ranks[0], CASES[i].ranks[1]};
+        bt_rank_facts   facts   = {.rank = CASES[i].rank, .n_ranks = 4, .seats = seats};
+        bt_down_regroup m       = {.epoch = CASES[i].epoch, .prepare = CASES[i].prepare};
+
+        for (int g = 0; g < 2; g++)
+            m.groups[g] =
+                (bt_seats){.epoch = CASES[i].epochs[g], .n = CASES[i].n, .ranks = &ranks[g]};
+        EXPECT_EQ(bt_seats_check(&facts, 7, &m), CASES[i].says == NULL ? BT_OK : BT_ERR_PROTOCOL);
+        if (CASES[i].says != NULL) EXPECT_HAS(bt_error_text(), CASES[i].says);
+    }
+}
+
 static void regroup_unwinds_at_every_allocation(void)
 {
     uint32_t        ranks[] = {0, 1, 2};
@@ -545,6 +585,7 @@ int main(int argc, char **argv)
         BT_TEST(abort_of_a_choice_is_for_its_placement),
         BT_TEST(worker_create_unwinds_at_every_allocation),
         BT_TEST(orders_unwind_at_every_allocation),
+        BT_TEST(regroup_that_does_not_follow_is_refused),
         BT_TEST(regroup_unwinds_at_every_allocation),
     };
 

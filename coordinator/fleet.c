@@ -403,7 +403,8 @@ void bt_fleet_wait_no_more(bt_fleet *fleet)
 {
     fleet->no_more = true;
     if (fleet->n_lobby > 0)
-        bt_fleet_over_if_last(fleet, false, "no cell is left, and none will come");
+        bt_fleet_over_if_last(fleet, false,
+                              "the server is draining: no cell is left, and none will come");
 }
 
 void bt_fleet_stop(bt_fleet *fleet, grpc_status_code code, const char *reason)

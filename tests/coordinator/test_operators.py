@@ -609,6 +609,19 @@ class Waiting(Served):
     """All ranks are lost, and the cell may come back."""
     ARGS = ("--on-death", "restart", "--http-port", "0")
 
+    def test_requests_that_wait_end_with_a_drain(self):
+        for rank in self.cell.ranks:
+            rank.cut()
+        http = self.coordinator.line("http")
+        wait_for(lambda: get(http, "/ready") == (503, "waiting\n"), "not ready")
+        call = self.generate()
+        wait_for(lambda: json.loads(get(http, "/status.json")[1])["waiting"] == 1, "the request")
+        self.coordinator.process.send_signal(signal.SIGUSR1)
+        code, details, n = self.error(call)
+        self.assertEqual((code, n), (UNAVAILABLE, 0))
+        self.assertIn("the server is draining: no cell is left, and none will come", details)
+        self.assertEqual(self.coordinator.wait(), 1)
+
     def test_every_port_says_so(self):
         r = health.HealthCheckResponse
         stub = health_grpc.HealthStub(self.channel)

@@ -33,7 +33,7 @@ typedef struct {
 } bt_second;
 
 typedef struct {
-    char               host[BT_HOST_TEXT], cell[BT_HOST_TEXT];
+    char               host[BT_HOST_TEXT], cell[BT_HOST_TEXT], version[BT_HOST_TEXT];
     uint32_t           rank, pid, n_pages; /* rank: in its cell */
     uint64_t           weight_bytes, done_bytes, total_bytes;
     bool               attached, ready, lost;

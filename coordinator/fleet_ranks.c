@@ -44,12 +44,26 @@ out:
     return st;
 }
 
+/* What both say to each other has not changed, or it would have been refused; what they compute may
+ * have. */
+static void compare_versions(const bt_cell *cell, uint32_t rank)
+{
+    const char *version = cell->ranks[rank].hello.version;
+    char        who[192];
+
+    if (version[0] == 0 || strcmp(version, BT_VERSION) == 0) return;
+    bt_cell_rank_text(cell, rank, who, sizeof(who));
+    BT_WARN("%s is of version %.40s, this coordinator of %s: they should be of one", who, version,
+            BT_VERSION);
+}
+
 static bt_status attach(bt_fleet_cell *c, bt_control_peer *peer, bt_up_hello *hello)
 {
     bt_status st   = BT_OK;
     uint32_t  rank = hello->rank, n_ranks = hello->n_ranks;
 
     BT_TRY(bt_cell_attach(&c->cell, hello));
+    compare_versions(&c->cell, rank);
     if (c->streams == NULL) c->streams = bt_calloc(n_ranks, sizeof(*c->streams));
     BT_REQUIRE(c->streams != NULL, BT_ERR_NO_MEMORY, "a table of %u ranks", n_ranks);
     c->streams[rank] = (bt_rank_stream){.cell = c, .rank = rank, .peer = peer};

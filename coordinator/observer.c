@@ -251,6 +251,7 @@ static void show_rank(const bt_cell *cell, const bt_relay *relay, uint32_t i, do
     if (r->n_slow < BT_SLOW_SECONDS) v->rates.slowness = 0;
     snprintf(v->cell, sizeof(v->cell), "%s", cell->name);
     if (k->hello.host != NULL) snprintf(v->host, sizeof(v->host), "%s", k->hello.host);
+    if (k->hello.version != NULL) snprintf(v->version, sizeof(v->version), "%s", k->hello.version);
     if (relay != NULL) bt_relay_view_rank(relay, i, &v->relay);
 }
 

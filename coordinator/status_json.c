@@ -53,6 +53,7 @@ static json_t *rank_json(const bt_snapshot *s, uint32_t i)
                                   : "missing"));
     put(o, "host", json_string(r->host));
     put_int(o, "pid", r->pid);
+    put(o, "version", json_string(r->version));
     put_int(o, "done_bytes", r->done_bytes);
     put_int(o, "total_bytes", r->total_bytes);
     put_int(o, "weight_bytes", r->weight_bytes);

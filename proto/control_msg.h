@@ -107,7 +107,7 @@ typedef struct {
 
 typedef struct {
     uint32_t  protocol, rank, n_ranks, n_prefill, n_decode;
-    char     *host, *cell, *left_out;
+    char     *host, *cell, *left_out, *version;
     uint32_t  pid;
     uint64_t  model_fingerprint;
     char     *arithmetic;

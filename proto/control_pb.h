@@ -26,7 +26,8 @@
     X(pad_token) X(weight_bytes) X(n_spares) X(share_generated) X(speculates) X(mtp) \
     X(config_hash) X(incarnation) X(prefix_seed)
 #define BT_PB_HELLO_TEXTS(X) \
-    X(host) X(cell) X(left_out) X(arithmetic) X(model_type) X(architecture) X(default_sampling_json)
+    X(host) X(cell) X(left_out) X(version) X(arithmetic) X(model_type) X(architecture) \
+    X(default_sampling_json)
 /* clang-format on */
 
 bt_status bt_pb_pack(const ProtobufCMessage *m, uint8_t **bytes_out, size_t *n_out);

@@ -78,6 +78,7 @@ bt_status bt_hello_copy(const bt_up_hello *from, bt_up_hello *to_out)
     to.host                  = bt_strdup(from->host);
     to.cell                  = bt_strdup(from->cell);
     to.left_out              = NULL; /* one cell's own, as are: */
+    to.version               = NULL;
     to.seats                 = (bt_down_regroup){0};
     to.arithmetic            = bt_strdup(from->arithmetic);
     to.model_type            = bt_strdup(from->model_type);

@@ -10,7 +10,7 @@
 bt_status bt_hello_agree(const bt_up_hello *a, const bt_up_hello *b);
 /* And whether their cells have the same shape. */
 bt_status bt_hello_same_cell(const bt_up_hello *a, const bt_up_hello *b);
-/* Without what is one cell's own: left_out and seats.  NO_MEMORY. */
+/* Without what is one cell's own: left_out, version and seats.  NO_MEMORY. */
 bt_status bt_hello_copy(const bt_up_hello *from, bt_up_hello *to_out);
 void      bt_hello_free(bt_up_hello *hello); /* and leaves zeroes; accepts them */
 

@@ -60,13 +60,14 @@ bt_status bt_rank_make_hello(const bt_rank *r, bt_up *hello_out)
     h->host                  = bt_strdup(host);
     h->cell                  = bt_strdup(r->opt.cell);
     h->left_out              = bt_strdup(r->opt.left_out);
+    h->version               = bt_strdup(BT_VERSION);
     h->arithmetic            = arithmetic(r);
     h->model_type            = bt_strdup(r->cfg.model_type);
     h->architecture          = bt_strdup(r->cfg.architecture);
     h->default_sampling_json = bt_strdup(r->cfg.default_sampling_json);
     h->eos_tokens            = bt_calloc(r->cfg.n_eos, sizeof(*h->eos_tokens));
-    BT_REQUIRE(h->host != NULL && h->cell != NULL && h->left_out != NULL && h->arithmetic != NULL &&
-                   h->model_type != NULL && h->architecture != NULL &&
+    BT_REQUIRE(h->host != NULL && h->cell != NULL && h->left_out != NULL && h->version != NULL &&
+                   h->arithmetic != NULL && h->model_type != NULL && h->architecture != NULL &&
                    h->default_sampling_json != NULL && h->eos_tokens != NULL,
                BT_ERR_NO_MEMORY, "hello");
     memcpy(h->eos_tokens, r->cfg.eos_tokens, r->cfg.n_eos * sizeof(*h->eos_tokens));

@@ -130,9 +130,10 @@ static inline bt_up make_hello(const char *name, uint32_t rank, uint32_t n_ranks
     bt_up hello = sample_hello(rank, n_ranks);
 
     bt_free(hello.u.hello.cell);
-    hello.u.hello.cell     = bt_strdup(name);
-    hello.u.hello.max_rows = 1 << 20;
-    hello.u.hello.n_spares = 0;
+    hello.u.hello.cell       = bt_strdup(name);
+    hello.u.hello.max_rows   = 1 << 20;
+    hello.u.hello.n_spares   = 0;
+    hello.u.hello.version[0] = 0; /* else each is warned of */
     return hello;
 }
 

@@ -605,6 +605,19 @@ class Watch(Served):
         self.assertEqual(self.coordinator.wait(), 0)
 
 
+class Versions(unittest.TestCase):
+    def test_rank_of_another_version_is_named(self):
+        c = Coordinator("--http-port", "0")
+        self.addCleanup(c.close)
+        cell = Cell(c.line("control"), hello={"version": "9.9"}).attach().ready()
+        self.addCleanup(cell.close)
+        c.line("ready")
+        ranks = json.loads(get(c.line("http"), "/status.json")[1])["ranks"]
+        self.assertEqual([r["version"] for r in ranks], ["9.9"] * cell.n)
+        self.assertRegex(c.text(), r" W coordinator .*decode rank 3 \(pid 1003 on testhost\) is of version 9\.9, this coordinator of \d+\.\d+\.\d+: ")
+        self.assertEqual(c.text().count("is of version"), cell.n)
+
+
 class Waiting(Served):
     """All ranks are lost, and the cell may come back."""
     ARGS = ("--on-death", "restart", "--http-port", "0")

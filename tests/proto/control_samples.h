@@ -33,6 +33,7 @@ static inline bt_up sample_hello(uint32_t rank, uint32_t n_ranks)
                               .host                  = bt_strdup("host"),
                               .cell                  = bt_strdup("c-1"),
                               .left_out              = bt_strdup("n3,n5"),
+                              .version               = bt_strdup("0.0.9"),
                               .pid                   = 17,
                               .model_fingerprint     = 0xfedcba9876543210u,
                               .arithmetic            = bt_strdup("dp2"),

@@ -114,9 +114,11 @@ static bt_status take(const bt_ask *ask, const bt_intake_limits *limits, bt_rela
     BT_TRY(bt_intake_sampling(ask, limits, &r->sampling, answer, refusal));
     BT_TRY(take_prompt(ask, limits, r, refusal));
     BT_TRY(take_max_tokens(ask, limits, answer->n, r, refusal));
-    BT_INTAKE_REFUSE_UNLESS(r->sampling.min_tokens <= r->sampling.max_tokens,
-                            "%s is %u, more than %s, which is %u", ask->names->min_tokens,
-                            r->sampling.min_tokens, ask->names->max_tokens, r->sampling.max_tokens);
+    BT_INTAKE_REFUSE_UNLESS(
+        r->sampling.min_tokens <= r->sampling.max_tokens, "%s is %u, more than %s, which is %u%s",
+        ask->names->min_tokens, r->sampling.min_tokens, ask->names->max_tokens,
+        r->sampling.max_tokens,
+        ask->has_max_tokens ? "" : " here: what the context and a rank's KV pages leave");
     BT_INTAKE_REFUSE_UNLESS(ask->prompt_from < r->n_prompt,
                             "%s is %u, but the prompt has %u tokens", ask->names->prompt_from,
                             ask->prompt_from, r->n_prompt);

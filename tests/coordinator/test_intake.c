@@ -77,6 +77,16 @@ static void intake_takes_all_that_fits_and_no_token_more(void)
     s.params.n = 2;
     EXPECT_EQ(try_intake(&s, &LIMITS, text), 0);
     EXPECT_HAS(text, "which hold 48, no room for a token of each of 2 choices");
+    sample_init(&s, 40);
+    s.params.min_tokens = 8;
+    EXPECT_EQ(try_intake(&s, &LIMITS, text), 8);
+    s.params.min_tokens = 9;
+    EXPECT_EQ(try_intake(&s, &LIMITS, text), 0);
+    EXPECT_HAS(text, "min_tokens is 9, more than max_tokens, which is 8 here: what the context "
+                     "and a rank's KV pages leave");
+    set_max_tokens(&s, 7);
+    EXPECT_EQ(try_intake(&s, &LIMITS, text), 0);
+    EXPECT(strcmp(text, "min_tokens is 9, more than max_tokens, which is 7") == 0);
     sample_init(&s, 41);
     EXPECT_EQ(try_intake(&s, &LIMITS, text), 0);
     EXPECT_HAS(text, "(40)");

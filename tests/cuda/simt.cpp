@@ -588,7 +588,7 @@ static void run_grid(const simt_job &j)
 }
 
 /* Words that may be pointers: what is mapped, and not only a number. */
-void check_argument(const void *arg, size_t bytes)
+void check_words(const void *arg, size_t bytes)
 {
     uintptr_t     page = (uintptr_t)sysconf(_SC_PAGESIZE), at;
     unsigned char there;

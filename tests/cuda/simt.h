@@ -68,8 +68,22 @@ bool              in_shared(const void *p, size_t bytes);
 [[noreturn]] void die(place at, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 typedef void (*body_fn)(void *closure);
-void check_argument(const void *arg, size_t bytes);
+void check_words(const void *arg, size_t bytes);
 int  launch(simt_job *job, void *stream); /* takes ownership */
+
+/* What lies between an argument's members may look like anything: compilers that cannot clear it
+ * check none. */
+#if __has_builtin(__builtin_clear_padding)
+constexpr bool             checks_arguments = true;
+template <typename T> void check_argument(T arg)
+{
+    __builtin_clear_padding(&arg);
+    check_words(&arg, sizeof(arg));
+}
+#else
+constexpr bool             checks_arguments = false;
+template <typename T> void check_argument(const T &) {}
+#endif
 
 template <typename T> struct one_value {
     T   in, out;
@@ -209,7 +223,7 @@ int gpu_launch(K *kernel, dim3 grid, dim3 block, size_t shared_bytes, void *stre
     auto                   run  = [](void *c) { (*(closure *)c)(); };
     auto                   drop = [](void *c) { delete (closure *)c; };
 
-    if (stream != nullptr) (simt::check_argument(&args, sizeof(args)), ...);
+    if (stream != nullptr) (simt::check_argument(args), ...);
     return simt::launch(new simt_job{grid, block, shared_bytes, run, drop, new closure(body)},
                         stream);
 }

@@ -6,6 +6,7 @@
 
 #include "coordinator/slow.h"
 #include "tests/coordinator/fleet_site.h"
+#include "tests/support/sweep.h"
 
 static bool near(double got, double want) { return got >= want * 0.999 && got <= want * 1.001; }
 
@@ -348,6 +349,14 @@ static void observer_says_for_what_cells_wait(void)
     end(&v);
 }
 
+static void observer_create_unwinds_at_every_allocation(void)
+{
+    static const bt_observer_config CONFIG = {"model", "name", "version"};
+    bt_observer                    *o      = NULL;
+
+    EXPECT_EQ(BT_SWEEP(bt_observer_create(&CONFIG, &o), (bt_observer_destroy(o), o = NULL)), 2);
+}
+
 int main(int argc, char **argv)
 {
     static const bt_test TESTS[] = {
@@ -359,6 +368,7 @@ int main(int argc, char **argv)
         BT_TEST(observer_shows_all_cells),
         BT_TEST(observer_shows_the_first_requests),
         BT_TEST(observer_says_for_what_cells_wait),
+        BT_TEST(observer_create_unwinds_at_every_allocation),
     };
 
     bt_log_init("observer", BT_LOG_ERROR);

@@ -8,10 +8,12 @@
 #include <cuda_runtime_api.h>
 
 #include "device/cuda/module.h"
+#include "model/decode_graphs.h"
 #include "model/graph_plan.h"
 #include "model/state.h"
 #include "parallel/nccl/module.h"
 #include "tests/cuda/simt_control.h"
+#include "tests/support/sweep.h"
 #include "worker/draws.h"
 
 extern const bt_cuda_module_table bt_cuda_module;
@@ -641,6 +643,19 @@ static void graphs_take_several_rows_of_a_request(void)
     EXPECT_EQ(g_fake_gpu.live, 0);
 }
 
+static void graphs_unwind_at_every_allocation(void)
+{
+    bt_decode_graphs *graphs = NULL;
+
+    open_engine();
+    bt_model_leave_group(g_engine.model);
+    EXPECT_EQ(BT_SWEEP(bt_decode_graphs_create(g_engine.model, &graphs),
+                       (bt_decode_graphs_destroy(graphs), graphs = NULL)),
+              2);
+    engine_close(&g_engine);
+    EXPECT_EQ(g_fake_gpu.live, 0);
+}
+
 int main(int argc, char **argv)
 {
     static const bt_test TESTS[] = {
@@ -654,6 +669,7 @@ int main(int argc, char **argv)
         BT_TEST(a_warm_model_has_all_graphs),
         BT_TEST(offers_are_of_steps_that_a_graph_can_run),
         BT_TEST(what_cannot_be_captured_runs_call_by_call),
+        BT_TEST(graphs_unwind_at_every_allocation),
     };
 
     g_staged = argc > 1 && strcmp(argv[1], "staged") == 0;

@@ -632,6 +632,37 @@ static void unfinished_head_names_its_rank(void)
     close(fd);
 }
 
+/* One entry: a store that has been saved, or could not be, is not saved again. */
+static bt_status save_anew(const char *path)
+{
+    bt_status        st    = BT_OK;
+    int              fd    = new_file();
+    bt_store_options opt   = options(fd, 0);
+    bt_store        *store = NULL;
+    bt_store_entry   x;
+
+    BT_TRY(bt_store_open(&opt, &store));
+    NEED(bt_store_take(store, "x", BYTES, &x) == BT_STORE_MINE);
+    fill(store, &x, 4);
+    bt_store_seal(store);
+    BT_TRY(bt_store_save(store, path, NULL, NULL, NULL));
+out:
+    bt_store_close(store);
+    close(fd);
+    return st;
+}
+
+static void save_survives_every_failing_allocation(void)
+{
+    char path[] = "/tmp/baton-store-XXXXXX";
+    int  file   = mkstemp(path);
+
+    NEED(file >= 0);
+    EXPECT(BT_SWEEP(save_anew(path), (void)0) > 3);
+    EXPECT_EQ(unlink(path), 0);
+    close(file);
+}
+
 static void open_survives_every_failing_allocation(void)
 {
     int              fd    = new_file();
@@ -664,6 +695,7 @@ int main(int argc, char **argv)
         BT_TEST(foreign_memory_is_refused),
         BT_TEST(unfinished_head_names_its_rank),
         BT_TEST(open_survives_every_failing_allocation),
+        BT_TEST(save_survives_every_failing_allocation),
     };
 
     return BT_RUN_TESTS(TESTS, argc > 1 ? argv[1] : NULL);

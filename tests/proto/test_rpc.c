@@ -11,6 +11,8 @@
 #include "core/log.h"
 #include "proto/control_client.h"
 #include "proto/health.pb-c.h"
+#include "tests/support/scratch.h"
+#include "tests/support/sweep.h"
 #include "tests/support/test.h"
 
 enum { LOOKS = 40, LOOK_MS = 5, FAR_S = 60 };
@@ -182,12 +184,55 @@ static void rpc_without_threads_says_so_and_ends(void)
     EXPECT_EQ(WEXITSTATUS(status), 0);
 }
 
+/* Of nobody, made for this test. */
+static const char CERT[] = "-----BEGIN CERTIFICATE-----\n"
+                           "MIIBbzCCARWgAwIBAgIUD4Jg1g73+PD1xOeINIp/upzQfE8wCgYIKoZIzj0EAwIw\n"
+                           "DDEKMAgGA1UEAwwBdDAgFw0yNjExMjkxOTEwMjlaGA8yMTI2MTEwNTE5MTAyOVow\n"
+                           "DDEKMAgGA1UEAwwBdDBZMBMGByqGSM49AgEGCCqGSM49AwEHA0IABMMAb1Dqk6mc\n"
+                           "mBFNlmcB9/eDQGURBJFTSRgJ+uGc2j+KCkAZ0jQP0m/U2BUNY9oGerZAcZdogWgJ\n"
+                           "S+Tzi+9iw8ijUzBRMB0GA1UdDgQWBBR2MpxvDosMjLqNgbUy1Pl9Tb6aazAfBgNV\n"
+                           "HSMEGDAWgBR2MpxvDosMjLqNgbUy1Pl9Tb6aazAPBgNVHRMBAf8EBTADAQH/MAoG\n"
+                           "CCqGSM49BAMCA0gAMEUCIQCskXDKcAJeWqgA1PXUH97pxnm1sb7gK6oY1UR3KHOg\n"
+                           "tgIgBNA7RdsIiVB85tuPsb7L4CZeFtrirX7tCarRb04pGm0=\n"
+                           "-----END CERTIFICATE-----\n";
+static const char KEY[]  = "-----BEGIN PRIVATE KEY-----\n"
+                           "MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQgXq6BBL4VbsZfMktj\n"
+                           "3kj3ycq7CiVnipezqg287ZlzuOuhRANCAATDAG9Q6pOpnJgRTZZnAff3g0BlEQSR\n"
+                           "U0kYCfrhnNo/igpAGdI0D9Jv1NgVDWPaBnq2QHGXaIFoCUvk84vvYsPI\n"
+                           "-----END PRIVATE KEY-----\n";
+
+/* TLS files whose memory ends while they are read leave nothing: a server's, and a client's. */
+static void rpc_tls_unwinds_at_every_allocation(void)
+{
+    char              cert[512], key[512];
+    bt_rpc_client_tls tls     = {.on = true, .ca = cert, .cert = cert, .key = key};
+    bt_rpc_tls_files *files   = NULL;
+    grpc_channel     *channel = NULL;
+    bt_rpc_loop      *loop    = NULL;
+
+    scratch_make();
+    scratch_write("cert", CERT, sizeof(CERT) - 1);
+    scratch_write("key", KEY, sizeof(KEY) - 1);
+    snprintf(cert, sizeof(cert), "%s", scratch_path("cert"));
+    snprintf(key, sizeof(key), "%s", scratch_path("key"));
+    NEED(bt_rpc_loop_create(&loop) == BT_OK);
+    EXPECT_EQ(BT_SWEEP(bt_rpc_tls_open(cert, key, cert, "127.0.0.1", &files),
+                       (bt_rpc_tls_close(files), files = NULL)),
+              4);
+    EXPECT_EQ(BT_SWEEP(bt_rpc_channel_create("127.0.0.1:1", &tls, &channel),
+                       (channel != NULL ? grpc_channel_destroy(channel) : (void)0, channel = NULL)),
+              3);
+    bt_rpc_loop_destroy(loop);
+    scratch_remove();
+}
+
 static const bt_test tests[] = {
     BT_TEST(rpc_without_threads_says_so_and_ends),
     BT_TEST(rpc_loop_without_completions_sleeps_or_spins),
     BT_TEST(rpc_loop_completion_ends_the_wait),
     BT_TEST(rpc_loop_that_stood_still_looks_before_it_gives_up),
     BT_TEST(rpc_unpack_keeps_the_error_of_what_is_no_message_alone),
+    BT_TEST(rpc_tls_unwinds_at_every_allocation),
 };
 
 int main(int argc, char **argv) { return BT_RUN_TESTS(tests, argc > 1 ? argv[1] : NULL); }

@@ -60,7 +60,7 @@ static bt_status read_experts(const bt_gate_config *gate, const int32_t *from, u
     for (uint32_t i = 0; i < gate->top_k; i++) {
         uint32_t at = i;
 
-        BT_REQUIRE(from[i] >= 0 && (uint32_t)from[i] < gate->n_experts, BT_ERR_INVALID_ARG,
+        BT_REQUIRE((uint32_t)from[i] < gate->n_experts, BT_ERR_INVALID_ARG,
                    "forced expert %d, the model has %u", from[i], gate->n_experts);
         for (; at > 0 && to[at - 1] > from[i]; at--)
             to[at] = to[at - 1];

@@ -124,16 +124,15 @@ static uint32_t add_long(const bt_scheduler *s, const bt_requests *t, uint32_t *
 static uint32_t add_prompts(bt_scheduler *s, const bt_requests *t, uint32_t budget,
                             bt_piece *pieces)
 {
-    uint32_t    n     = 0, n_first;
+    uint32_t    n     = 0;
     bool        waits = false, served = false;
     bt_request *turn = s->long_turn ? next_long(s, t, pieces, 0) : NULL;
 
     if (turn != NULL && budget > 0) n = add_piece(s, turn, &budget, pieces, n);
-    n_first = n;
-    n       = add_short(s, t, &budget, pieces, n);
-    n       = add_long(s, t, &budget, pieces, n);
+    n = add_short(s, t, &budget, pieces, n);
+    n = add_long(s, t, &budget, pieces, n);
     for (uint32_t i = 0; i < n; i++)
-        served = served || i < n_first || rest_of(pieces[i].request) > s->chunk;
+        served = served || rest_of(pieces[i].request) > s->chunk;
     for (uint32_t i = 0; i < t->n; i++)
         waits = waits || rest_of(t->at[i]) > s->chunk;
     s->long_turn = waits && !served;
@@ -165,7 +164,7 @@ static uint32_t draft_room(const bt_piece *p)
     const bt_request *r   = p->request;
     uint32_t          end = p->start + p->n_rows, room;
 
-    if (bt_piece_is_prompt(p) || !r->drafts || end != r->n_prompt + r->n_known) return 0;
+    if (bt_piece_is_prompt(p) || end != r->n_prompt + r->n_known) return 0;
     room = r->n_pages * BT_PAGE_TOKENS - end;
     return bt_min_u32(room, r->sampling.max_tokens - r->n_known - 1);
 }
@@ -179,13 +178,12 @@ static uint32_t rows_left(uint32_t most, uint32_t n_rows)
 static void choose_draft(const bt_scheduler *s, bt_piece *p, uint32_t n_rows)
 {
     bt_request *r    = p->request;
-    uint32_t    room = draft_room(p), looked_up[BT_DRAFT_MAX], n = 0;
+    uint32_t    room = draft_room(p), looked_up[BT_DRAFT_MAX], n;
 
-    if (r->n_mtp > 0 && r->mtp_at == p->start + p->n_rows)
+    if (r->mtp_at == p->start + p->n_rows)
         p->n_draft = bt_min_u32(r->n_mtp, bt_min_u32(room, rows_left(s->mtp_rows, n_rows)));
-    room = bt_min_u32(room, rows_left(s->draft_rows, n_rows));
-    if (r->looks_up && room > 0)
-        n = bt_drafter_draft(&r->drafter, bt_min_u32(room, s->speculate), looked_up);
+    room         = bt_min_u32(room, rows_left(s->draft_rows, n_rows));
+    n            = bt_drafter_draft(&r->drafter, bt_min_u32(room, s->speculate), looked_up);
     p->looked_up = n > p->n_draft && (p->n_draft == 0 || looked_up[0] == r->draft[0]);
     if (!p->looked_up) return;
     p->n_draft = n;

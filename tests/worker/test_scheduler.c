@@ -46,6 +46,7 @@ static void scheduler_without_work_gives_no_rows(void)
     add(BT_REQUEST_DRAINING, 9, 4);
     EXPECT_EQ(bt_schedule(&s, &g_table, g_pieces, g_rows), 0);
     EXPECT_EQ(g_rows[BT_ROLE_PROMPT] + g_rows[BT_ROLE_GENERATED], 0);
+    EXPECT(!s.long_turn); /* the next long prompt passes nobody */
 }
 
 static void scheduler_cuts_prompts_and_shares_the_step(void)
@@ -68,6 +69,40 @@ static void scheduler_cuts_prompts_and_shares_the_step(void)
     EXPECT_EQ(bt_schedule(&s, &g_table, g_pieces, g_rows), 2);
     expect_piece(0, 2, BT_ROLE_PROMPT, 0, 4);
     expect_piece(1, 1, BT_ROLE_PROMPT, 0, 4);
+    clear();
+    for (uint32_t i = 0; i < 3; i++) /* the last one's rows do not fit: it waits, */
+        add(BT_REQUEST_PREFILL, 8, i < 2 ? 4 : 5)->out.moved_ns = 1;
+    add(BT_REQUEST_PREFILL, 2, 0); /* and is not overtaken */
+    EXPECT_EQ(bt_schedule(&s, &g_table, g_pieces, g_rows), 2);
+    EXPECT_EQ(g_rows[BT_ROLE_PROMPT], 8);
+}
+
+/* Rows that are to be computed as they were: no piece has some of either role, and those of role
+ * prompt come first. */
+static void scheduler_keeps_the_roles_of_a_form_map(void)
+{
+    bt_scheduler s   = {.max_rows = 400, .chunk = 100};
+    bt_form_map  map = {0};
+    bt_request  *r;
+
+    clear();
+    r = add(BT_REQUEST_PREFILL, 100, 0);
+    NEED(bt_form_map_init(&map, 100, NULL, 0) == BT_OK);
+    bt_form_map_fix(&map, 64, BT_ROLE_PROMPT, BT_FORM_NORMAL);
+    bt_form_map_fix(&map, 100, BT_ROLE_GENERATED, BT_FORM_ABSORBED);
+    r->map = map;
+    add(BT_REQUEST_PREFILL, 7, 0);
+    add(BT_REQUEST_PREFILL, 8, 0);
+    EXPECT_EQ(bt_schedule(&s, &g_table, g_pieces, g_rows), 3);
+    expect_piece(0, 1, BT_ROLE_PROMPT, 0, 64);
+    r->n_computed = 64;
+    EXPECT_EQ(bt_schedule(&s, &g_table, g_pieces, g_rows), 3);
+    expect_piece(0, 2, BT_ROLE_PROMPT, 0, 7);
+    expect_piece(1, 3, BT_ROLE_PROMPT, 0, 8);
+    expect_piece(2, 1, BT_ROLE_GENERATED, 64, 36);
+    EXPECT_EQ(g_rows[BT_ROLE_PROMPT], 15);
+    EXPECT_EQ(g_rows[BT_ROLE_GENERATED], 36);
+    bt_form_map_fini(&map);
 }
 
 /* A long prompt is there, and short ones keep coming: each of them waits for one piece at most, and
@@ -103,6 +138,12 @@ static void scheduler_holds_nobody_up_for_more_than_a_piece(void)
     }
     EXPECT_EQ(moved, 10);
     EXPECT_EQ(big->n_computed, 40); /* the first of two long ones */
+    clear();
+    add(BT_REQUEST_PREFILL, 4, 0); /* this one takes no piece more than one */
+    add(BT_REQUEST_PREFILL, 5, 0);
+    s.long_turn = true;
+    EXPECT_EQ(bt_schedule(&s, &g_table, g_pieces, g_rows), 1);
+    expect_piece(0, 2, BT_ROLE_PROMPT, 0, 4);
 }
 
 /* A burst of equal prompts: the first is computed, others find its pages in the cache; all end in
@@ -186,10 +227,36 @@ static void scheduler_waits_for_no_page_that_is_not_its_own(void)
         r->n_kept = 1;
     }
     EXPECT_EQ(bt_schedule(&s, &g_table, g_pieces, g_rows), 1);
-    g_requests[0].before = (bt_prefix_key){7, 1};
-    s.long_turn          = false;
+    for (int other = 0; other < 6; other++) {
+        bt_request   *r = &g_requests[0], *q = &g_requests[1];
+        bt_request    r_was = *r, q_was = *q;
+        bt_prefix_key own[] = {
+            {1, 1},
+            {2, 2},
+            {3, 3},
+            {4, 4}
+        };
+
+        r->keys = own;
+        if (other == 0) r->before = (bt_prefix_key){7, 1};
+        if (other == 1) own[1].lo++;
+        if (other == 2) own[1].hi++;
+        if (other == 3) r->n_computed = 70;                              /* half of it is there */
+        if (other == 4) q->n_prompt = 64, q->n_computed = q->n_kept = 0; /* an earlier page */
+        if (other == 5) q->n_prompt = 100, q->n_keys = 1; /* its last, which is not full */
+        s.long_turn = false;
+        EXPECT_EQ(bt_schedule(&s, &g_table, g_pieces, g_rows), 2);
+        expect_piece(1, 1, BT_ROLE_PROMPT, r->n_computed, 100);
+        *r = r_was;
+        *q = q_was;
+    }
+    s = (bt_scheduler){.max_rows = 400, .chunk = 32};
+    for (uint32_t i = 0; i < 2; i++) { /* of a last page the last row is computed in any case */
+        g_requests[i].n_prompt   = 64;
+        g_requests[i].n_computed = g_requests[i].n_kept = 0;
+        g_requests[i].n_keys                            = 1;
+    }
     EXPECT_EQ(bt_schedule(&s, &g_table, g_pieces, g_rows), 2);
-    expect_piece(1, 1, BT_ROLE_PROMPT, 64, 100);
 }
 
 /* While the oldest waits for a page of its equal another one begins, whose decode rank waits for
@@ -282,7 +349,7 @@ static void come(bt_requests *t, uint32_t i, uint64_t arrival)
 static void scheduler_keeps_the_place_of_a_request_s_age(void)
 {
     static const uint64_t IDS[] = {1, 2, 6, 7, 5, 3, 4};
-    bt_scheduler          s     = {.max_rows = 32, .chunk = 4};
+    bt_scheduler          s     = {.max_rows = 63};
     bt_requests           t     = {0};
 
     come(&t, 0, 10);
@@ -294,9 +361,11 @@ static void scheduler_keeps_the_place_of_a_request_s_age(void)
     come(&t, 4, 12);
     come(&t, 5, 11);
     come(&t, 6, 11);
-    EXPECT_EQ(bt_schedule(&s, &t, g_pieces, g_rows), 7);
-    for (uint32_t i = 0; i < 7; i++)
-        EXPECT_EQ(g_pieces[i].request->id, IDS[i]);
+    for (s.chunk = 4; s.chunk <= 16; s.chunk += 12) { /* long ones, and short ones */
+        EXPECT_EQ(bt_schedule(&s, &t, g_pieces, g_rows), 7);
+        for (uint32_t i = 0; i < 7; i++)
+            EXPECT_EQ(g_pieces[i].request->id, IDS[i]);
+    }
     while (t.n > 0)
         bt_requests_remove(&t, t.at[0]);
     bt_requests_fini(&t);
@@ -304,7 +373,7 @@ static void scheduler_keeps_the_place_of_a_request_s_age(void)
 
 static void scheduler_replays_several_known_tokens_a_step(void)
 {
-    bt_scheduler s = {.max_rows = 8, .chunk = 4};
+    bt_scheduler s = {.max_rows = 6, .chunk = 4};
     bt_request  *r;
 
     clear();
@@ -312,6 +381,11 @@ static void scheduler_replays_several_known_tokens_a_step(void)
     r->n_known = 6;
     EXPECT_EQ(bt_schedule(&s, &g_table, g_pieces, g_rows), 1);
     expect_piece(0, 1, BT_ROLE_GENERATED, 3, 4);
+    add(BT_REQUEST_DECODE, 3, 3)->n_known = 6; /* whose turn it is: the other has what is left */
+    EXPECT_EQ(bt_schedule(&s, &g_table, g_pieces, g_rows), 2);
+    expect_piece(0, 2, BT_ROLE_GENERATED, 3, 4);
+    expect_piece(1, 1, BT_ROLE_GENERATED, 3, 2);
+    g_requests[1].state = BT_REQUEST_DRAINING;
     r->n_computed = r->step_end = 7;
     EXPECT_EQ(bt_schedule(&s, &g_table, g_pieces, g_rows), 1);
     expect_piece(0, 1, BT_ROLE_GENERATED, 7, 2);
@@ -354,23 +428,26 @@ static void scheduler_keeps_a_quarter_for_prompts(void)
 {
     bt_scheduler s = {.max_rows = 8, .chunk = 8};
 
-    clear();
-    for (int i = 0; i < 20; i++)
-        add(BT_REQUEST_DECODE, 1, 1);
-    add(BT_REQUEST_PREFILL, 50, 10);
-    EXPECT_EQ(bt_schedule(&s, &g_table, g_pieces, g_rows), 7);
-    expect_piece(0, 21, BT_ROLE_PROMPT, 10, 2);
-    EXPECT_EQ(g_rows[BT_ROLE_GENERATED], 6);
+    for (uint32_t n_computed = 10; n_computed <= 44; n_computed += 34) { /* a long one, a short */
+        clear();
+        add(BT_REQUEST_PREFILL, 50, n_computed);
+        for (int i = 0; i < 20; i++)
+            add(BT_REQUEST_DECODE, 1, 1);
+        EXPECT_EQ(bt_schedule(&s, &g_table, g_pieces, g_rows), 7);
+        expect_piece(0, 1, BT_ROLE_PROMPT, n_computed, 2);
+        EXPECT_EQ(g_rows[BT_ROLE_GENERATED], 6);
+    }
 }
 
 static void scheduler_with_one_row_alternates(void)
 {
-    bt_scheduler s        = {.max_rows = 1, .chunk = 1};
+    bt_scheduler s        = {.max_rows = 1, .chunk = 1, .prompts_turn = true};
     uint32_t     count[2] = {0};
 
     clear();
     add(BT_REQUEST_DECODE, 1, 1);
     add(BT_REQUEST_PREFILL, 50, 0);
+    add(BT_REQUEST_PREFILL, 50, 49);
     for (int i = 0; i < 10; i++) {
         EXPECT_EQ(bt_schedule(&s, &g_table, g_pieces, g_rows), 1);
         count[g_pieces[0].role]++;
@@ -417,7 +494,7 @@ static void scheduler_plans_behind_what_is_under_way(void)
     r->n_drawn             = 0;
     EXPECT_EQ(bt_schedule(&s, &g_table, g_pieces, g_rows), 1);
     expect_piece(0, 1, BT_ROLE_GENERATED, 4, 2);
-    r->n_behind = 1; /* its constraint does not say yet what may follow */
+    r->n_behind = 2; /* its constraint does not say yet what may follow */
     EXPECT_EQ(bt_schedule(&s, &g_table, g_pieces, g_rows), 1);
     expect_piece(0, 1, BT_ROLE_GENERATED, 4, 1);
     r->step_end = 5;
@@ -469,6 +546,10 @@ static void scheduler_adds_rows_of_drafts(void)
     s.draft_rows = 20;
     EXPECT_EQ(bt_schedule(&s, &g_table, g_pieces, g_rows), 3);
     expect_piece(1, 2, BT_ROLE_GENERATED, 5, 3);
+    s.draft_rows = 3; /* fewer than the step has without any */
+    EXPECT_EQ(bt_schedule(&s, &g_table, g_pieces, g_rows), 3);
+    EXPECT_EQ(g_rows[BT_ROLE_GENERATED], 4);
+    s.draft_rows = 20;
 
     g_requests[0].n_known += 3; /* five known tokens, of which four fit */
     EXPECT_EQ(bt_schedule(&s, &g_table, g_pieces, g_rows), 3);
@@ -480,6 +561,15 @@ static void scheduler_adds_rows_of_drafts(void)
     g_requests[0].sampling.max_tokens = 1000;
     EXPECT_EQ(bt_schedule(&s, &g_table, g_pieces, g_rows), 3);
     expect_piece(0, 1, BT_ROLE_GENERATED, 124, 4);
+
+    g_requests[1].state    = BT_REQUEST_PREFILL; /* its prompt's last rows draw a token, and end */
+    g_requests[1].n_prompt = 6;
+    g_requests[1].n_known = g_requests[1].n_computed = 0;
+    EXPECT_EQ(bt_schedule(&s, &g_table, g_pieces, g_rows), 3);
+    expect_piece(0, 2, BT_ROLE_PROMPT, 0, 4);
+    g_requests[1].n_computed = 4;
+    EXPECT_EQ(bt_schedule(&s, &g_table, g_pieces, g_rows), 3);
+    expect_piece(0, 2, BT_ROLE_PROMPT, 4, 2);
     bt_drafter_fini(&g_requests[0].drafter);
     bt_drafter_fini(&g_requests[1].drafter);
 }
@@ -508,7 +598,12 @@ static void scheduler_prefers_the_layer_s_drafts(void)
     EXPECT_EQ(bt_schedule(&s, &g_table, g_pieces, g_rows), 1);
     EXPECT_EQ(g_pieces[0].n_draft, 1);
     r->sampling.max_tokens = 100;
-    r->mtp_at              = 12; /* of a step before the last */
+    for (s.mtp_rows = 0; s.mtp_rows < 3; s.mtp_rows++) {
+        EXPECT_EQ(bt_schedule(&s, &g_table, g_pieces, g_rows), 1);
+        EXPECT_EQ(g_pieces[0].n_draft, s.mtp_rows == 2 ? 1 : 0);
+    }
+    s.mtp_rows = 20;
+    r->mtp_at  = 12; /* of a step before the last */
     EXPECT_EQ(bt_schedule(&s, &g_table, g_pieces, g_rows), 1);
     EXPECT_EQ(g_pieces[0].n_draft, 0);
 
@@ -573,6 +668,7 @@ int main(int argc, char **argv)
     static const bt_test TESTS[] = {
         BT_TEST(scheduler_without_work_gives_no_rows),
         BT_TEST(scheduler_cuts_prompts_and_shares_the_step),
+        BT_TEST(scheduler_keeps_the_roles_of_a_form_map),
         BT_TEST(scheduler_holds_nobody_up_for_more_than_a_piece),
         BT_TEST(scheduler_computes_equal_prompts_once),
         BT_TEST(scheduler_waits_for_no_page_that_is_not_its_own),

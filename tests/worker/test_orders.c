@@ -1,6 +1,7 @@
 /* Orders that one rank gets: wrong ones are answered with a sentence and cost nothing. */
 #include "core/alloc.h"
 #include "core/clock.h"
+#include "proto/prefix_key.h"
 #include "tests/support/sweep.h"
 #include "tests/support/test.h"
 #include "tests/worker/bench.h"
@@ -51,11 +52,12 @@ static void decode_rank_refuses_what_a_reservation_brings(void)
         "token 69 of the prompt is 50",
         "token 69 of the prompt is 50",
         "the prompt's tokens are not here",
+        "5 tokens to replay of a request for 5",
     };
     bench b;
 
     bench_set_up(&b, 1, 1, 1);
-    for (int fault = 0; fault < 14; fault++) {
+    for (int fault = 0; fault < 15; fault++) {
         bt_down          m     = bench_reserve(1, 70, 5);
         bt_down_reserve *r     = &m.u.reserve;
         bt_rank_facts   *facts = &b.worker->cfg.facts;
@@ -81,6 +83,12 @@ static void decode_rank_refuses_what_a_reservation_brings(void)
         case 8: r->n_form_map_bytes = 16, r->form_map = bt_calloc(1, 16); break;
         case 9: r->n_choices = 2, r->choices = bt_calloc(2, sizeof(uint32_t)); break;
         case 11: facts->speculate = 4; break;
+        case 14:
+            r->n_choices = 2, r->choices = bt_calloc(2, sizeof(uint32_t));
+            r->n_replay = 6, r->replay = bt_calloc(6, sizeof(uint32_t));
+            r->replay_lengths    = bt_calloc(2, sizeof(uint32_t));
+            r->replay_lengths[0] = 1, r->replay_lengths[1] = 5;
+            break;
         default: facts->share_generated = true, r->prefix_seed = 1;
         }
         bench_order(&b, &m);
@@ -117,7 +125,8 @@ static void requests_with_penalties_make_no_drafts(void)
         bt_request_destroy(r);
         bt_down_free(&m);
     }
-    facts.speculate = 4;
+    facts.speculate       = 4;
+    facts.share_generated = true; /* but not those of requests without a seed */
     for (int eval = 0; eval < 2;
          eval++) { /* without the prompt's tokens, and none for an evaluation */
         bt_down     m = bench_reserve(1, 70, 5);
@@ -299,8 +308,15 @@ static void abort_one(bench *b, uint64_t id, uint32_t epoch)
 
 static void rank_with_both_roles_needs_its_own_ticket(void)
 {
-    bench   b;
-    bt_down m;
+    static const char *const SAYS[] = {"prefill 9 tokens, the reservation was for 10",
+                                       "page 1 of the order",
+                                       "cannot decode",
+                                       "prefill 10 tokens, the reservation was for 10",
+                                       "not that of the ticket",
+                                       "not that of the ticket",
+                                       "in state"};
+    bench                    b;
+    bt_down                  m;
 
     bench_set_up(&b, 0, 0, 0);
     m = bench_prefill(1, 10, 1, 0), bench_order(&b, &m);
@@ -313,21 +329,33 @@ static void rank_with_both_roles_needs_its_own_ticket(void)
     abort_one(&b, 1, 2);
     bench_forget(&b);
 
-    for (uint32_t wrong = 0; wrong < 2; wrong++) { /* the rank that decodes, or the page */
+    for (int wrong = 0; wrong < 7; wrong++) {
+        bt_down_prefill *p = &m.u.prefill;
+        bt_page_ref      page;
+
         m = bench_reserve(1, 10, 5), bench_order(&b, &m);
         EXPECT_EQ(b.n_up, 1);
         EXPECT_EQ(b.up[0].kind, BT_UP_TICKET);
         EXPECT_EQ(b.up[0].u.ticket.n_pages, 1);
         EXPECT(!bt_worker_expects_pages(b.worker)); /* nobody hands anything over */
-        m                               = bench_prefill(1, 10, 1, 1 - wrong);
-        m.u.prefill.pages[0].id         = b.up[0].u.ticket.pages[0].id;
-        m.u.prefill.pages[0].generation = b.up[0].u.ticket.pages[0].generation + wrong;
+        page = b.up[0].u.ticket.pages[0];
         bench_forget(&b);
+        m           = bench_prefill(1, wrong == 0 ? 9 : 10, wrong == 1 ? 2 : 1, wrong == 2);
+        p->pages[0] = page;
+        p->eval     = wrong == 3;
+        p->pages[0].id += wrong == 4;
+        p->pages[0].generation += wrong == 5;
         bench_order(&b, &m);
+        if (wrong == 6) { /* it comes twice */
+            EXPECT_EQ(b.n_up, 0);
+            m           = bench_prefill(1, 10, 1, 0);
+            p->pages[0] = page;
+            bench_order(&b, &m);
+        }
         EXPECT_EQ(b.n_up, 2); /* Failed, and Released: the reservation is gone too */
         EXPECT_EQ(b.up[1].kind, BT_UP_RELEASED);
         bt_up_free(&b.up[--b.n_up]);
-        bench_expect_failed(&b, 3, wrong == 0 ? "cannot decode" : "not that of the ticket");
+        bench_expect_failed(&b, 3, SAYS[wrong]);
     }
     bench_tear_down(&b);
 }
@@ -512,6 +540,44 @@ static void pages_are_offered_with_their_last_rows(void)
             bt_kv_pool_release(b.pool, all[k]);
         bench_tear_down(&b);
     }
+}
+
+/* Prompts find a page that begins with a prompt's tokens and goes on with generated ones by the key
+ * that it has as a page of theirs. */
+static void generated_pages_have_the_keys_of_a_prompt(void)
+{
+    enum { N_PROMPT = 10, SEED = 7 };
+    uint32_t      all[BT_PAGE_TOKENS];
+    uint64_t      key[2];
+    bt_rank_facts facts;
+    bt_page_map   map;
+    bt_page_id    page = BENCH_PAGES;
+    bt_request   *r    = NULL;
+    bench         b;
+    bt_down       m = bench_reserve(1, N_PROMPT, 100);
+
+    bench_set_up(&b, 1, 1, 1);
+    facts                 = bench_config(&b, 1, 1, 1).facts;
+    facts.share_generated = facts.keeps_maps = true;
+    for (uint32_t i = 0; i < BT_PAGE_TOKENS; i++)
+        all[i] = i % BENCH_VOCAB;
+    m.u.reserve.prefix_seed = SEED;
+    m.u.reserve.prompt      = bt_calloc(N_PROMPT, sizeof(*all));
+    memcpy(m.u.reserve.prompt, all, N_PROMPT * sizeof(*all));
+    NEED(bt_request_from_reserve(&facts, &m.u.reserve, &r) == BT_OK);
+    EXPECT_EQ(bt_request_take_pages(r, b.pool, BT_PAGE_TOKENS), BT_OK);
+    bt_request_keep_generated(r, b.pool, N_PROMPT, BT_PAGE_TOKENS - N_PROMPT, all + N_PROMPT,
+                              BT_FORM_ABSORBED);
+    bt_prefix_key_begin(SEED, key);
+    bt_prefix_key_next(SEED, BT_PAGE_TOKENS, all, key);
+    EXPECT(bt_kv_pool_match(b.pool, &(bt_prefix_key){key[0], key[1]}, NULL, &page, &map));
+    if (page != BENCH_PAGES) bt_kv_pool_release(b.pool, page);
+    EXPECT_EQ(page, r->pages[0]);
+    EXPECT(map.generated == ~0ull << N_PROMPT && map.absorbed == map.generated);
+    bt_request_release_pages(r, b.pool);
+    bt_request_destroy(r);
+    bt_down_free(&m);
+    bench_tear_down(&b);
 }
 
 /* Of a request with two choices, choice 0. */
@@ -712,6 +778,7 @@ int main(int argc, char **argv)
         BT_TEST(abort_does_not_wait_for_rows_of_others),
         BT_TEST(newer_placement_takes_the_place_of_an_older_one),
         BT_TEST(pages_are_offered_with_their_last_rows),
+        BT_TEST(generated_pages_have_the_keys_of_a_prompt),
         BT_TEST(abort_of_a_choice_is_for_its_placement),
         BT_TEST(worker_create_unwinds_at_every_allocation),
         BT_TEST(orders_unwind_at_every_allocation),

@@ -251,9 +251,9 @@ static bt_status force(const bt_rank_facts *facts, bool reserves, uint32_t n, si
     if (reserves) {
         m.u.reserve.eval                = true;
         m.u.reserve.n_eval              = 1;
-        m.u.reserve.eval_tokens         = one_id(0);
+        m.u.reserve.eval_tokens         = bench_ids(1, 0);
         m.u.reserve.n_choices           = 1;
-        m.u.reserve.choices             = one_id(0);
+        m.u.reserve.choices             = bench_ids(1, 0);
         m.u.reserve.eval_experts        = experts;
         m.u.reserve.n_eval_expert_bytes = n_bytes;
         st                              = bt_request_from_reserve(facts, &m.u.reserve, r_out);

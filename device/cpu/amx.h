@@ -71,7 +71,11 @@ static inline const float *scale_at(bt_weight_kind kind, const float *scale, siz
 
 /* ---- mm_amx_stream.c ---- */
 
-enum { AMX_STREAM_ROWS = 2 * TILE, AMX_STREAM_BLOCKS = 4 /* at most */ };
+enum {
+    AMX_STREAM_ROWS   = 2 * TILE,
+    AMX_STREAM_BLOCKS = 4, /* at most; */
+    AMX_STREAM_SUMS   = 6  /* tiles of sums, then */
+};
 
 /* How many of the column blocks that are left go together: the most that do well, or a fair share.
  */
@@ -95,8 +99,8 @@ typedef struct {
     float         *sums;      /* [n_blocks][n_tile_rows][16][16] */
 } bt_cpu_amx_stream;
 
-/* Tiles are configured: with 16 rows, or for one tile row with as many as it has.  Of two at most
- * three blocks go. */
+/* Tiles are configured: with 16 rows, or for one tile row with as many as it has.  Of two at
+ * most three blocks go. */
 void bt_cpu_amx_stream_run(const bt_cpu_amx_stream *s, uint32_t n_tile_rows, uint32_t n_blocks);
 
 /* Weights that are widened on their way. */
@@ -107,9 +111,9 @@ typedef struct {
     bt_cpu_wide_table *tables; /* [AMX_STREAM_BLOCKS] */
 } bt_cpu_amx_narrow;
 
-/* As bt_cpu_amx_stream_run(), of one tile row; b and block are not used. */
+/* As bt_cpu_amx_stream_run(); b and block are not used. */
 void bt_cpu_amx_stream_narrow(const bt_cpu_amx_stream *s, const bt_cpu_amx_narrow *n,
-                              uint32_t n_blocks);
+                              uint32_t n_tile_rows, uint32_t n_blocks);
 
 /* ---- mm_amx_int4.c ---- */
 

@@ -288,7 +288,7 @@ static void stream_rows(const bt_cpu_mm *mm)
             } else {
                 n.from = narrow_at(mm, n0);
                 n.k0   = k0;
-                bt_cpu_amx_stream_narrow(&s, &n, n_blocks);
+                bt_cpu_amx_stream_narrow(&s, &n, 1, n_blocks);
             }
             turn_sums(mm->y + n0, mm->ld_y, mm->m, cols, sums, false);
         }

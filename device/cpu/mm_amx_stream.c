@@ -4,12 +4,13 @@
  * A tile load that misses the first-level cache keeps few lines under way, and the core's own
  * prefetcher hardly sees it.  So every line of weights is fetched twice before it is loaded: from
  * memory into the second-level cache some steps ahead, and from there into the first one step
- * ahead.  Narrow ones, of one tile row, are fetched once and widened step by step.  Several
- * column blocks go together, each a stream of its own from memory, since each turn reads the tiles
- * of x anew: four past one tile row, three past two.
+ * ahead.  Narrow ones are fetched once and widened step by step.  Several column blocks go
+ * together, each a stream of its own from memory, since each turn reads the tiles of x anew: four
+ * past one tile row, three past two.
  *
  * Tiles 0-3 accumulate one tile row and 4 holds x; or 0-2 the first and 3-5 the second of two, and
  * 6.  7 holds B. */
+#include "core/log.h"
 #include "device/cpu/amx.h"
 
 #define INLINE static inline __attribute__((always_inline))
@@ -98,6 +99,69 @@ INLINE void one_row(const bt_cpu_amx_stream *s, const uint32_t n_blocks)
     leave_row(s, n_blocks);
 }
 
+/* ---- two ---- */
+
+INLINE void zero_six(void)
+{
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    _tile_zero(4);
+    _tile_zero(5);
+}
+
+/* A step.  x comes from the second-level cache and leaves the first to B. */
+INLINE void multiply_two(const bt_bf16 *x, size_t low_x, const bt_bf16 *b, size_t block,
+                         const uint32_t n_blocks)
+{
+    _tile_stream_loadd(6, x, 64);
+    _tile_loadd(7, b, 64);
+    _tile_dpbf16ps(0, 6, 7);
+    if (n_blocks > 1) {
+        _tile_loadd(7, b + block, 64);
+        _tile_dpbf16ps(1, 6, 7);
+    }
+    if (n_blocks > 2) {
+        _tile_loadd(7, b + 2 * block, 64);
+        _tile_dpbf16ps(2, 6, 7);
+    }
+    _tile_stream_loadd(6, x + low_x, 64);
+    if (n_blocks > 2) {
+        _tile_dpbf16ps(5, 6, 7);
+        _tile_loadd(7, b + block, 64);
+    }
+    if (n_blocks > 1) {
+        _tile_dpbf16ps(4, 6, 7);
+        _tile_loadd(7, b, 64);
+    }
+    _tile_dpbf16ps(3, 6, 7);
+}
+
+INLINE void leave_two(const bt_cpu_amx_stream *s, const uint32_t n_blocks)
+{
+    LEAVE(0, 0);
+    LEAVE(3, 1);
+    if (n_blocks > 1) LEAVE(1, 2);
+    if (n_blocks > 1) LEAVE(4, 3);
+    if (n_blocks > 2) LEAVE(2, 4);
+    if (n_blocks > 2) LEAVE(5, 5);
+}
+
+INLINE void two_rows(const bt_cpu_amx_stream *s, const uint32_t n_blocks)
+{
+    const bt_bf16 *x = s->x, *b = s->b;
+
+    zero_six();
+    for (uint32_t step = 0; step < s->n_steps; step++, x += TILE_ELEMS, b += TILE_ELEMS) {
+        fetch(s, step, n_blocks);
+        multiply_two(x, s->low_x, b, s->block, n_blocks);
+    }
+    leave_two(s, n_blocks);
+}
+
+/* ---- narrow weights ---- */
+
 enum { AHEAD = 8 /* steps, from what is read of narrow weights to what is fetched */ };
 
 /* A step of the blocks, widened. */
@@ -121,96 +185,66 @@ INLINE void widen_step(const bt_cpu_amx_stream *s, const bt_cpu_amx_narrow *n, u
     publish(to);
 }
 
-/* As one_row(); a tile load waits for the stores of what it loads, so a step is multiplied after
- * the one behind it has been widened. */
-INLINE void one_narrow(const bt_cpu_amx_stream *s, const bt_cpu_amx_narrow *n,
-                       const uint32_t n_blocks)
+/* A tile load waits for the stores of what it loads, so a step is multiplied after the one behind
+ * it has been widened. */
+INLINE void narrow_rows(const bt_cpu_amx_stream *s, const bt_cpu_amx_narrow *n,
+                        const uint32_t n_rows, const uint32_t n_blocks)
 {
-    wide_step wide[2];
+    wide_step      wide[2];
+    const bt_bf16 *x = s->x;
 
-    take_row(s, n_blocks);
+    if (n_rows == 1)
+        take_row(s, n_blocks);
+    else
+        zero_six();
     widen_step(s, n, 0, n_blocks, &wide[0]);
-    for (uint32_t step = 0; step < s->n_steps; step++) {
+    for (uint32_t step = 0; step < s->n_steps; step++, x += TILE_ELEMS) {
+        const bt_bf16 *b = wide[step % 2].b[0];
+
         if (step + 1 < s->n_steps) widen_step(s, n, step + 1, n_blocks, &wide[(step + 1) % 2]);
-        multiply_row(s->x + (size_t)step * TILE_ELEMS, wide[step % 2].b[0], TILE_ELEMS, n_blocks);
+        if (n_rows == 1)
+            multiply_row(x, b, TILE_ELEMS, n_blocks);
+        else
+            multiply_two(x, s->low_x, b, TILE_ELEMS, n_blocks);
     }
-    leave_row(s, n_blocks);
+    if (n_rows == 1)
+        leave_row(s, n_blocks);
+    else
+        leave_two(s, n_blocks);
 }
 
-/* ---- two ---- */
-
-INLINE void two_rows(const bt_cpu_amx_stream *s, const uint32_t n_blocks)
-{
-    const bt_bf16 *x = s->x, *b = s->b;
-
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-    _tile_zero(4);
-    _tile_zero(5);
-    for (uint32_t step = 0; step < s->n_steps; step++, x += TILE_ELEMS, b += TILE_ELEMS) {
-        fetch(s, step, n_blocks);
-        /* x comes from the second-level cache and leaves the first to B. */
-        _tile_stream_loadd(6, x, 64);
-        _tile_loadd(7, b, 64);
-        _tile_dpbf16ps(0, 6, 7);
-        if (n_blocks > 1) {
-            _tile_loadd(7, b + s->block, 64);
-            _tile_dpbf16ps(1, 6, 7);
-        }
-        if (n_blocks > 2) {
-            _tile_loadd(7, b + 2 * s->block, 64);
-            _tile_dpbf16ps(2, 6, 7);
-        }
-        _tile_stream_loadd(6, x + s->low_x, 64);
-        if (n_blocks > 2) {
-            _tile_dpbf16ps(5, 6, 7);
-            _tile_loadd(7, b + s->block, 64);
-        }
-        if (n_blocks > 1) {
-            _tile_dpbf16ps(4, 6, 7);
-            _tile_loadd(7, b, 64);
-        }
-        _tile_dpbf16ps(3, 6, 7);
-    }
-    LEAVE(0, 0);
-    LEAVE(3, 1);
-    if (n_blocks > 1) LEAVE(1, 2);
-    if (n_blocks > 1) LEAVE(4, 3);
-    if (n_blocks > 2) LEAVE(2, 4);
-    if (n_blocks > 2) LEAVE(5, 5);
-}
+#define CASE(rows, blocks, run) \
+    case (rows)*8 + (blocks): run; break;
 
 void bt_cpu_amx_stream_narrow(const bt_cpu_amx_stream *s, const bt_cpu_amx_narrow *n,
-                              uint32_t n_blocks)
+                              uint32_t n_tile_rows, uint32_t n_blocks)
 {
     publish(s->sums);
-    switch (n_blocks) {
-    case 1: one_narrow(s, n, 1); break;
-    case 2: one_narrow(s, n, 2); break;
-    case 3: one_narrow(s, n, 3); break;
-    default: one_narrow(s, n, 4);
+    switch (n_tile_rows * 8 + n_blocks) {
+        CASE(1, 1, narrow_rows(s, n, 1, 1))
+        CASE(1, 2, narrow_rows(s, n, 1, 2))
+        CASE(1, 3, narrow_rows(s, n, 1, 3))
+        CASE(1, 4, narrow_rows(s, n, 1, 4))
+        CASE(2, 1, narrow_rows(s, n, 2, 1))
+        CASE(2, 2, narrow_rows(s, n, 2, 2))
+        CASE(2, 3, narrow_rows(s, n, 2, 3))
+    default: BT_ASSERT(false);
     }
     publish(s->sums);
 }
-
-static void one_1(const bt_cpu_amx_stream *s) { one_row(s, 1); }
-static void one_2(const bt_cpu_amx_stream *s) { one_row(s, 2); }
-static void one_3(const bt_cpu_amx_stream *s) { one_row(s, 3); }
-static void one_4(const bt_cpu_amx_stream *s) { one_row(s, 4); }
-static void two_1(const bt_cpu_amx_stream *s) { two_rows(s, 1); }
-static void two_2(const bt_cpu_amx_stream *s) { two_rows(s, 2); }
-static void two_3(const bt_cpu_amx_stream *s) { two_rows(s, 3); }
 
 void bt_cpu_amx_stream_run(const bt_cpu_amx_stream *s, uint32_t n_tile_rows, uint32_t n_blocks)
 {
-    static void (*const kernels[2][AMX_STREAM_BLOCKS])(const bt_cpu_amx_stream *s) = {
-        {one_1, one_2, one_3, one_4},
-        {two_1, two_2, two_3, NULL }
-    };
-
     publish(s->sums);
-    kernels[n_tile_rows - 1][n_blocks - 1](s);
+    switch (n_tile_rows * 8 + n_blocks) {
+        CASE(1, 1, one_row(s, 1))
+        CASE(1, 2, one_row(s, 2))
+        CASE(1, 3, one_row(s, 3))
+        CASE(1, 4, one_row(s, 4))
+        CASE(2, 1, two_rows(s, 1))
+        CASE(2, 2, two_rows(s, 2))
+        CASE(2, 3, two_rows(s, 3))
+    default: BT_ASSERT(false);
+    }
     publish(s->sums);
 }

@@ -12,7 +12,7 @@
  * become results a few rows a step.
  *
  * With `up`, a panel is 16 columns of gate and the same of up.  Of narrow weights, each piece of a
- * panel is widened before the tiles of x pass.  Up to 32 rows of bf16 go through mm_amx_stream.c.
+ * panel is widened before the tiles of x pass.  Up to 32 rows go through mm_amx_stream.c.
  *
  * Tiles 0-3 accumulate, 4-5 hold x, 6-7 hold B: a step of 32 k is 2 x 2 tiles, or 1 x 2 for the
  * last 16 rows. */
@@ -24,18 +24,17 @@
 #include "device/cpu/lanes.inc.h"
 
 enum {
-    PANEL           = 2 * TILE,
-    PAIR            = 2 * TILE, /* rows */
-    TILE_SUMS       = TILE * TILE,
-    LINE            = 32,           /* elements */
-    PIECE           = 512,          /* k of a panel in the first-level cache, at most: 32 KiB */
-    X_ELEMS_FEW     = 128 << 10,    /* of FEW_ROWS: more weights pass through that cache */
-    MANY_ROWS       = 32,           /* of a result that no cache keeps for its reader, */
-    PAST_ELEMS      = 512 << 10,    /* or so many sums of fewer */
-    SUMS            = PAIR * PANEL, /* of a pair and a panel: [2][PAIR][16] */
-    FEW_ROWS        = 64,
-    MOST_ROWS       = 256, /* whose weights are wanted slowly, and by other rows before */
-    MAX_STREAM_SUMS = 2 * (AMX_STREAM_BLOCKS - 1) * TILE_SUMS
+    PANEL       = 2 * TILE,
+    PAIR        = 2 * TILE, /* rows */
+    TILE_SUMS   = TILE * TILE,
+    LINE        = 32,           /* elements */
+    PIECE       = 512,          /* k of a panel in the first-level cache, at most: 32 KiB */
+    X_ELEMS_FEW = 128 << 10,    /* of FEW_ROWS: more weights pass through that cache */
+    MANY_ROWS   = 32,           /* of a result that no cache keeps for its reader, */
+    PAST_ELEMS  = 512 << 10,    /* or so many sums of fewer */
+    SUMS        = PAIR * PANEL, /* of a pair and a panel: [2][PAIR][16] */
+    FEW_ROWS    = 64,
+    MOST_ROWS   = 256, /* whose weights are wanted slowly, and by other rows before */
 };
 
 /* One call. */
@@ -318,6 +317,16 @@ static const void *b_at(const bt_cpu_mm_tiles *mm, uint32_t n0, uint32_t k0)
     return weight_at(mm->packed, mm->kind, n0 / TILE * tile_row + (size_t)k0 * TILE);
 }
 
+/* The blocks from n0 on, of what lies `behind` weights further on. */
+static bt_cpu_narrow narrow_at(const bt_cpu_mm_tiles *mm, uint32_t n0, size_t behind)
+{
+    size_t tile_row = (size_t)bt_cpu_pad(mm->k, STEP) * TILE, ld = bt_cpu_scale_ld(mm->k);
+
+    return (bt_cpu_narrow){mm->kind, weight_at(b_at(mm, n0, 0), mm->kind, behind),
+                           bt_cpu_weight_bytes(mm->kind, tile_row),
+                           scale_at(mm->kind, mm->scale, (n0 / TILE + behind / tile_row) * ld), ld};
+}
+
 /* A piece of a narrow panel, whose second block lies `block` weights behind the first. */
 static void widen_panel(run *r, uint32_t n0, size_t block, uint32_t k0, uint32_t n_k, piece *p)
 {
@@ -450,10 +459,11 @@ static void put_blocks(const bt_cpu_mm_tiles *mm, uint32_t n_tile_rows, uint32_t
     }
 }
 
-/* Weights in bf16 against one or two tile rows: as they come from memory. */
+/* Against one or two tile rows: as weights come from memory. */
 static void run_stream(const bt_cpu_mm_tiles *mm)
 {
-    _Alignas(64) float sums[2][MAX_STREAM_SUMS];
+    _Alignas(64) float sums[2][AMX_STREAM_SUMS * TILE_SUMS];
+    bt_cpu_wide_table  tables[2][AMX_STREAM_BLOCKS];
     uint32_t           n_tile_rows = (mm->m + TILE - 1) / TILE;
     bool               past        = passes(mm);
     size_t             tile_row    = (size_t)bt_cpu_pad(mm->k, STEP) * TILE;
@@ -464,18 +474,27 @@ static void run_stream(const bt_cpu_mm_tiles *mm)
                                       .from_zero = true};
 
     configure(TILE, TILE);
+    for (int t = 0; t < AMX_STREAM_BLOCKS; t++) {
+        bt_cpu_wide_begin(&tables[0][t]);
+        bt_cpu_wide_begin(&tables[1][t]);
+    }
     for (uint32_t n0 = 0, n_blocks; n0 < mm->n; n0 += n_blocks * TILE) {
-        const bt_bf16 *b = (const bt_bf16 *)mm->packed + n0 / TILE * tile_row;
-        const bt_bf16 *next;
+        const void *next;
 
         n_blocks = amx_stream_blocks(n_tile_rows, mm->n - n0);
-        next     = n0 + n_blocks * TILE < mm->n ? b + n_blocks * tile_row : mm->next;
-        if (next == NULL) next = b;
+        next     = n0 + n_blocks * TILE < mm->n ? b_at(mm, n0 + n_blocks * TILE, 0) : mm->next;
+        if (next == NULL) next = mm->packed;
         for (int up = 0; up <= (mm->up != 0); up++) {
-            s.b    = up ? b + mm->up : b;
-            s.next = !up && mm->up != 0 ? b + mm->up : next;
+            bt_cpu_narrow     from = narrow_at(mm, n0, up * mm->up);
+            bt_cpu_amx_narrow n    = {from, 0, bt_cpu_widen_best(), tables[up]};
+
+            s.b    = from.packed;
+            s.next = !up && mm->up != 0 ? narrow_at(mm, n0, mm->up).packed : next;
             s.sums = sums[up];
-            bt_cpu_amx_stream_run(&s, n_tile_rows, n_blocks);
+            if (mm->kind == BT_WEIGHT_BF16)
+                bt_cpu_amx_stream_run(&s, n_tile_rows, n_blocks);
+            else
+                bt_cpu_amx_stream_narrow(&s, &n, n_tile_rows, n_blocks);
         }
         put_blocks(mm, n_tile_rows, n0, bt_min_u32(mm->n - n0, n_blocks * TILE), past, sums[0],
                    sums[1]);
@@ -486,7 +505,7 @@ static void run_stream(const bt_cpu_mm_tiles *mm)
 
 void bt_cpu_mm_tile32_amx_tiles(const bt_cpu_mm_tiles *mm)
 {
-    if (mm->m <= AMX_STREAM_ROWS && mm->kind == BT_WEIGHT_BF16)
+    if (mm->m <= AMX_STREAM_ROWS)
         run_stream(mm);
     else
         run_panels(mm);

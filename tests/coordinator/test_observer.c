@@ -92,7 +92,7 @@ static void observer_rates_go_by_the_clocks_of_ranks(void)
     view                 v;
     bt_control_peer      peers[4];
     const bt_snapshot   *shown = NULL;
-    const bt_rank_rates *r;
+    const bt_rank_rates *r     = NULL;
     bt_up_beat           b;
 
     begin(&v, 0);
@@ -138,7 +138,7 @@ static void observer_step_takes_all_of_its_beats(void)
 {
     view               v;
     bt_control_peer    peer;
-    const bt_snapshot *shown;
+    const bt_snapshot *shown = NULL;
 
     begin(&v, 0);
     come(&v.s, &peer, "", 64);
@@ -207,7 +207,7 @@ static void observer_keeps_the_last_seconds(void)
          .counts = {[50] = 6, [60] = 4},
            .n = 10
     };
-    const bt_snapshot *shown;
+    const bt_snapshot *shown = NULL;
     const bt_second   *last;
 
     begin(&v, 0);

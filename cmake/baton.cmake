@@ -69,6 +69,11 @@ function(bt_program name)
   install(TARGETS ${name} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 endfunction()
 
+if(BUILD_TESTING)
+  add_library(bt_one_thread OBJECT ${CMAKE_SOURCE_DIR}/tests/support/one_thread.c)
+  target_link_options(bt_one_thread INTERFACE LINKER:--wrap=pthread_create)
+endif()
+
 # bt_test(folder.thing SOURCE file [EXE name] [ARGS a...] [NP n] [ONE_THREAD] [LABELS l...] [LIBS ...] [TIMEOUT s] [ENV VAR=VALUE...]):
 # exit code 77 = skipped.  With NP the same binary runs as n MPI ranks.  ONE_THREAD: it starts no thread, which is
 # held (a thread ends it), so that ThreadSanitizer need not look.  Several tests may share a SOURCE: one that is linked
@@ -86,8 +91,7 @@ function(bt_test name)
     target_compile_definitions(${exe} PRIVATE BT_SOURCE_DIR="${CMAKE_SOURCE_DIR}")
     target_compile_options(${exe} PRIVATE $<$<CONFIG:Release>:-Og>) # it compiles in a quarter of the time; what it tests is a library
     if(T_ONE_THREAD)
-      target_sources(${exe} PRIVATE ${CMAKE_SOURCE_DIR}/tests/support/one_thread.c)
-      target_link_options(${exe} PRIVATE LINKER:--wrap=pthread_create)
+      target_link_libraries(${exe} PRIVATE bt_one_thread)
     endif()
     set_target_properties(${exe} PROPERTIES BT_TEST_SOURCE ${CMAKE_CURRENT_SOURCE_DIR}/${T_SOURCE})
   else()

@@ -3,7 +3,7 @@
  * Widening is most of the work here, so products are turned round: 16 columns of B are the rows of
  * a left tile, x is the right one, and y leaves turned.  Then a register of weights is 32 k of one
  * column, which have one scale: each is one of 16, and is looked up.  These 16 are a row of a
- * table, which has them for each mantissa of a scale, moved to the scale's exponent.
+ * table, which has them for each mantissa and sign of a scale, moved to the scale's exponent.
  *
  * Tiles 0-3 sum up to four blocks of columns, 4 holds x and 7 weights.  A tile load waits for the
  * stores of what it loads, so a block is widened a step before it is multiplied. */
@@ -20,21 +20,26 @@ enum {
     AHEAD     = 8,    /* steps, from what is read to what is fetched from memory */
     VALUES    = 16,
     MANTISSAS = 128,
+    SIGN      = 0x8000,
     BIAS      = 127,
     LARGEST   = 251 /* exponent of a scale whose products are all finite */
 };
 
 static pthread_once_t g_once = PTHREAD_ONCE_INIT;
-static _Alignas(64) bt_bf16 g_products[MANTISSAS][2][VALUES]; /* of scales from 1 to 2, twice */
+/* Of scales from 1 to 2, then from -1 to -2; each twice. */
+static _Alignas(64) bt_bf16 g_products[2 * MANTISSAS][2][VALUES];
 
 static float value_of(uint32_t v) { return v < VALUES / 2 ? (float)v : (float)v - VALUES; }
 
 static void fill_products(void)
 {
-    for (uint32_t m = 0; m < MANTISSAS; m++)
+    for (uint32_t m = 0; m < 2 * MANTISSAS; m++) {
+        float scale = 1 + (float)(m % MANTISSAS) / MANTISSAS;
+
         for (uint32_t v = 0; v < VALUES; v++)
             g_products[m][0][v] = g_products[m][1][v] =
-                bt_bf16_from_f32(value_of(v) * (1 + (float)m / MANTISSAS));
+                bt_bf16_from_f32(value_of(v) * (m < MANTISSAS ? scale : -scale));
+    }
 }
 
 /* With any scales, one weight after the other. */
@@ -58,16 +63,18 @@ typedef struct {
 INLINE bool find_places(const bt_bf16 *scales, places *out)
 {
     __m512i s        = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)scales));
-    __m512i exponent = _mm512_and_si512(_mm512_srli_epi32(s, 7), _mm512_set1_epi32(0xff));
-    __m512i row      = _mm512_and_si512(s, _mm512_set1_epi32(MANTISSAS - 1));
-    __m512i move     = _mm512_sub_epi32(_mm512_sub_epi32(s, row), _mm512_set1_epi32(BIAS << 7));
+    __m512i mantissa = _mm512_and_si512(s, _mm512_set1_epi32(MANTISSAS - 1));
+    __m512i sign     = _mm512_and_si512(s, _mm512_set1_epi32(SIGN));
+    __m512i exponent = _mm512_sub_epi32(_mm512_sub_epi32(s, mantissa), sign); /* where it stands */
+    __m512i move     = _mm512_sub_epi32(exponent, _mm512_set1_epi32(BIAS << 7));
+    __m512i row      = _mm512_add_epi32(mantissa, _mm512_srli_epi32(sign, 8));
 
-    exponent = _mm512_sub_epi32(exponent, _mm512_set1_epi32(1));
     _mm512_store_si512(out->row, _mm512_slli_epi32(row, 6));
     _mm512_store_si512(out->move,
                        _mm512_mask_blend_epi16(0xaaaaaaaa, move, _mm512_slli_epi32(move, 16)));
     publish(out);
-    return _mm512_cmpge_epu32_mask(exponent, _mm512_set1_epi32(LARGEST)) == 0;
+    exponent = _mm512_sub_epi32(exponent, _mm512_set1_epi32(1 << 7));
+    return _mm512_cmpge_epu32_mask(exponent, _mm512_set1_epi32(LARGEST << 7)) == 0;
 }
 
 /* A column's words for even k and odd ones, of 16. */
@@ -79,8 +86,7 @@ INLINE long long pair_of(const bt_cpu_int4_group *g, int half, uint32_t column)
     return pair;
 }
 
-/* 32 k of 16 columns become the rows of a tile.  A weight of 0 is +0 whatever its scale's sign:
- * sums begin with +0, so none tells. */
+/* 32 k of 16 columns become the rows of a tile. */
 INLINE void widen(const bt_cpu_int4_group *g, bt_bf16 *out)
 {
     /* Bits where k lie, 16 in each half; what stands above the lowest four matters not, nor what a
@@ -102,7 +108,7 @@ INLINE void widen(const bt_cpu_int4_group *g, bt_bf16 *out)
             _mm512_mask_set1_epi64(_mm512_set1_epi64(pair_of(g, 0, c)), upper, pair_of(g, 1, c));
         __m512i row = _mm512_load_si512((const char *)g_products + p.row[c]);
 
-        row   = _mm512_maskz_add_epi16(not_0, row, _mm512_set1_epi32((int)p.move[c]));
+        row   = _mm512_mask_add_epi16(row, not_0, row, _mm512_set1_epi32((int)p.move[c]));
         words = _mm512_multishift_epi64_epi8(bits, words);
         _mm512_store_si512(out, _mm512_permutexvar_epi16(words, row));
     }

@@ -348,12 +348,16 @@ typedef struct {
     float         *scale; /* of e4m3: [n16/16][k128/128] */
 } narrow;
 
-/* Any numbers of 4 bits, with scales of `size`, of either sign and 0 too. */
-static void fill_int4(const narrow *b, uint32_t k, float size, uint64_t seed)
+/* Any numbers of 4 bits, with scales of `size`, of either sign and 0 too.  A start of -0 tells +0
+ * from -0 in what is added to it. */
+static void fill_int4(const narrow *b, twin_kind kind, uint32_t k, float size, uint64_t seed)
 {
     bt_cpu_int4_group *groups   = (bt_cpu_int4_group *)(void *)b->packed;
     size_t             n_groups = bt_cpu_pad(MAX_N, 16) / 16 * (k / 32);
 
+    fill(kind, k, seed);
+    for (size_t i = 0; i < MAX_M * MAX_N; i += 2)
+        g_start[i] = -0.0f;
     memset(groups, 0, n_groups * sizeof(*groups));
     for (size_t i = 0; i < n_groups * 16; i++) {
         uint32_t v = (uint32_t)twin_random(&seed);
@@ -407,7 +411,7 @@ static void fill_narrow(const narrow *b, twin_kind kind, uint32_t k, uint64_t se
     if (b->kind == BT_WEIGHT_FP8)
         fill_fp8(b, kind, k, seed);
     else
-        fill_int4(b, k, SIZES[seed % 4], seed);
+        fill_int4(b, kind, k, SIZES[seed % 4], seed);
 }
 
 static void check_narrow(const narrow *b, bt_role role, uint32_t m, uint32_t n, uint32_t n0,

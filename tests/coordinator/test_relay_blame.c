@@ -129,6 +129,8 @@ static void relay_expired_waits_remove_whom_most_wait_for(void)
         {3, {2, 3, 4}, {{5, 0}, {2, 0}, {2, 0}}, {1, 1, 1}, 5, true }, /* 2 is held up by 5 */
         {3, {2, 3, 4}, {{3, 0}, {5, 0}, {2, 3}}, {1, 1, 2}, 5, true }, /* as 3 is */
         {3, {2, 3, 4}, {{3, 5}, {2, 0}, {2, 0}}, {2, 1, 1}, 2, true }, /* 2 cannot be reached */
+        {3, {2, 3, 4}, {{3, 0}, {5, 0}, {2, 2}}, {1, 1, 2}, 5, true }, /* 2 by 3, and 3 by 5 */
+        {3, {2, 3, 4}, {{2, 5}, {2, 0}, {2, 0}}, {2, 1, 1}, 5, true }, /* itself it does not name */
     };
 
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {

@@ -371,9 +371,10 @@ static void relay_own_silence_is_not_taken_for_that_of_a_rank(void)
     sim_init(&s, 1, 1, 2, 32);
     EXPECT_EQ(sim_submit(&s, &c, "a", 4, 4, 100), BT_OK);
     bt_relay_tick(s.relay, s.now);
-    s.now += 50 * BT_NS_PER_S;
+    s.now += 70 * BT_NS_PER_S;
     bt_relay_tick(s.relay, s.now);
     EXPECT_EQ(s.n_stuck, 0);
+    EXPECT_EQ(c.ends, 0);         /* nor for a stall of the request */
     for (int i = 0; i < 3; i++) { /* but from then on */
         EXPECT_EQ(s.n_stuck, 0);
         s.now += 9 * BT_NS_PER_S;

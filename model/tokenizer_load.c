@@ -66,6 +66,7 @@ static bt_status measure(loading *l)
     for (size_t i = 0; i < json_array_size(l->added); i++) {
         BT_TRY(added_text(l, i, &text));
         BT_TRY(id_of(l, text, json_object_get(json_array_get(l->added, i), "id"), &id));
+        BT_TRY(bt_tokenizer_check_added(l->path, id, text));
         l->added_bytes += strlen(text);
         last = id > last ? id : last;
     }
@@ -211,6 +212,17 @@ static bt_status load_merges(loading *l)
     BT_TRY(bt_bpe_create(byte_ids, json_array_size(l->merges), &l->tok->bpe));
     for (size_t i = 0; i < json_array_size(l->merges); i++)
         BT_TRY(add_merge(l, i));
+out:
+    return st;
+}
+
+bt_status bt_tokenizer_check_added(const char *file, uint32_t id, const char *text)
+{
+    bt_status st = BT_OK;
+
+    BT_REQUIRE(strlen(text) < BT_MAX_TOKEN_BYTES, BT_ERR_FORMAT,
+               "%s: expected added tokens of under %d bytes, found id %u of %zu", file,
+               BT_MAX_TOKEN_BYTES, id, strlen(text));
 out:
     return st;
 }

@@ -23,6 +23,9 @@ typedef struct {
  * that match in what these left.  (No normalizer is supported, so only the order differs.) */
 enum { BT_N_ADDED_LISTS = 2 };
 
+/* A text may repeat what a token begins with, which is then looked at anew from each byte. */
+enum { BT_MAX_TOKEN_BYTES = 1 << 12 };
+
 struct bt_tokenizer {
     char            *path;   /* owned: for errors */
     char            *arena;  /* owned: the bytes of all tokens */
@@ -68,6 +71,8 @@ bt_status bt_tokenizer_load_tiktoken(bt_tokenizer *tok, const char *path);
 bt_status bt_tiktoken_load_special(bt_tokenizer *tok, const bt_json_at *config);
 /* The same from tekken.json. */
 bt_status bt_tokenizer_load_tekken(bt_tokenizer *tok, const char *path);
+/* FORMAT: the added token, which stands in `file`, has BT_MAX_TOKEN_BYTES or more. */
+bt_status bt_tokenizer_check_added(const char *file, uint32_t id, const char *text);
 /* UNSUPPORTED: the added token takes blanks around it, or whole words only. */
 bt_status bt_tokenizer_refuse_strips(const bt_json_at *at, const char *text);
 

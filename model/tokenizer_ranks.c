@@ -4,10 +4,7 @@
 #include "core/alloc.h"
 #include "model/tokenizer_parts.h"
 
-enum {
-    MAX_MERGES      = 1 << 22, /* Kimi-K2 and Mistral have under a tenth */
-    MAX_TOKEN_BYTES = 1 << 12
-};
+enum { MAX_MERGES = 1 << 22 }; /* Kimi-K2 and Mistral have under a tenth */
 
 size_t bt_base64_decode(const char *text, char *bytes, uint32_t *n_bytes_out)
 {
@@ -29,9 +26,9 @@ static bt_status check_tokens(const bt_tokenizer *tok)
     bt_status st = BT_OK;
 
     for (size_t i = 0; i < tok->n_by_text; i++)
-        BT_REQUIRE(tok->tokens[tok->by_text[i]].n < MAX_TOKEN_BYTES, BT_ERR_FORMAT,
+        BT_REQUIRE(tok->tokens[tok->by_text[i]].n < BT_MAX_TOKEN_BYTES, BT_ERR_FORMAT,
                    "%s: expected tokens of under %d bytes, found id %u of %u", tok->path,
-                   MAX_TOKEN_BYTES, tok->by_text[i], tok->tokens[tok->by_text[i]].n);
+                   BT_MAX_TOKEN_BYTES, tok->by_text[i], tok->tokens[tok->by_text[i]].n);
     for (size_t i = 1; i < tok->n_by_text; i++) {
         const bt_vocab_token *a = &tok->tokens[tok->by_text[i - 1]];
         const bt_vocab_token *b = &tok->tokens[tok->by_text[i]];
@@ -109,7 +106,7 @@ out:
 static size_t each_merge(const bt_tokenizer *tok, const inner *in, bt_bpe *bpe)
 {
     size_t   n_merges = 0;
-    uint32_t left[MAX_TOKEN_BYTES]; /* by how many bytes they have */
+    uint32_t left[BT_MAX_TOKEN_BYTES]; /* by how many bytes they have */
 
     memset(left, 0xff, sizeof(left));
     for (size_t i = 0; i < tok->n_by_text && n_merges <= MAX_MERGES; i++) {

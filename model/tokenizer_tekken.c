@@ -47,6 +47,7 @@ static bt_status special_text(const loading *l, uint32_t id, char *name, const c
     BT_TRY(bt_json_str(&at, "token_str", text_out));
     BT_REQUIRE((*text_out)[0] != '\0', BT_ERR_FORMAT,
                "%s: field %s.token_str: expected a text, found none", l->path, in);
+    BT_TRY(bt_tokenizer_check_added(l->path, id, *text_out));
 out:
     return st;
 }

@@ -154,6 +154,7 @@ static bt_status special_text(const bt_json_at *added, uint32_t id, char *name,
     BT_TRY(bt_json_str(&at, "content", text_out));
     BT_REQUIRE((*text_out)[0] != '\0', BT_ERR_FORMAT,
                "%s: field %s.content: expected a text, found none", at.file, in);
+    BT_TRY(bt_tokenizer_check_added(at.file, id, *text_out));
     BT_TRY(bt_tokenizer_refuse_strips(&at, *text_out));
     *special_out = json_is_true(json_object_get(at.obj, "special"));
 out:

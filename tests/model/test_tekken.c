@@ -179,6 +179,18 @@ static void tekken_bad_files_are_refused_by_name(void)
     }
 }
 
+static void tekken_special_token_that_is_too_long_is_refused(void)
+{
+    static const char *const PARTS[2] = {"tekken.json: expected added tokens of under 4096",
+                                         "found id 0 of 4096"};
+    char                     frame[8192];
+
+    snprintf(frame, sizeof(frame), ", \"special_tokens\": [{\"rank\": 0, \"token_str\": \"%0*d\"}]",
+             4096, 0);
+    write_small(LETTERS SIZES(2, 258), "", frame);
+    expect_refused(g_scratch, BT_ERR_FORMAT, PARTS, 0);
+}
+
 /* What cannot be made of bytes and a frame around them. */
 static void tekken_other_bad_files_are_refused(void)
 {
@@ -234,6 +246,7 @@ static const bt_test TESTS[] = {
     BT_TEST(tekken_texts_begin_with_bos),
     BT_TEST(tekken_chats_by_the_template_beside_it),
     BT_TEST(tekken_bad_files_are_refused_by_name),
+    BT_TEST(tekken_special_token_that_is_too_long_is_refused),
     BT_TEST(tekken_other_bad_files_are_refused),
     BT_TEST(tekken_is_for_where_no_other_file_is),
     BT_TEST(tekken_open_unwinds_at_every_allocation),

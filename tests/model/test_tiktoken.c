@@ -256,6 +256,18 @@ static void tiktoken_token_that_is_too_long_is_refused(void)
     free(more);
 }
 
+static void tiktoken_added_token_that_is_too_long_is_refused(void)
+{
+    static const char *const PARTS[2] = {
+        "tokenizer_config.json: expected added tokens of under 4096", "found id 256 of 4096"};
+    char config[8192];
+
+    snprintf(config, sizeof(config),
+             "{" CLASS ", \"added_tokens_decoder\": {\"256\": {\"content\": \"%0*d\"}}}", 4096, 0);
+    write_small("", config);
+    expect_refused(g_scratch, BT_ERR_FORMAT, PARTS, 0);
+}
+
 /* aaa, aaaaaa, .., and others that begin with all of these: their bytes count, not their square. */
 static void tiktoken_long_tokens_are_read_in_time(void)
 {
@@ -326,6 +338,7 @@ static const bt_test TESTS[] = {
     BT_TEST(tiktoken_other_bad_files_are_refused),
     BT_TEST(tiktoken_too_many_merges_are_refused),
     BT_TEST(tiktoken_token_that_is_too_long_is_refused),
+    BT_TEST(tiktoken_added_token_that_is_too_long_is_refused),
     BT_TEST(tiktoken_long_tokens_are_read_in_time),
     BT_TEST(tiktoken_lines_stand_in_any_order),
     BT_TEST(tiktoken_is_for_where_no_tokenizer_json_is),

@@ -300,15 +300,15 @@ static void tokenizer_text_is_what_is_not_special(void)
 /* Each token is asked for once, as a whole: not for what begins at each of its bytes. */
 static void tokenizer_long_texts_are_known_in_time(void)
 {
-    enum { LONG = 14000, TIMES = 200 };
-    char          vocab[LONG + 16], frame[LONG + 64], text[LONG + 1];
+    enum { LONG = 14000, ADDED = 4000, TIMES = 200 };
+    char          vocab[LONG + 16], frame[ADDED + 64], text[LONG + 1];
     bt_tokenizer *tok = NULL;
     clock_t       from;
 
     memset(text, 'a', LONG);
     text[LONG] = '\0';
     sprintf(vocab, ", \"%s\": 300", text);
-    sprintf(frame, ", \"added_tokens\": [{\"id\": 400, \"content\": \"%sb\"}]", text);
+    sprintf(frame, ", \"added_tokens\": [{\"id\": 400, \"content\": \"%.*sb\"}]", ADDED, text);
     write_small(vocab, "[]", BYTE_LEVEL, frame);
     EXPECT_EQ(bt_tokenizer_open(g_scratch, &tok), BT_OK);
     if (tok == NULL) return;
@@ -481,6 +481,23 @@ static void tokenizer_bad_files_are_refused_by_name(void)
     }
 }
 
+static void tokenizer_added_token_that_is_too_long_is_refused(void)
+{
+    static const char *const PARTS[2] = {"tokenizer.json: expected added tokens of under 4096",
+                                         "found id 400 of 4096"};
+    char                     frame[8192];
+    bt_tokenizer            *tok = NULL;
+
+    for (int n = 4095; n <= 4096; n++) {
+        snprintf(frame, sizeof(frame), ", \"added_tokens\": [{\"id\": 400, \"content\": \"%0*d\"}]",
+                 n, 0);
+        write_small("", "[]", BYTE_LEVEL, frame);
+        if (n == 4095) EXPECT_EQ(bt_tokenizer_open(g_scratch, &tok), BT_OK);
+    }
+    expect_refused(g_scratch, BT_ERR_FORMAT, PARTS, 0);
+    bt_tokenizer_close(tok);
+}
+
 static void tokenizer_other_bad_files_are_refused(void)
 {
     static const struct {
@@ -650,6 +667,7 @@ static const bt_test TESTS[] = {
     BT_TEST(tokenizer_merge_that_is_too_long_is_refused),
     BT_TEST(tokenizer_begin_is_add_bos_token_or_the_post_processor),
     BT_TEST(tokenizer_bad_files_are_refused_by_name),
+    BT_TEST(tokenizer_added_token_that_is_too_long_is_refused),
     BT_TEST(tokenizer_other_bad_files_are_refused),
     BT_TEST(tokenizer_deep_files_are_refused),
     BT_TEST(tokenizer_merges_in_circles_end),

@@ -156,6 +156,7 @@ static void launch_rank_tells_how_its_program_ended(void)
         {"kill -KILL $$",                                      ") was ended by signal 9 (Killed); if nobody did",    128 + 9 },
         {"kill -SEGV $$",                                      ") was ended by signal 11 (Segmentation fault)\n",    128 + 11},
         {"kill -BUS $$",                                       ") was ended by signal 7 (Bus error); /dev/shm has ", 128 + 7 },
+        {"kill -BUS $$",                                       "; if that is enough, a file was cut while it was",   128 + 7 },
         {"echo place ${OMPI_MCA_orte_local_tmpdir_base-none}", "place none\n",                                       0       },
     };
     const char *environment[] = {"OMPI_COMM_WORLD_RANK=1", "OMPI_MCA_orte_local_tmpdir_base=/user",

@@ -383,7 +383,7 @@ void bt_relay_message(bt_relay *relay, uint32_t rank, bt_up *m, uint64_t now_ns)
     if (m->kind != BT_UP_BEAT || m->u.beat.progress != k->progress) k->progress_ns = now_ns;
     switch (m->kind) {
     case BT_UP_BEAT: on_beat(relay, k, &m->u.beat, now_ns); break;
-    case BT_UP_PROGRESS: bt_relay_reads(relay, rank, now_ns); break;
+    case BT_UP_PROGRESS: bt_relay_reads(relay, rank, m->u.progress.total_bytes == 0, now_ns); break;
     case BT_UP_TICKET:
         bt_relay_ticket(relay, rank, m, now_ns);
         bt_relay_place(relay, now_ns);

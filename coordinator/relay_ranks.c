@@ -139,6 +139,7 @@ static void raise_epoch(bt_relay *r, uint32_t group)
         bt_rank_state *k = &r->ranks[i];
 
         if (k->group != group) continue;
+        if (k->has_read) k->reads_ns = 0;
         k->reported = false;
         k->n_blamed = k->n_awaits = 0;
         bt_free(k->awaits);
@@ -299,6 +300,13 @@ static void remove_rank(bt_relay *r, uint32_t rank, const char *why, uint64_t no
     r->events.stuck(r->events.ctx, rank, why);
 }
 
+/* Who is in an exchange has read what it needs. */
+static void nobody_reads(bt_relay *r, uint32_t group)
+{
+    for (uint32_t i = 0; i < r->cfg.n_ranks; i++)
+        if (r->ranks[i].group == group) r->ranks[i].reads_ns = 0;
+}
+
 void bt_relay_expired(bt_relay *relay, uint32_t rank, bt_up *m, uint64_t now_ns)
 {
     bt_rank_state *k = &relay->ranks[rank];
@@ -318,12 +326,15 @@ void bt_relay_expired(bt_relay *relay, uint32_t rank, bt_up *m, uint64_t now_ns)
         relay->ranks[named].n_blamed++;
         k->awaits[k->n_awaits++] = named;
     }
+    if (m->u.expired.met) nobody_reads(relay, k->group);
     if (relay->verdict_ns[k->group] == 0)
         relay->verdict_ns[k->group] = now_ns + relay->cfg.verdict_ns;
 }
 
-void bt_relay_reads(bt_relay *relay, uint32_t rank, uint64_t now_ns)
+void bt_relay_reads(bt_relay *relay, uint32_t rank, bool has_read, uint64_t now_ns)
 {
+    relay->ranks[rank].has_read = has_read;
+    if (has_read) return;
     relay->ranks[rank].reads_ns = now_ns;
     for (uint32_t i = 0; i < relay->cfg.n_ranks; i++) /* which wait for it */
         if (relay->ranks[i].group == relay->ranks[rank].group) relay->ranks[i].progress_ns = now_ns;
@@ -335,13 +346,16 @@ static bool is_likelier(const bt_rank_state *a, const bt_rank_state *b)
     return a->n_blamed != b->n_blamed ? a->n_blamed > b->n_blamed : b->reported || !a->reported;
 }
 
-/* Nobody who reads, or just has, is to blame for that: the others begin anew until it is there. */
+/* Nobody who reads, or has in this epoch, is to blame for that: the others begin anew until it is
+ * there. */
+static bool is_excused(const bt_relay *r, const bt_rank_state *k, uint64_t now_ns)
+{
+    return k->reads_ns != 0 && bt_relay_waited_ns(r, k->reads_ns, now_ns) < r->cfg.rank_quiet_ns;
+}
+
 static bool is_to_blame(const bt_relay *r, const bt_rank_state *k, uint64_t now_ns)
 {
-    bool reads =
-        k->reads_ns != 0 && bt_relay_waited_ns(r, k->reads_ns, now_ns) < r->cfg.rank_quiet_ns;
-
-    return k->n_blamed > 0 && !reads;
+    return k->n_blamed > 0 && !is_excused(r, k, now_ns);
 }
 
 static bool awaits(const bt_rank_state *k, uint32_t rank)

@@ -30,7 +30,8 @@ typedef struct {
     bt_prefix_index index; /* what its prefix cache probably holds */
     bool            stuck;
     bool            lost;
-    uint64_t        reads_ns; /* when it last said that it reads a lost rank's experts */
+    uint64_t        reads_ns; /* when it last said that it reads a lost rank's experts; 0: not it */
+    bool            has_read; /* all of them */
     bool            ready;    /* a spare: it has loaded what it can */
     bool            prepares; /* for a seat: */
     uint32_t        next_group, next_seat;
@@ -176,8 +177,8 @@ bool bt_relay_has_ids(const bt_relay *relay, size_t n, const uint32_t *ids);
 bt_status bt_relay_seat_ranks(bt_relay *relay, const bt_down_regroup *seats);
 /* A rank's report of an expired wait. */
 void bt_relay_expired(bt_relay *relay, uint32_t rank, bt_up *m, uint64_t now_ns);
-/* The rank reads experts of a lost one, and says so from time to time. */
-void bt_relay_reads(bt_relay *relay, uint32_t rank, uint64_t now_ns);
+/* The rank reads experts of a lost one, and says so from time to time, and when it has them all. */
+void bt_relay_reads(bt_relay *relay, uint32_t rank, bool has_read, uint64_t now_ns);
 /* Ranks from which too little is heard, and groups that have reported. */
 void bt_relay_find_stuck(bt_relay *relay, uint64_t now_ns);
 void bt_relay_decide(bt_relay *relay, uint64_t now_ns);

@@ -141,6 +141,8 @@ out:
     return st;
 }
 
+bool bt_group_has_met(const bt_group *group) { return group->sequence > 0; }
+
 bool bt_group_is_broken(const bt_group *group) { return group->broken; }
 void bt_group_break(bt_group *group) { group->broken = true; }
 

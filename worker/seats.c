@@ -203,6 +203,16 @@ out:
     return st;
 }
 
+/* If others wait for it in vain from the next epoch on, it hangs. */
+static void say_read(bt_rank *r)
+{
+    bt_up m = {
+        .kind = BT_UP_PROGRESS, .u.progress = {0, 0}
+    };
+
+    bt_links_send(&r->links, &m); /* a lost stream shows by itself */
+}
+
 static bt_status follow(bt_rank *r, const bt_seats seats[2])
 {
     bt_status        st       = BT_OK;
@@ -217,6 +227,7 @@ static bt_status follow(bt_rank *r, const bt_seats seats[2])
     opt.placement = r->has_placement ? &r->placement : NULL;
     BT_TRY(bt_model_regroup(r->model, r->st, &opt));
     bt_group_drain(r->group);
+    say_read(r);
     BT_INFO("regrouped in epoch %u: %u ranks, this one is number %u; %.1f MiB of weights after "
             "%.1f ms",
             bt_group_epoch(r->group), r->group_size, r->group_self,
@@ -284,6 +295,7 @@ static bt_status say_expired(bt_rank *r)
     bt_up     m  = {.kind = BT_UP_EXPIRED};
 
     m.u.expired.epoch = bt_group_epoch(r->group);
+    m.u.expired.met   = bt_group_has_met(r->group);
     m.u.expired.ranks = bt_calloc(r->group_size, sizeof(*m.u.expired.ranks));
     m.u.expired.what  = bt_strdup(bt_error_text());
     BT_REQUIRE(m.u.expired.ranks != NULL && m.u.expired.what != NULL, BT_ERR_NO_MEMORY,

@@ -320,6 +320,57 @@ static void relay_a_rank_that_has_read_is_one_like_others(void)
     sim_fini(&s);
 }
 
+/* Who has been in an exchange of this epoch knows that rank 2 was: it reads no more, and is to
+ * blame at once, also in the next epoch if another one was in this. */
+static void relay_a_rank_that_has_come_to_an_exchange_is_not_excused(void)
+{
+    for (int removed = 0; removed < 2; removed++) {
+        sim   s;
+        bt_up m = expired(EPOCH - 1, removed + 1, 3, 2);
+
+        sim_init_as(&s, 0, 0, 4, 32, true);
+        tell_reads(&s, 2);
+        m.u.expired.met = true;
+        if (removed == 0) m.u.expired.ranks[0] = 2;
+        sim_tell(&s, 0, m);
+        sim_tell(&s, 1, expired(EPOCH - 1, 1, removed == 0 ? 2 : 3, 0));
+        s.now += 101 * BT_NS_PER_MS;
+        bt_relay_tick(s.relay, s.now);
+        EXPECT_EQ(s.n_stuck, 1);
+        EXPECT_EQ(s.last_stuck, 2 + (uint32_t)removed);
+        if (removed != 0) {
+            tell_of_rank_2(&s, EPOCH + 1);
+            bt_relay_tick(s.relay, s.now);
+            EXPECT_EQ(s.n_stuck, 2);
+            EXPECT_EQ(s.last_stuck, 2);
+        }
+        sim_fini(&s);
+    }
+}
+
+/* It has said so: what the others wait for in this epoch may have been that, in the next one it is
+ * not; but if it reads again, it is. */
+static void relay_a_rank_that_has_read_all_is_excused_until_the_next_epoch(void)
+{
+    for (int again = 0; again < 2; again++) {
+        sim s;
+
+        sim_init_as(&s, 0, 0, 4, 32, true);
+        tell_reads(&s, 2);
+        sim_tell(&s, 2, (bt_up){.kind = BT_UP_PROGRESS});
+        tell_of_rank_2(&s, EPOCH - 1);
+        s.now += 101 * BT_NS_PER_MS;
+        bt_relay_tick(s.relay, s.now);
+        EXPECT_EQ(s.n_stuck, 0);
+        sim_lose(&s, 3);
+        if (again) tell_reads(&s, 2);
+        tell_of_rank_2(&s, EPOCH + 2);
+        bt_relay_tick(s.relay, s.now);
+        EXPECT_EQ(s.n_stuck, !again);
+        sim_fini(&s);
+    }
+}
+
 /* It has heard of nobody meanwhile: a rank may read still, one that never did is to blame at once.
  */
 static void relay_that_stood_still_blames_no_rank_that_reads(void)
@@ -372,6 +423,8 @@ static const bt_test tests[] = {
     BT_TEST(relay_waits_for_a_rank_that_reads),
     BT_TEST(relay_rank_that_reads_excuses_its_own_group),
     BT_TEST(relay_a_rank_that_has_read_is_one_like_others),
+    BT_TEST(relay_a_rank_that_has_come_to_an_exchange_is_not_excused),
+    BT_TEST(relay_a_rank_that_has_read_all_is_excused_until_the_next_epoch),
     BT_TEST(relay_that_stood_still_blames_no_rank_that_reads),
     BT_TEST(relay_a_tick_of_before_finds_nobody_silent),
 };

@@ -4,7 +4,8 @@
     slow_experts.py --bin DIR --source DIR --slow-reads FILE [--only NAME]
 
 all_read: every rank that is left reads for longer than a rank may be without progress. one_reads: one does for longer than the
-others wait in an exchange. Every stream is the undisturbed one."""
+others wait in an exchange. one_has_read: one hangs that has just read, and is removed as any other is, when the first wait for it has expired.
+Every stream is the undisturbed one."""
 import os
 import re
 import signal
@@ -19,7 +20,7 @@ import load  # noqa: E402
 TOKENS, QUIET_S = 600, 3
 
 
-def lose_one(a, pb, rpc, *limits, **slow):
+def lose_one(a, pb, rpc, *limits, hangs=None, **slow):
     with tempfile.TemporaryDirectory() as folder:
         switch = os.path.join(folder, "slow")
         os.environ.update(slow, LD_PRELOAD=a.slow_reads, BT_SLOW_FILE=switch)
@@ -29,13 +30,14 @@ def lose_one(a, pb, rpc, *limits, **slow):
             for name in ("LD_PRELOAD", "BT_SLOW_FILE", *slow):
                 del os.environ[name]
         with cell.wait_ready(), cell.channel() as channel:
-            stub, streams, begun = rpc.VllmEngineStub(channel), {}, threading.Barrier(4)
+            stub, streams, begun, more = rpc.VllmEngineStub(channel), {}, threading.Barrier(4), threading.Semaphore(0)
 
             def stream(i):
                 come = []
 
                 def on_token(n):
                     come.append(n)
+                    more.release()
                     if len(come) == 1:
                         begun.wait(60)
                 streams[i] = load.ask(pb, stub, i, TOKENS, on_token)
@@ -45,11 +47,18 @@ def lose_one(a, pb, rpc, *limits, **slow):
             begun.wait(60)
             open(switch, "w").close()
             os.kill(cell.ranks()[1], signal.SIGKILL)
+            if hangs is not None:
+                cell.wait_line("regrouped in epoch")
+                while more.acquire(blocking=False):
+                    pass
+                for _ in range(6):    # the ranks that are left make steps
+                    more.acquire(timeout=60)
+                os.kill(cell.ranks()[hangs], signal.SIGSTOP)
             for t in threads:
                 t.join(120)
             log = "\n".join(cell.lines)
             assert len(streams) == 3, f"{sorted(streams)} of 3 streams ended:\n{cell.log()}"
-            assert "removed from the cell" not in log and "made no progress" not in log, cell.log()
+            assert ("removed from the cell" in log) == (hangs is not None) and "made no progress" not in log, cell.log()
             os.unlink(switch)
             for i, got in load.ask_all(pb, stub, 3, TOKENS).items():
                 assert got == streams[i], f"stream {i} differs"
@@ -67,7 +76,12 @@ def one_reads(a, pb, rpc):
     assert "rank 0 has waited too long" in log, log
 
 
-CASES = [all_read, one_reads]
+def one_has_read(a, pb, rpc):
+    log = lose_one(a, pb, rpc, "--timeout-s", "2", "--rank-timeout-s", "60", hangs=2, BT_SLOW_RANK="nobody")
+    assert log.count("rank 0 has waited too long") == 1, log
+
+
+CASES = [all_read, one_reads, one_has_read]
 
 
 def main():

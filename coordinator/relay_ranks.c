@@ -4,13 +4,17 @@
  * it.  A rank whose wait has expired says for whom it waited (Expired).  The rank that most of its
  * group waited for is removed.  A tie removes one that has not reported itself (who reports is
  * alive), of these the highest.  One that was held up itself, by ranks that did not wait for it, is
- * not to blame: they are.  Where nobody is named the same ranks form the group anew. */
+ * not to blame: they are.  One that beats is given time to say that it was.  Where nobody is named
+ * the same ranks form the group anew. */
 #include <stdio.h>
 #include <string.h>
 
 #include "coordinator/relay_state.h"
 #include "core/alloc.h"
 #include "core/clock.h"
+
+/* Verdicts that a rank is waited for which beats, until it says for whom it waits itself. */
+enum { BEATING_VERDICTS = 3 };
 
 static bt_status number_seats(bt_relay *r, uint32_t group, uint32_t n, uint32_t first)
 {
@@ -392,24 +396,34 @@ static bool is_held_up(const bt_relay *r, uint32_t rank)
     return k->n_awaits > 0;
 }
 
-/* Most wait for the owner of a row, where it alone waits for the expert's rank that hangs. */
+/* Most wait for the owner of a row, where it alone waits for the expert's rank that hangs.  Where
+ * all wait in a ring, whom most wait for. */
 static uint32_t find_culprit(const bt_relay *r, uint32_t group, uint64_t now_ns)
 {
-    uint32_t rank = most_blamed(r, group, BT_NO_RANK, now_ns);
+    uint32_t first = most_blamed(r, group, BT_NO_RANK, now_ns), rank = first;
 
     for (uint32_t i = 0; i < r->cfg.n_ranks && rank != BT_NO_RANK && is_held_up(r, rank); i++)
         rank = most_blamed(r, group, rank, now_ns);
-    return rank;
+    return rank != BT_NO_RANK && is_held_up(r, rank) ? first : rank;
 }
 
-/* Nobody is left who could still report. */
-static bool all_have_spoken(const bt_relay *r, uint32_t group)
+/* Its step thread lives: it says so five times a second, also while it waits. */
+static bool beats(const bt_rank_state *k, uint64_t now_ns)
 {
-    for (uint32_t i = 0; i < r->cfg.n_ranks; i++) {
-        const bt_rank_state *k = &r->ranks[i];
+    return bt_since_ns(k->beat_ns, now_ns) < BT_NS_PER_S;
+}
 
-        if (k->group == group && !k->reported && k->n_blamed == 0) return false;
-    }
+/* Who is named and beats may have waited itself, and is about to say so. */
+static bool may_report(const bt_relay *r, const bt_rank_state *k, uint64_t now_ns)
+{
+    if (k->reported) return false;
+    return k->n_blamed == 0 || (beats(k, now_ns) && !is_excused(r, k, now_ns));
+}
+
+static bool all_have_spoken(const bt_relay *r, uint32_t group, uint64_t now_ns)
+{
+    for (uint32_t i = 0; i < r->cfg.n_ranks; i++)
+        if (r->ranks[i].group == group && may_report(r, &r->ranks[i], now_ns)) return false;
     return true;
 }
 
@@ -420,8 +434,11 @@ void bt_relay_decide(bt_relay *relay, uint64_t now_ns)
         char     why[128];
 
         if (relay->verdict_ns[g] == 0) continue;
-        if (now_ns < relay->verdict_ns[g] && !all_have_spoken(relay, g)) continue;
+        if (now_ns < relay->verdict_ns[g] && !all_have_spoken(relay, g, now_ns)) continue;
         rank = find_culprit(relay, g, now_ns);
+        if (rank != BT_NO_RANK && may_report(relay, &relay->ranks[rank], now_ns) &&
+            now_ns < relay->verdict_ns[g] + BEATING_VERDICTS * relay->cfg.verdict_ns)
+            continue;
         if (rank == BT_NO_RANK) {
             raise_epoch(relay, g);
             tell_all(relay, now_ns);

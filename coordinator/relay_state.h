@@ -36,7 +36,8 @@ typedef struct {
     bool            prepares; /* for a seat: */
     uint32_t        next_group, next_seat;
     uint32_t        group;    /* where it sits: BT_SEATED_*, or BT_UNSEATED */
-    uint64_t        heard_ns; /* when anything came */
+    uint64_t        heard_ns; /* when anything came, */
+    uint64_t        beat_ns;  /* and a beat */
     bool            reported; /* in this epoch of its group: for whom it waits */
     uint32_t        n_blamed; /* how many of its group wait for it */
     uint32_t       *awaits;   /* owned [n_awaits]: for whom, of its group */

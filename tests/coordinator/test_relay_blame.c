@@ -159,6 +159,61 @@ static void relay_expired_waits_remove_whom_most_wait_for(void)
     }
 }
 
+/* Each waits for the next: of equal ones the highest is it, wherever one begins to ask. */
+static void relay_of_a_ring_whom_most_wait_for_is_removed(void)
+{
+    sim s;
+
+    sim_init_as(&s, 2, 4, 6, 32, true);
+    for (uint32_t rank = 2; rank < 6; rank++)
+        sim_tell(&s, rank, expired(EPOCH - 1, 1, rank == 5 ? 2 : rank + 1, 0));
+    bt_relay_tick(s.relay, s.now);
+    EXPECT_EQ(s.n_stuck, 1);
+    EXPECT_EQ(s.last_stuck, 5);
+    sim_fini(&s);
+}
+
+/* Rank 3 has waited for two, of which rank 5 waits for the other: if it beats it is given time to
+ * say so, after the verdict's time too. */
+static void relay_verdict_waits_for_who_may_report(void)
+{
+    for (int beats = 0; beats < 2; beats++) {
+        sim s;
+
+        sim_init_as(&s, 3, 3, 6, 32, true);
+        for (int half = 0; half < 2; half++) {
+            if (beats) sim_tell(&s, 5, (bt_up){.kind = BT_UP_BEAT});
+            sim_tell(&s, 3, expired(EPOCH - 1, 2, 4, 5));
+            bt_relay_tick(s.relay, s.now);
+            EXPECT_EQ(s.n_stuck, !beats);
+            if (!beats) EXPECT_EQ(s.last_stuck, 5);
+            s.now += 200 * BT_NS_PER_MS;
+        }
+        sim_tell(&s, 5, expired(EPOCH - 1, 1, 4, 0));
+        bt_relay_tick(s.relay, s.now);
+        EXPECT_EQ(s.n_stuck, 1);
+        if (beats) EXPECT_EQ(s.last_stuck, 4);
+        sim_fini(&s);
+    }
+}
+
+/* But not for ever. */
+static void relay_who_beats_and_does_not_report_is_removed(void)
+{
+    sim s;
+
+    sim_init_as(&s, 2, 4, 6, 32, true);
+    sim_tell(&s, 2, expired(EPOCH - 1, 1, 3, 0));
+    for (uint32_t ms = 0; ms < 500; ms += 100) {
+        sim_tell(&s, 3, (bt_up){.kind = BT_UP_BEAT});
+        bt_relay_tick(s.relay, s.now);
+        EXPECT_EQ(s.n_stuck, ms == 400);
+        s.now += 100 * BT_NS_PER_MS;
+    }
+    EXPECT_EQ(s.last_stuck, 3);
+    sim_fini(&s);
+}
+
 /* From the first of them on, however many come until then. */
 static void relay_verdict_comes_in_time(void)
 {
@@ -416,6 +471,9 @@ static const bt_test tests[] = {
     BT_TEST(relay_that_replaces_nobody_names_a_stuck_rank_once),
     BT_TEST(relay_lost_rank_is_no_fault_of_those_that_waited),
     BT_TEST(relay_expired_waits_remove_whom_most_wait_for),
+    BT_TEST(relay_of_a_ring_whom_most_wait_for_is_removed),
+    BT_TEST(relay_verdict_waits_for_who_may_report),
+    BT_TEST(relay_who_beats_and_does_not_report_is_removed),
     BT_TEST(relay_verdict_comes_in_time),
     BT_TEST(relay_that_replaces_nobody_hears_no_blame),
     BT_TEST(relay_blame_is_forgotten_with_its_epoch),

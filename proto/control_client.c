@@ -107,7 +107,7 @@ static void on_status(bt_control_client *c)
     else
         snprintf(c->loss, sizeof(c->loss), "the stream to the coordinator at %s ended: %s (%d)",
                  c->address, details, (int)c->code);
-    if (!c->stopping)
+    if (!c->stopping && !c->heard) /* else whoever was heard says what follows from the loss */
         bt_log_write(refused ? BT_LOG_ERROR : BT_LOG_WARN, __FILE__, __LINE__, "%s", c->loss);
     pthread_mutex_unlock(&c->lock);
 }

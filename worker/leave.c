@@ -28,7 +28,9 @@ static void say_leaving(bt_rank *r, int code, const char *reason)
 /* Alone, and without MPI's consent. */
 void bt_rank_leave(bt_rank *r, int code, const char *reason)
 {
-    if (strcmp(reason, bt_error_text()) != 0) BT_INFO("leaving: %s", reason); /* else logged */
+    if (strcmp(reason, bt_error_text()) != 0) /* else logged */
+        bt_log_write(code == EXIT_SUCCESS ? BT_LOG_INFO : BT_LOG_WARN, __FILE__, __LINE__,
+                     "leaving: %s", reason);
     alarm(GOODBYE_S);
     say_leaving(r, code, reason);
     bt_world_exit(code);

@@ -64,8 +64,8 @@ static bt_status present_itself(bt_rank *r)
 
     bt_links_set_client(&r->links, r->client);
     if (r->worker != NULL) BT_TRY(bt_rank_say_ready(r));
-    BT_INFO("attached to the coordinator at %s, %.2f s after the loss of the last one",
-            r->opt.coordinator, (double)(bt_awake_ns() - r->orphan_ns) * 1e-9);
+    BT_DEBUG("attached to the coordinator at %s, %.2f s after the loss of the last one",
+             r->opt.coordinator, (double)(bt_awake_ns() - r->orphan_ns) * 1e-9);
 out:
     return st;
 }

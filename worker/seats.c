@@ -117,6 +117,21 @@ out:
 
 /* ---- a change */
 
+/* Of what each rank of a group would say the first says it for all. */
+static bt_log_level level_of(bool first, bt_log_level level)
+{
+    return first ? level : BT_LOG_DEBUG;
+}
+
+static bool is_first(const bt_rank *r, const bt_seats *seats)
+{
+    uint32_t i = 0;
+
+    while (i < seats->n && seats->ranks[i] == BT_NO_RANK)
+        i++;
+    return i < seats->n && seats->ranks[i] == r->facts.rank;
+}
+
 /* Excludes those that have lost their seat: nothing is taken from them or sent to them. */
 static bt_status exclude_lost(bt_rank *r, const bt_down_regroup *m)
 {
@@ -127,7 +142,9 @@ static bt_status exclude_lost(bt_rank *r, const bt_down_regroup *m)
             uint32_t rank = r->seating.groups[g].ranks[i];
 
             if (rank == BT_NO_RANK || bt_seats_group_of(m->groups, rank) < 2) continue;
-            BT_WARN("rank %u has lost its seat %u of group %u: epoch %u", rank, i, g, m->epoch);
+            bt_log_write(level_of(is_first(r, &m->groups[g]), BT_LOG_WARN), __FILE__, __LINE__,
+                         "rank %u has lost its seat %u of group %u: epoch %u", rank, i, g,
+                         m->epoch);
             if (r->handoff != NULL) BT_TRY(bt_handoff_exclude(r->handoff, rank));
         }
 out:
@@ -228,11 +245,12 @@ static bt_status follow(bt_rank *r, const bt_seats seats[2])
     BT_TRY(bt_model_regroup(r->model, r->st, &opt));
     bt_group_drain(r->group);
     say_read(r);
-    BT_INFO("regrouped in epoch %u: %u ranks, this one is number %u; %.1f MiB of weights after "
-            "%.1f ms",
-            bt_group_epoch(r->group), r->group_size, r->group_self,
-            (double)bt_model_weight_bytes(r->model) / (1 << 20),
-            (double)(bt_now_ns() - now) / BT_NS_PER_MS);
+    bt_log_write(level_of(r->group_self == 0, BT_LOG_INFO), __FILE__, __LINE__,
+                 "regrouped in epoch %u: %u ranks, this one is number %u; %.1f MiB of weights "
+                 "after %.1f ms",
+                 bt_group_epoch(r->group), r->group_size, r->group_self,
+                 (double)bt_model_weight_bytes(r->model) / (1 << 20),
+                 (double)(bt_now_ns() - now) / BT_NS_PER_MS);
 out:
     return st;
 }

@@ -66,7 +66,7 @@ def lose_one(a, pb, rpc, *limits, hangs=None, **slow):
 
 
 def all_read(a, pb, rpc):
-    log = lose_one(a, pb, rpc, "--rank-timeout-s", str(QUIET_S))
+    log = lose_one(a, pb, rpc, "--rank-timeout-s", str(QUIET_S), "--log", "debug")
     took = [float(ms) for ms in re.findall(r"regrouped in epoch .* after ([0-9.]+) ms", log)]
     assert len(took) == 2 and min(took) > 1000 * QUIET_S, took
 
@@ -79,6 +79,7 @@ def one_reads(a, pb, rpc):
 def one_has_read(a, pb, rpc):
     log = lose_one(a, pb, rpc, "--timeout-s", "2", "--rank-timeout-s", "60", hangs=2, BT_SLOW_RANK="nobody")
     assert log.count("rank 0 has waited too long") == 1, log
+    assert len(re.findall(r"rank=\d+ .*has lost its seat", log)) == 2, log    # one rank speaks for all
 
 
 CASES = [all_read, one_reads, one_has_read]

@@ -297,6 +297,8 @@ def stopped(a, pb, rpc):
             time.sleep(0.01)
         first.kill(signal.SIGSTOP)
         run.wait_line("another one at", n=3)  # every rank has waited as long as it may, and no longer
+        warned = [x for x in run.lines if " W rank=" in x and "coordinator" in x]
+        assert len(warned) == 3, warned  # each says so once
         listen, port = f"127.0.0.1:{free_port()}", free_port()
         address.lead(listen)
         site.front(listen=listen, port=port)

@@ -31,6 +31,7 @@ typedef enum {
 /* What a request asked for, and what became of it. */
 typedef struct {
     uint64_t id;
+    uint64_t number;            /* what ranks call it: another one each time that it is placed */
     uint32_t choice, n_choices; /* n_choices: of the request, itself counted; 0 on the others */
     uint64_t first_id;          /* whose choice it is; its own without choices */
     uint32_t others_at;         /* where choice 1 and on stand in the table */

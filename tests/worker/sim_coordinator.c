@@ -7,7 +7,8 @@
 #include "proto/prefix_key.h"
 #include "tests/worker/sim_state.h"
 
-static uint64_t request_of(const bt_up *u)
+/* That of the first token; 0: none. */
+static uint64_t number_of(const bt_up *u)
 {
     switch (u->kind) {
     case BT_UP_TICKET: return u->u.ticket.request;
@@ -16,8 +17,14 @@ static uint64_t request_of(const bt_up *u)
     case BT_UP_RETRACTED: return u->u.retracted.request;
     case BT_UP_FORM_MAP: return u->u.form_map.request;
     case BT_UP_EVAL_ROWS: return u->u.eval_rows.request;
-    default: return 0; /* a Released may come late: a granted message had to leave first */
+    case BT_UP_RELEASED: return u->u.released.request;
+    default: return 0;
     }
+}
+
+static sim_request *request_of(sim_cell *c, uint64_t number)
+{
+    return &c->requests[(number - 1) % SIM_MAX];
 }
 
 void sim_give(sim_cell *c, uint32_t rank, const bt_down *m)
@@ -189,7 +196,8 @@ void sim_start(sim_cell *c, sim_request *q)
     q->epoch        = c->epoch;
     q->reserved     = true;
     q->refused      = false;
-    o->request      = q->id;
+    q->number       = q->number == 0 ? q->id : q->number + SIM_MAX;
+    o->request      = q->number;
     o->epoch        = q->epoch;
     o->n_prompt     = q->n_prompt;
     o->prefill_rank = q->prefill_rank;
@@ -215,7 +223,7 @@ void sim_start(sim_cell *c, sim_request *q)
 void sim_abort(sim_cell *c, sim_request *q)
 {
     bt_down m = {
-        .kind = BT_DOWN_ABORT, .u.abort = {q->id, q->epoch, 0}
+        .kind = BT_DOWN_ABORT, .u.abort = {q->number, q->epoch, 0}
     };
 
     q->aborted = true;
@@ -238,7 +246,7 @@ static void on_ticket(sim_cell *c, sim_request *q, bt_up *u)
         return;
     }
     q->ticketed    = true;
-    o->request     = q->id;
+    o->request     = q->number;
     o->epoch       = q->epoch;
     o->n_prompt    = q->n_prompt;
     o->decode_rank = q->decode_rank;
@@ -264,11 +272,12 @@ static void on_ticket(sim_cell *c, sim_request *q, bt_up *u)
 
 static void on_token(sim_cell *c, const bt_token *t)
 {
-    sim_request *first = &c->requests[t->request - 1], *q = sim_choice(c, first, t->choice);
+    sim_request *first = request_of(c, t->request), *q = sim_choice(c, first, t->choice);
     uint32_t     k   = t->position - q->n_prompt;
     bool         all = true;
 
-    if (t->epoch != first->epoch || first->resume) return; /* of a placement that is over */
+    if (t->request != first->number || t->epoch != first->epoch || first->resume)
+        return; /* of a placement that is over */
     while (q->finish != BT_FINISH_STOP_STRING && k > q->n_tokens &&
            c->ranks[first->prefill_rank].n_said > 0)
         sim_hear(&c->ranks[first->prefill_rank]); /* only that one says the first token */
@@ -289,7 +298,7 @@ static void on_token(sim_cell *c, const bt_token *t)
     q->finish                = t->finish;
     if (q->n_tokens == q->cut_at && q->finish == BT_FINISH_NONE) {
         bt_down m = {
-            .kind = BT_DOWN_ABORT, .u.abort = {first->id, first->epoch, 1 + q->choice}
+            .kind = BT_DOWN_ABORT, .u.abort = {first->number, first->epoch, 1 + q->choice}
         };
 
         q->finish = BT_FINISH_STOP_STRING;
@@ -329,7 +338,7 @@ static void on_eval(sim_cell *c, sim_request *q, const bt_up_eval_rows *e)
 static void on_retracted(sim_cell *c, sim_request *q)
 {
     bt_down m = {
-        .kind = BT_DOWN_ABORT, .u.abort = {q->id, q->epoch, 0}
+        .kind = BT_DOWN_ABORT, .u.abort = {q->number, q->epoch, 0}
     };
 
     if (q->aborted || q->resume) return;
@@ -367,22 +376,27 @@ void sim_resume(sim_cell *c, sim_request *q)
 
 static void hear(sim_rank *r, bt_up *u)
 {
-    sim_cell    *c = r->cell;
-    sim_request *q;
+    sim_cell    *c      = r->cell;
+    uint64_t     number = number_of(u);
+    sim_request *q      = number == 0 ? NULL : request_of(c, number);
 
-    if (request_of(u) != 0 && c->requests[request_of(u) - 1].lost) {
+    /* A Released may come late: a granted message had to leave first. */
+    if (q != NULL && q->lost && u->kind != BT_UP_RELEASED) {
         fprintf(stderr, "rank %u speaks of request %u, which its coordinator has taken along\n",
-                r->rank, (unsigned)request_of(u));
+                r->rank, (unsigned)q->id);
         c->broken = true;
     }
+    if (q != NULL && number != q->number && u->kind != BT_UP_TOKENS) {
+        bt_up_free(u); /* of a placement that is over */
+        return;
+    }
     switch (u->kind) {
-    case BT_UP_TICKET: on_ticket(c, &c->requests[u->u.ticket.request - 1], u); break;
+    case BT_UP_TICKET: on_ticket(c, q, u); break;
     case BT_UP_TOKENS:
         for (uint32_t i = 0; i < u->u.tokens.n; i++)
             on_token(c, &u->u.tokens.tokens[i]);
         break;
     case BT_UP_FAILED:
-        q = &c->requests[u->u.failed.request - 1];
         if (q->resume || (c->opt.n_both != 0 && !q->ticketed)) break; /* of what was retracted */
         q->failed    = true;
         q->fail_code = u->u.failed.code;
@@ -390,23 +404,18 @@ static void hear(sim_rank *r, bt_up *u)
         if (!q->aborted) sim_abort(c, q);
         break;
     case BT_UP_RELEASED:
-        q = &c->requests[u->u.released.request - 1];
         if (q->epoch == u->u.released.epoch) q->released[r->rank] = true;
         break;
     case BT_UP_RETRACTED:
-        q = &c->requests[u->u.retracted.request - 1];
         if (q->epoch == u->u.retracted.epoch) on_retracted(c, q);
         break;
     case BT_UP_FORM_MAP:
-        q = &c->requests[u->u.form_map.request - 1];
         if (q->epoch == u->u.form_map.epoch && !q->resume) on_form_map(c, q, u);
         break;
     case BT_UP_WAKE_REQUEST:
         if (u->u.wake_request.wake == c->wake[r->group]) wake_group(c, r->group);
         break;
-    case BT_UP_EVAL_ROWS:
-        on_eval(c, &c->requests[u->u.eval_rows.request - 1], &u->u.eval_rows);
-        break;
+    case BT_UP_EVAL_ROWS: on_eval(c, q, &u->u.eval_rows); break;
     default: break;
     }
     bt_up_free(u);

@@ -27,7 +27,7 @@ static bool lacks_first(sim_cell *c, sim_request *q)
 static void lose_placement(sim_cell *c, sim_request *q, uint32_t rank)
 {
     bt_down m = {
-        .kind = BT_DOWN_ABORT, .u.abort = {q->id, q->epoch, 0}
+        .kind = BT_DOWN_ABORT, .u.abort = {q->number, q->epoch, 0}
     };
 
     if (q->n_choices == 0 || !q->reserved) return;

@@ -335,6 +335,34 @@ static void on_eval(sim_cell *c, sim_request *q, const bt_up_eval_rows *e)
     }
 }
 
+/* Whether the rank that decodes q has the other one too, as far as is known here. */
+static bool is_beside(const sim_request *q, const sim_request *other)
+{
+    return other != q && other->n_choices > 0 && !other->eval && !other->lost && other->reserved &&
+           !other->resume && other->decode_rank == q->decode_rank &&
+           !other->released[other->decode_rank];
+}
+
+/* Nobody gives way who is alone on its rank or older than another one there, unless ranks die. */
+static void check_youngest(sim_cell *c, const sim_request *q)
+{
+    bool older = false, younger = false;
+
+    for (uint32_t i = 0; i < c->n_ranks; i++)
+        if (c->ranks[i].dead) return;
+    for (uint32_t i = 0; i < c->n_requests; i++) {
+        const sim_request *other = &c->requests[i];
+
+        if (!is_beside(q, other)) continue;
+        older   = older || other->id < q->id;
+        younger = younger || (other->id > q->id && other->ticketed && !other->aborted);
+    }
+    if (older && !younger) return;
+    fprintf(stderr, "request %u was retracted: older ones there: %d, younger ones: %d\n",
+            (unsigned)q->id, older, younger);
+    c->broken = true;
+}
+
 static void on_retracted(sim_cell *c, sim_request *q)
 {
     bt_down m = {
@@ -342,6 +370,7 @@ static void on_retracted(sim_cell *c, sim_request *q)
     };
 
     if (q->aborted || q->resume) return;
+    check_youngest(c, q);
     q->n_retracted++;
     q->resume = true;
     if (q->ticketed && q->prefill_rank != q->decode_rank && !q->released[q->prefill_rank])

@@ -99,8 +99,8 @@ typedef struct {
     float         *sums;      /* [n_blocks][n_tile_rows][16][16] */
 } bt_cpu_amx_stream;
 
-/* Tiles are configured: with 16 rows, or for one tile row with as many as it has.  Of two at
- * most three blocks go. */
+/* Tiles are configured: with 16 rows, or for one tile row with as many as it has.  Of two at most
+ * three blocks go. */
 void bt_cpu_amx_stream_run(const bt_cpu_amx_stream *s, uint32_t n_tile_rows, uint32_t n_blocks);
 
 /* Weights that are widened on their way. */

@@ -34,7 +34,7 @@ enum {
     PAST_ELEMS  = 512 << 10,    /* or so many sums of fewer */
     SUMS        = PAIR * PANEL, /* of a pair and a panel: [2][PAIR][16] */
     FEW_ROWS    = 64,
-    MOST_ROWS   = 256, /* whose weights are wanted slowly, and by other rows before */
+    MOST_ROWS   = 256 /* whose weights are wanted slowly, and by other rows before */
 };
 
 /* One call. */
@@ -330,15 +330,12 @@ static bt_cpu_narrow narrow_at(const bt_cpu_mm_tiles *mm, uint32_t n0, size_t be
 /* A piece of a narrow panel, whose second block lies `block` weights behind the first. */
 static void widen_panel(run *r, uint32_t n0, size_t block, uint32_t k0, uint32_t n_k, piece *p)
 {
-    const bt_cpu_mm_tiles *mm       = r->mm;
-    size_t                 tile_row = (size_t)bt_cpu_pad(mm->k, STEP) * TILE;
-    size_t                 ld       = bt_cpu_scale_ld(mm->k);
+    const bt_cpu_mm_tiles *mm   = r->mm;
+    bt_cpu_narrow          from = narrow_at(mm, n0, 0);
 
-    widen_pair(r->wide,
-               &(bt_cpu_narrow){mm->kind, b_at(mm, n0, 0), bt_cpu_weight_bytes(mm->kind, block),
-                                scale_at(mm->kind, mm->scale, n0 / TILE * ld),
-                                block / tile_row * ld},
-               k0, n_k, p->block == 0 ? 1 : 2);
+    from.block = bt_cpu_weight_bytes(mm->kind, block);
+    from.ld_scale *= block / ((size_t)bt_cpu_pad(mm->k, STEP) * TILE);
+    widen_pair(r->wide, &from, k0, n_k, p->block == 0 ? 1 : 2);
     p->b     = r->wide->b[0];
     p->block = p->block == 0 ? 0 : WIDE_LD;
 }
@@ -464,6 +461,7 @@ static void run_stream(const bt_cpu_mm_tiles *mm)
 {
     _Alignas(64) float sums[2][AMX_STREAM_SUMS * TILE_SUMS];
     bt_cpu_wide_table  tables[2][AMX_STREAM_BLOCKS];
+    bt_cpu_amx_narrow  n           = {.widen = bt_cpu_widen_best()};
     uint32_t           n_tile_rows = (mm->m + TILE - 1) / TILE;
     bool               past        = passes(mm);
     size_t             tile_row    = (size_t)bt_cpu_pad(mm->k, STEP) * TILE;
@@ -485,12 +483,11 @@ static void run_stream(const bt_cpu_mm_tiles *mm)
         next     = n0 + n_blocks * TILE < mm->n ? b_at(mm, n0 + n_blocks * TILE, 0) : mm->next;
         if (next == NULL) next = mm->packed;
         for (int up = 0; up <= (mm->up != 0); up++) {
-            bt_cpu_narrow     from = narrow_at(mm, n0, up * mm->up);
-            bt_cpu_amx_narrow n    = {from, 0, bt_cpu_widen_best(), tables[up]};
-
-            s.b    = from.packed;
-            s.next = !up && mm->up != 0 ? narrow_at(mm, n0, mm->up).packed : next;
-            s.sums = sums[up];
+            n.from   = narrow_at(mm, n0, up * mm->up);
+            n.tables = tables[up];
+            s.b      = n.from.packed;
+            s.next   = !up && mm->up != 0 ? narrow_at(mm, n0, mm->up).packed : next;
+            s.sums   = sums[up];
             if (mm->kind == BT_WEIGHT_BF16)
                 bt_cpu_amx_stream_run(&s, n_tile_rows, n_blocks);
             else

@@ -283,7 +283,7 @@ static void kill_ours(bool guards_too)
 
 void bt_child_end_all(uint64_t wait_ns)
 {
-    uint64_t kill_at_ns = bt_now_ns() + wait_ns;
+    uint64_t kill_at_ns = bt_awake_ns() + wait_ns, now_ns;
 
     for (;;) {
         pid_t got = waitpid(-1, NULL, WNOHANG);
@@ -291,7 +291,8 @@ void bt_child_end_all(uint64_t wait_ns)
         if (got > 0) forget_started(got);
         if (got > 0 || (got < 0 && errno == EINTR)) continue;
         if (got < 0 || (g_others && g_n_started == 0)) return; /* none of ours is left */
-        if (bt_now_ns() > kill_at_ns) kill_ours(bt_now_ns() > kill_at_ns + GUARD_NS);
+        now_ns = bt_awake_ns();
+        if (now_ns > kill_at_ns) kill_ours(now_ns > kill_at_ns + GUARD_NS);
         bt_sleep_ns(10 * BT_NS_PER_MS);
     }
 }

@@ -311,6 +311,13 @@ static void nobody_reads(bt_relay *r, uint32_t group)
         if (r->ranks[i].group == group) r->ranks[i].reads_ns = 0;
 }
 
+static bool awaits(const bt_rank_state *k, uint32_t rank)
+{
+    for (uint32_t i = 0; i < k->n_awaits; i++)
+        if (k->awaits[i] == rank) return true;
+    return false;
+}
+
 void bt_relay_expired(bt_relay *relay, uint32_t rank, bt_up *m, uint64_t now_ns)
 {
     bt_rank_state *k = &relay->ranks[rank];
@@ -325,7 +332,8 @@ void bt_relay_expired(bt_relay *relay, uint32_t rank, bt_up *m, uint64_t now_ns)
     for (uint32_t i = 0; i < m->u.expired.n; i++) {
         uint32_t named = k->awaits[i];
 
-        if (named >= relay->cfg.n_ranks || named == rank || relay->ranks[named].group != k->group)
+        if (named >= relay->cfg.n_ranks || named == rank || relay->ranks[named].group != k->group ||
+            awaits(k, named))
             continue;
         relay->ranks[named].n_blamed++;
         k->awaits[k->n_awaits++] = named;
@@ -360,13 +368,6 @@ static bool is_excused(const bt_relay *r, const bt_rank_state *k, uint64_t now_n
 static bool is_to_blame(const bt_relay *r, const bt_rank_state *k, uint64_t now_ns)
 {
     return k->n_blamed > 0 && !is_excused(r, k, now_ns);
-}
-
-static bool awaits(const bt_rank_state *k, uint32_t rank)
-{
-    for (uint32_t i = 0; i < k->n_awaits; i++)
-        if (k->awaits[i] == rank) return true;
-    return false;
 }
 
 /* Of the group, or of those of it that `waiter` waits for; BT_NO_RANK when nobody is named. */

@@ -123,6 +123,7 @@ static void relay_expired_waits_remove_whom_most_wait_for(void)
         {2, {2, 3},    {{4, 5}, {4, 5}},         {2, 2},    5, true }, /* a tie: the higher one */
         {2, {2, 5},    {{4, 5}, {2, 3}},         {2, 2},    4, true }, /* a tie: a silent one */
         {3, {2, 2, 3}, {{4, 0}, {4, 0}, {5, 0}}, {1, 1, 1}, 5, true }, /* twice is once: a tie */
+        {2, {2, 3},    {{4, 4}, {5, 0}},         {2, 1},    5, true }, /* also in one report */
         {2, {2, 5},    {{5, 0}, {2, 0}},         {1, 1},    5, false}, /* both speak: the higher */
         {1, {2},       {{3, 0}},                 {1},       3, false}, /* the others say nothing */
         {3, {2, 3, 4}, {{0, 9}, {3, 1}, {4, 4}}, {2, 2, 2}, 6, false}, /* nobody of the group */

@@ -4,8 +4,9 @@
  * it.  A rank whose wait has expired says for whom it waited (Expired).  The rank that most of its
  * group waited for is removed.  A tie removes one that has not reported itself (who reports is
  * alive), of these the highest.  One that was held up itself, by ranks that did not wait for it, is
- * not to blame: they are.  One that beats is given time to say that it was.  Where nobody is named
- * the same ranks form the group anew. */
+ * not to blame: they are.  Where that goes round in a ring a message was lost, and the one that has
+ * been through the fewest exchanges waits for it.  One that beats is given time to say that it was.
+ * Where nobody is named the same ranks form the group anew. */
 #include <stdio.h>
 #include <string.h>
 
@@ -327,6 +328,7 @@ void bt_relay_expired(bt_relay *relay, uint32_t rank, bt_up *m, uint64_t now_ns)
         return; /* it has been decided meanwhile */
     k->reported = true;
     BT_WARN("rank %u has waited too long: %s", rank, m->u.expired.what);
+    k->n_met           = m->u.expired.n_met;
     k->awaits          = m->u.expired.ranks;
     m->u.expired.ranks = NULL; /* ours now */
     for (uint32_t i = 0; i < m->u.expired.n; i++) {
@@ -338,7 +340,7 @@ void bt_relay_expired(bt_relay *relay, uint32_t rank, bt_up *m, uint64_t now_ns)
         relay->ranks[named].n_blamed++;
         k->awaits[k->n_awaits++] = named;
     }
-    if (m->u.expired.met) nobody_reads(relay, k->group);
+    if (m->u.expired.n_met > 0) nobody_reads(relay, k->group);
     if (relay->verdict_ns[k->group] == 0)
         relay->verdict_ns[k->group] = now_ns + relay->cfg.verdict_ns;
 }
@@ -397,15 +399,30 @@ static bool is_held_up(const bt_relay *r, uint32_t rank)
     return k->n_awaits > 0;
 }
 
-/* Most wait for the owner of a row, where it alone waits for the expert's rank that hangs.  Where
- * all wait in a ring, whom most wait for. */
+/* All wait in a ring, so a message was lost, and who has got least far waits for it. */
+static uint32_t furthest_behind(const bt_relay *r, uint32_t group, uint64_t now_ns)
+{
+    uint32_t found = BT_NO_RANK;
+
+    for (uint32_t i = 0; i < r->cfg.n_ranks; i++) {
+        const bt_rank_state *k = &r->ranks[i], *f = &r->ranks[found == BT_NO_RANK ? i : found];
+
+        if (k->group != group || !k->reported || !is_to_blame(r, k, now_ns)) continue;
+        if (found == BT_NO_RANK || k->n_met < f->n_met ||
+            (k->n_met == f->n_met && is_likelier(k, f)))
+            found = i;
+    }
+    return found;
+}
+
+/* Most wait for the owner of a row, where it alone waits for the expert's rank that hangs. */
 static uint32_t find_culprit(const bt_relay *r, uint32_t group, uint64_t now_ns)
 {
-    uint32_t first = most_blamed(r, group, BT_NO_RANK, now_ns), rank = first;
+    uint32_t rank = most_blamed(r, group, BT_NO_RANK, now_ns);
 
     for (uint32_t i = 0; i < r->cfg.n_ranks && rank != BT_NO_RANK && is_held_up(r, rank); i++)
         rank = most_blamed(r, group, rank, now_ns);
-    return rank != BT_NO_RANK && is_held_up(r, rank) ? first : rank;
+    return rank != BT_NO_RANK && is_held_up(r, rank) ? furthest_behind(r, group, now_ns) : rank;
 }
 
 /* Its step thread lives: it says so five times a second, also while it waits. */

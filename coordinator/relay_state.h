@@ -42,6 +42,7 @@ typedef struct {
     uint32_t        n_blamed; /* how many of its group wait for it */
     uint32_t       *awaits;   /* owned [n_awaits]: for whom, of its group */
     uint32_t        n_awaits;
+    uint64_t        n_met; /* exchanges of the epoch that it has been through, as it has reported */
 } bt_rank_state;
 
 /* For so many choices more: of one request by itself they take turns. */

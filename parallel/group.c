@@ -141,7 +141,7 @@ out:
     return st;
 }
 
-bool bt_group_has_met(const bt_group *group) { return group->sequence > 0; }
+uint64_t bt_group_n_met(const bt_group *group) { return group->sequence; }
 
 bool bt_group_is_broken(const bt_group *group) { return group->broken; }
 void bt_group_break(bt_group *group) { group->broken = true; }

@@ -60,8 +60,8 @@ bt_status bt_group_exchange(bt_group *group, const void *send, const size_t *sen
                             const size_t *send_bytes, void *recv, const size_t *recv_at,
                             const size_t *recv_bytes, const bt_wait *wait);
 
-/* An operation has come to its end: of one that gathers, all ranks have come to it. */
-bool bt_group_has_met(const bt_group *group);
+/* Operations that have come to their end: to one that gathers all ranks have come. */
+uint64_t bt_group_n_met(const bt_group *group);
 /* An operation failed: no other one is possible. */
 bool bt_group_is_broken(const bt_group *group);
 /* After a TIMEOUT or PEER: the world ranks whose part of the operation is missing, at most the

@@ -211,7 +211,7 @@ typedef struct {
             uint32_t  epoch, n;
             uint32_t *ranks; /* [n] */
             char     *what;
-            bool      met;
+            uint64_t  n_met; /* exchanges that it has been through */
         } expired;
         bt_up_eval_rows       eval_rows;
         bt_up_prompt_logprobs prompt_logprobs;

@@ -244,7 +244,7 @@ static bt_status take_expired(const PB(Expired) *pb, bt_up *m)
     BT_REQUIRE(pb->n_ranks <= BT_RANKS_MAX, BT_ERR_PROTOCOL,
                "a rank waits for %zu others, expected at most %d", pb->n_ranks, BT_RANKS_MAX);
     m->u.expired.epoch = pb->epoch;
-    m->u.expired.met   = pb->met;
+    m->u.expired.n_met = pb->n_met;
     BT_TRY(bt_pb_take_u32s(pb->ranks, pb->n_ranks, &m->u.expired.ranks, &m->u.expired.n));
     BT_TRY(bt_pb_take_string(pb->what, &m->u.expired.what));
 out:

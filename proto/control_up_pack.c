@@ -214,7 +214,7 @@ static bt_status make_up(const bt_up *m, up_body *b, hello_parts *parts, PB(From
         b->expired.n_ranks = m->u.expired.n;
         b->expired.ranks   = m->u.expired.ranks;
         b->expired.what    = text(m->u.expired.what);
-        b->expired.met     = m->u.expired.met;
+        b->expired.n_met   = m->u.expired.n_met;
         break;
     case BT_UP_EVAL_ROWS:
         BODY(EVAL_ROWS, eval_rows);

@@ -313,7 +313,7 @@ static bt_status say_expired(bt_rank *r)
     bt_up     m  = {.kind = BT_UP_EXPIRED};
 
     m.u.expired.epoch = bt_group_epoch(r->group);
-    m.u.expired.met   = bt_group_has_met(r->group);
+    m.u.expired.n_met = bt_group_n_met(r->group);
     m.u.expired.ranks = bt_calloc(r->group_size, sizeof(*m.u.expired.ranks));
     m.u.expired.what  = bt_strdup(bt_error_text());
     BT_REQUIRE(m.u.expired.ranks != NULL && m.u.expired.what != NULL, BT_ERR_NO_MEMORY,

@@ -174,6 +174,25 @@ static void relay_of_a_ring_whom_most_wait_for_is_removed(void)
     sim_fini(&s);
 }
 
+/* Rank 3 waits for what rank 4 has sent: the others are further, and wait for rank 3 in the end. */
+static void relay_of_a_ring_who_has_got_least_far_is_removed(void)
+{
+    static const uint64_t n_met[] = {8, 7, 9, 8};
+    sim                   s;
+
+    sim_init_as(&s, 2, 4, 6, 32, true);
+    for (uint32_t rank = 2; rank < 6; rank++) {
+        bt_up m = expired(EPOCH - 1, 1, rank == 5 ? 2 : rank + 1, 0);
+
+        m.u.expired.n_met = n_met[rank - 2];
+        sim_tell(&s, rank, m);
+    }
+    bt_relay_tick(s.relay, s.now);
+    EXPECT_EQ(s.n_stuck, 1);
+    EXPECT_EQ(s.last_stuck, 3);
+    sim_fini(&s);
+}
+
 /* Rank 3 has waited for two, of which rank 5 waits for the other: if it beats it is given time to
  * say so, after the verdict's time too. */
 static void relay_verdict_waits_for_who_may_report(void)
@@ -386,7 +405,7 @@ static void relay_a_rank_that_has_come_to_an_exchange_is_not_excused(void)
 
         sim_init_as(&s, 0, 0, 4, 32, true);
         tell_reads(&s, 2);
-        m.u.expired.met = true;
+        m.u.expired.n_met = 1;
         if (removed == 0) m.u.expired.ranks[0] = 2;
         sim_tell(&s, 0, m);
         sim_tell(&s, 1, expired(EPOCH - 1, 1, removed == 0 ? 2 : 3, 0));
@@ -473,6 +492,7 @@ static const bt_test tests[] = {
     BT_TEST(relay_lost_rank_is_no_fault_of_those_that_waited),
     BT_TEST(relay_expired_waits_remove_whom_most_wait_for),
     BT_TEST(relay_of_a_ring_whom_most_wait_for_is_removed),
+    BT_TEST(relay_of_a_ring_who_has_got_least_far_is_removed),
     BT_TEST(relay_verdict_waits_for_who_may_report),
     BT_TEST(relay_who_beats_and_does_not_report_is_removed),
     BT_TEST(relay_verdict_comes_in_time),

@@ -208,7 +208,7 @@ static inline bt_up sample_up(bt_up_kind kind)
         m.u.expired.n     = 3;
         m.u.expired.ranks = sample_ids(3);
         m.u.expired.what  = bt_strdup("experts of layer 3");
-        m.u.expired.met   = true;
+        m.u.expired.n_met = 7;
         break;
     case BT_UP_LEAVING:
         m.u.leaving.code   = 1;

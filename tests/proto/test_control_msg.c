@@ -158,7 +158,8 @@ static void control_msg_regroup_keeps_its_seats(void)
     bt_free(bytes);
     EXPECT_EQ(bt_up_pack(&up, &bytes, &n), BT_OK);
     EXPECT_EQ(bt_up_unpack(bytes, n, &up_back), BT_OK);
-    EXPECT(up_back.u.expired.epoch == 6 && up_back.u.expired.n == 3 && up_back.u.expired.met);
+    EXPECT(up_back.u.expired.epoch == 6 && up_back.u.expired.n == 3 &&
+           up_back.u.expired.n_met == 7);
     EXPECT_EQ(up_back.u.expired.ranks[2], 1014);
     EXPECT_HAS(up_back.u.expired.what, "experts of layer 3");
     bt_free(bytes);

@@ -78,7 +78,10 @@ bt_status bt_cell_attach(bt_cell *cell, bt_up_hello *hello);
 bool      bt_cell_complete(const bt_cell *cell); /* every rank has attached that is not lost */
 bool      bt_cell_ready(const bt_cell *cell);    /* and is ready */
 /* Of a cell that comes back: more than half of those that were there when its coordinator was lost
- * are here again, so that no other coordinator can have as many; hope: or may still come. */
+ * are here again, so that no other coordinator can have as many; hope: or may still come.  Exactly
+ * half is not enough, whoever is among them: of two ranks one goes on by right when it has heard
+ * that the other was removed, and the other, which has not heard it, knows no more than one that is
+ * left of two. */
 bool bt_cell_has_most(const bt_cell *cell, bool hope);
 /* "ranks 1, 3, 4": those not attached, or, when all are, those not ready. */
 void bt_cell_missing(const bt_cell *cell, char *buf, size_t capacity);

@@ -1,12 +1,16 @@
 /* Who sits where, who is lost, and who is to blame: the relay's ranks.
  *
  * Every change raises the epoch and goes to all ranks that are left, before anything is placed in
- * it.  A rank whose wait has expired says for whom it waited (Expired).  The rank that most of its
- * group waited for is removed.  A tie removes one that has not reported itself (who reports is
- * alive), of these the highest.  One that was held up itself, by ranks that did not wait for it, is
- * not to blame: they are.  Where that goes round in a ring a message was lost, and the one that has
- * been through the fewest exchanges waits for it.  One that beats is given time to say that it was.
- * Where nobody is named the same ranks form the group anew. */
+ * it.  A rank whose wait has expired says for whom it waited (Expired), once an epoch.  Then
+ *   - the rank that most of its group name is removed; of several one that has not reported itself
+ *     (who reports is alive), of these the highest;
+ *   - but not one that was held up itself, by ranks that did not wait for it: of those that it
+ *     names the same is asked;
+ *   - where that goes round in a ring a message was lost: the one that has been through the fewest
+ *     exchanges waits for it, and is removed;
+ *   - who reads a lost one's experts counts as not named (is_excused());
+ *   - who is to be removed, and beats, is given time to say that it waited too;
+ *   - where nobody is named the same ranks form the group anew. */
 #include <stdio.h>
 #include <string.h>
 

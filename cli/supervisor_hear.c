@@ -35,7 +35,7 @@ static void on_serving(supervisor *s)
         BT_WARN("serving again, %.1f s after the end; restart %u",
                 (double)(now - s->died_ns) * 1e-9, s->n_restarts);
     s->died_ns    = 0;
-    s->has_served = s->launch_has_served = true;
+    s->has_served = s->launch_has_served = s->launch_heard = true;
 }
 
 static void on_ready(supervisor *s, const char *address)
@@ -81,9 +81,9 @@ static void on_progress(supervisor *s, const char *text)
     char     last[96];
 
     sscanf(text, "%*s %*s %*s %n", &n); /* to the cell's name, or the end */
-    if (!bt_supervisor_is_launch(s, text + n) || !bt_progress_take(&s->progress, text, now) ||
-        s->phase != LOADING)
-        return;
+    if (!bt_supervisor_is_launch(s, text + n)) return;
+    s->launch_heard = true;
+    if (!bt_progress_take(&s->progress, text, now) || s->phase != LOADING) return;
     part = bt_progress_part(&s->progress);
     n    = (int)(part * BAR);
     bt_progress_last_rank(&s->progress, now, last, sizeof(last));
@@ -143,7 +143,9 @@ void bt_supervisor_on_announcement(void *ctx, const char *line)
     } else if (strncmp(line, "lost ", 5) == 0 && bt_supervisor_is_fresh(s, line + 5)) {
         if (s->fresh_term_ns == 0) s->fresh_term_ns = now + BT_SUPERVISOR_LEAVE_NS;
     } else if (strncmp(line, "lost ", 5) == 0 && bt_supervisor_is_launch(s, line + 5)) {
-        on_lost(s, now);
+        /* Else said late, of the ranks before these: a coordinator that stood still hears of their
+         * end after we do. */
+        if (s->launch_heard) on_lost(s, now);
     } else if (strncmp(line, "failed ", 7) == 0 && !bt_supervisor_ended_ranks(s) &&
                !bt_supervisor_may_restart(s)) {
         bt_supervisor_fail(s, "coordinator: %s", line + 7);

@@ -93,6 +93,7 @@ bool bt_supervisor_take_fresh(supervisor *s)
     bt_progress_reset(&s->progress);
     snprintf(s->launch_name, sizeof(s->launch_name), "%s", s->fresh_name);
     s->launch_has_served = s->fresh_serves;
+    s->launch_heard      = true; /* nothing else had this name */
     if (s->fresh_serves) {
         s->serving_ns = now;
         s->died_ns    = 0;

@@ -59,6 +59,7 @@ typedef struct supervisor {
     bool            fresh_serves, fresh_worn;        /* fresh_worn: it lacks ranks by now */
     char            fresh_name[64], launch_name[64]; /* of the cells; launch_name: "" without one */
     bool            launch_has_served;
+    bool            launch_heard; /* the coordinator has named its cell since it was started */
     bool        rank_failed; /* of launch's, while it loaded: the others were ended at our word */
     bool        lost;        /* launch's cell, as its ranks were told: of a cell that joins */
     uint64_t    died_ns;     /* since when it does not serve any more; 0: it does */

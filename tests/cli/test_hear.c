@@ -63,7 +63,8 @@ static supervisor serving(const bt_run_options *opt)
 {
     supervisor s = {.opt = opt, .cell = opt->cell, .phase = SERVING, .has_served = true};
 
-    s.launch.pid = getpid();
+    s.launch_heard = true;
+    s.launch.pid   = getpid();
     snprintf(s.launch_name, sizeof(s.launch_name), "mine");
     bt_child_init(&s.fresh);
     bt_echo_init(&s.echo, BT_LOG_ERROR);
@@ -90,6 +91,28 @@ static void hear_that_the_cell_is_lost_restarts_it(void)
     s            = serving(&opt);
     bt_supervisor_on_announcement(&s, "lost mine");
     EXPECT(s.died_ns == 0 && s.launch_term_ns == 0);
+}
+
+/* A coordinator that stood still hears of the end of ranks when others have been started in their
+ * place, of which it has not heard yet. */
+static void hear_late_that_earlier_ranks_are_lost_ends_none(void)
+{
+    static const char *const SIGNS[] = {"progress 0 1 10 mine", "serving mine"};
+    bt_run_options           opt     = {.restarts = 3};
+
+    for (size_t i = 0; i < sizeof(SIGNS) / sizeof(SIGNS[0]); i++) {
+        supervisor s = serving(&opt);
+
+        s.phase        = LOADING;
+        s.launch_heard = false;
+        EXPECT_EQ(bt_progress_init(&s.progress, 1), BT_OK);
+        bt_supervisor_on_announcement(&s, "lost mine: no rank is left");
+        EXPECT(s.died_ns == 0 && s.launch_term_ns == 0);
+        bt_supervisor_on_announcement(&s, SIGNS[i]);
+        bt_supervisor_on_announcement(&s, "lost mine: no rank is left");
+        EXPECT(s.died_ns != 0 && s.launch_term_ns > s.died_ns);
+        bt_progress_fini(&s.progress);
+    }
 }
 
 /* Under another's coordinator its ranks alone know, and whether it was lost or drained. */
@@ -225,7 +248,9 @@ static void hear_of_a_fresh_cell(void)
     bt_supervisor_on_announcement(&s, "worn renewed-1");
     s.fresh_term_ns = 5;
     s.launch.ended  = true;
+    s.launch_heard  = false;
     EXPECT(bt_supervisor_take_fresh(&s));
+    EXPECT(s.launch_heard);
     EXPECT(strcmp(s.launch_name, "renewed-1") == 0 && s.launch_term_ns == 5);
     EXPECT(s.fresh_at_ns != 0 && s.n_renewed == 2); /* it lacks some too */
     bt_progress_fini(&s.progress);
@@ -318,6 +343,7 @@ int main(int argc, char **argv)
     static const bt_test TESTS[] = {
         BT_TEST(hear_of_cells_of_others_changes_nothing),
         BT_TEST(hear_that_the_cell_is_lost_restarts_it),
+        BT_TEST(hear_late_that_earlier_ranks_are_lost_ends_none),
         BT_TEST(hear_that_a_cell_that_joins_is_lost_restarts_it),
         BT_TEST(hear_of_a_failure_ends_what_is_not_restarted),
         BT_TEST(hear_of_another_coordinator_keeps_the_ranks),

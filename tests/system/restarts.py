@@ -24,6 +24,7 @@ import cell as cells  # noqa: E402
 import load  # noqa: E402
 
 BACK_S, START_S = 180, 2.0
+LEAVE_S = 5    # for ranks that were told to leave
 
 
 def ask(pb, rpc, cell, i, n, pauses=None):
@@ -97,8 +98,26 @@ def ranks(a, pb, rpc):
         os.kill(cell.ranks()[victim], (signal.SIGKILL, signal.SIGABRT, signal.SIGKILL)[k])
         wait_for(cell, "serving again", k + 1)
         print(f"rank {victim} killed: every stream exact, longest pause {streams.end():.1f} s", flush=True)
+    lost_late(cell, Streams(pb, rpc, cell, want, again=True))
     assert cell.stop() == 0, cell.log()
     cell.wait_nothing_left()
+
+
+def lost_late(cell, streams):
+    """The coordinator stands still while a rank dies, and hears of it when others load: its word is not about these."""
+    streams.wait_begun()
+    before, n, pid = cell.ranks(), len(cell.lines), cells.process_named(cell, "baton-coordinator")
+    os.kill(pid, signal.SIGSTOP)
+    os.kill(before[0], signal.SIGKILL)
+    cell.wait_line("starting again", after=n)
+    while len(set(cell.ranks().values()) - set(before.values())) < len(before):
+        time.sleep(0.01)
+    os.kill(pid, signal.SIGCONT)
+    cell.wait_line("serving again", after=n)
+    time.sleep(LEAVE_S + 1)    # ranks that were told to leave are ended then
+    streams.end()
+    assert sum("starting again" in x for x in cell.lines[n:]) == 1, cell.log()
+    print("rank 0 killed while the coordinator stood still: started again once", flush=True)
 
 
 def coordinator(a, pb, rpc):

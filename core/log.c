@@ -82,13 +82,13 @@ static const char *short_path(const char *file)
     return p;
 }
 
-/* False when the write would have to wait. */
+/* False when it has not gone out as a whole: it would have to wait, or the disk is full. */
 static bool put(const char *buf, size_t n)
 {
     ssize_t done =
         g_is_socket ? send(g_fd, buf, n, MSG_DONTWAIT | MSG_NOSIGNAL) : write(g_fd, buf, n);
 
-    return done >= 0 || (errno != EAGAIN && errno != EWOULDBLOCK);
+    return done == (ssize_t)n;
 }
 
 /* Returns how many bytes the line has. */
@@ -127,7 +127,8 @@ void bt_log_pass_on(const char *text, size_t n_bytes)
     }
     if (before == 0) return;
     n = atomic_exchange(&g_n_dropped, 0);
-    snprintf(lost, sizeof(lost), "%llu lines before the last were lost: nobody read them", n);
+    snprintf(lost, sizeof(lost), "%llu lines before the last were lost: there was no room for them",
+             n);
     if (n > 0 && !put(buf, make_line(BT_LOG_WARN, __FILE__, __LINE__, lost, buf)))
         atomic_fetch_add(&g_n_dropped, 1);
 }

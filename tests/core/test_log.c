@@ -7,6 +7,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -18,7 +19,19 @@
 
 enum { LINES = 5000, WAIT_S = 20 };
 
-/* Logs far more than fits while nobody reads, then one line more when told that there is room. */
+/* To so many bytes each, as a full disk does. */
+static void bound_files(rlim_t bytes)
+{
+    struct rlimit limit;
+
+    if (getrlimit(RLIMIT_FSIZE, &limit) != 0) _exit(1);
+    limit.rlim_cur = bytes < limit.rlim_max ? bytes : limit.rlim_max;
+    if (setrlimit(RLIMIT_FSIZE, &limit) != 0) _exit(1);
+    signal(SIGXFSZ, SIG_IGN);
+}
+
+/* Logs far more than fits while nobody reads, or the file may not grow, then one line more when
+ * told that there is room. */
 static void log_much(int err, int go)
 {
     char byte;
@@ -29,6 +42,7 @@ static void log_much(int err, int go)
     for (int i = 0; i < LINES; i++)
         BT_INFO("line %d of many, which together are more than any pipe holds", i);
     if (write(go, "x", 1) != 1 || read(go, &byte, 1) != 1) _exit(1);
+    bound_files(RLIM_INFINITY);
     BT_INFO("the last line");
     _exit(0);
 }
@@ -60,12 +74,22 @@ static void read_all(int fd, char *text, size_t capacity)
     text[n] = '\0';
 }
 
+static void expect_lost(const char *text, uint32_t n)
+{
+    const char *lost = strstr(text, " lines before the last were lost");
+
+    EXPECT(lost != NULL);
+    while (lost != NULL && lost[-1] >= '0' && lost[-1] <= '9')
+        lost--;
+    if (lost != NULL) EXPECT_EQ((uint32_t)strtoul(lost, NULL, 10), n);
+}
+
 static void never_waits(int ours, int theirs)
 {
     static char text[1 << 21];
     int         go[2], status = -1;
     pid_t       child;
-    char        byte, *lost;
+    char        byte;
     bool        done;
 
     text[0] = '\0';
@@ -85,11 +109,7 @@ static void never_waits(int ours, int theirs)
     read_all(ours, text, sizeof(text));
     EXPECT_HAS(text, "line 0 of many");
     EXPECT_HAS(text, "the last line");
-    lost = strstr(text, " lines before the last were lost");
-    EXPECT(lost != NULL);
-    while (lost != NULL && lost[-1] >= '0' && lost[-1] <= '9')
-        lost--;
-    if (lost != NULL) EXPECT_EQ((uint32_t)strtoul(lost, NULL, 10) + count_lines(text), LINES);
+    expect_lost(text, LINES - count_lines(text));
     close(ours);
     close(go[0]);
     close(go[1]);
@@ -129,28 +149,51 @@ static void others_of_the_pipe_still_wait(void)
     close(ends[1]);
 }
 
-static void file_keeps_every_line(void)
+/* What a child's log leaves of a file; bytes: how long it may be until there is room again. */
+static void log_to_file(rlim_t bytes, char *text, size_t capacity)
 {
-    static char text[1 << 21];
-    char        path[] = "/tmp/bt-log-XXXXXX";
-    int         fd = mkstemp(path), go[2], status = -1;
-    pid_t       child;
-    char        byte;
+    char  path[] = "/tmp/bt-log-XXXXXX";
+    int   fd = mkstemp(path), go[2], status = -1;
+    pid_t child;
+    char  byte;
 
     text[0] = '\0';
     EXPECT(fd >= 0 && unlink(path) == 0);
     EXPECT(socketpair(AF_UNIX, SOCK_STREAM, 0, go) == 0);
     child = fork();
-    if (child == 0) log_much(fd, go[1]);
+    if (child == 0) {
+        bound_files(bytes);
+        log_much(fd, go[1]);
+    }
     EXPECT(read(go[0], &byte, 1) == 1 && write(go[0], "x", 1) == 1);
     EXPECT(waitpid(child, &status, 0) == child && status == 0);
     lseek(fd, 0, SEEK_SET);
-    read_all(fd, text, sizeof(text));
-    EXPECT_EQ(count_lines(text), LINES);
-    EXPECT(strstr(text, "were lost") == NULL);
+    read_all(fd, text, capacity);
     close(fd);
     close(go[0]);
     close(go[1]);
+}
+
+static void file_keeps_every_line(void)
+{
+    static char text[1 << 21];
+
+    log_to_file(RLIM_INFINITY, text, sizeof(text));
+    EXPECT_EQ(count_lines(text), LINES);
+    EXPECT(strstr(text, "were lost") == NULL);
+}
+
+/* The line that was begun is one of them: the disk was full within it. */
+static void full_disk_loses_lines_and_says_how_many(void)
+{
+    static char text[1 << 21];
+    const char *torn;
+
+    log_to_file(10000, text, sizeof(text));
+    EXPECT_HAS(text, "the last line\n");
+    torn = text + 10000;
+    EXPECT(count_lines(text) > 10 && strlen(text) > 10000 && torn[-1] != '\n');
+    expect_lost(text, LINES - count_lines(text));
 }
 
 /* One place floods, another says a line now and then. */
@@ -311,6 +354,7 @@ int main(int argc, char **argv)
         BT_TEST(full_socket_loses_lines_and_says_how_many),
         BT_TEST(others_of_the_pipe_still_wait),
         BT_TEST(file_keeps_every_line),
+        BT_TEST(full_disk_loses_lines_and_says_how_many),
         BT_TEST(bound_place_leaves_out_lines_and_says_how_many),
         BT_TEST(places_without_number_are_bound_together),
         BT_TEST(place_of_many_threads_is_bound_too),

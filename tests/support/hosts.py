@@ -134,7 +134,8 @@ class Hosts:
     def __init__(self, n, scratch):
         self.scratch, self.list = scratch, []
         run("ip", "link", "set", "lo", "up")
-        run("ip", "link", "add", "name", "b0", "type", "bridge")
+        # Its own address: else it has that of a host's link, which goes when the host loses power, and the others send to nobody.
+        run("ip", "link", "add", "name", "b0", "address", "02:00:0a:4d:00:01", "type", "bridge")
         run("ip", "addr", "add", f"{NET}.1/24", "dev", "b0")
         run("ip", "link", "set", "b0", "up")
         for i in range(1, n + 1):

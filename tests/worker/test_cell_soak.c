@@ -140,6 +140,7 @@ int main(int argc, char **argv)
         n_retracted += soak(seed);
         if (g_failures != before) printf("seed %u FAILED\n", seed);
     }
-    EXPECT(n < DEFAULT_SEEDS || n_retracted > n);
+    /* Some seven for six seeds: others than the default ones may have less than one each. */
+    EXPECT(n < DEFAULT_SEEDS || n_retracted > (argc > 1 ? n / 2 : n));
     return g_failures == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
 }

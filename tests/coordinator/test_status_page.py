@@ -192,17 +192,29 @@ class Lost(Browsed):
 
 
 class Words(unittest.TestCase):
-    """What the page calls a number, without a cell."""
+    """Parts of the page, without a cell."""
+
+    def title(self, part, script):
+        """What the script makes of a page with this part, as text."""
+        with tempfile.NamedTemporaryFile("w", suffix=".html", encoding="utf-8") as file:
+            file.write(f'<meta charset="utf-8">{part}<script>document.title = {script};</script>')
+            file.flush()
+            return re.search("<title>(.*?)</title>", browse(f"file://{file.name}", "--dump-dom")[0])[1]
+
+    def part(self, pattern):
+        with open(os.path.join(SOURCE, "coordinator", "status.html"), encoding="utf-8") as page:
+            return re.search(pattern, page.read(), re.S | re.M)[0]
+
+    def test_scroll_bars_are_dark_where_the_page_is(self):
+        self.assertEqual(self.title(self.part("<style>.*?</style>"), "getComputedStyle(document.documentElement).colorScheme"),
+                         "light dark")
 
     def test_no_time_but_0_looks_like_0(self):
         """Tokens that come in one message are some 100 ns apart."""
-        with open(os.path.join(SOURCE, "coordinator", "status.html"), encoding="utf-8") as page:
-            function = re.search(r"^function time\(s\) \{$.*?^\}$", page.read(), re.S | re.M)[0]
-        with tempfile.NamedTemporaryFile("w", suffix=".html", encoding="utf-8") as file:
-            file.write(f'<meta charset="utf-8"><script>const int = n => Math.round(n);\n{function}\n'
-                       "document.title = [0, 1e-9, 1e-7, 4.4e-7, 1e-6, 1.5e-3, 0.25, 2].map(time).join(', ');</script>")
-            file.flush()
-            self.assertIn("<title>–, 1 ns, 100 ns, 440 ns, 1 µs, 1.5 ms, 250 ms, 2.0 s</title>", browse(f"file://{file.name}", "--dump-dom")[0])
+        function = self.part(r"^function time\(s\) \{$.*?^\}$")
+        self.assertEqual(self.title(f"<script>const int = n => Math.round(n);\n{function}</script>",
+                                    "[0, 1e-9, 1e-7, 4.4e-7, 1e-6, 1.5e-3, 0.25, 2].map(time).join(', ')"),
+                         "–, 1 ns, 100 ns, 440 ns, 1 µs, 1.5 ms, 250 ms, 2.0 s")
 
 
 if __name__ == "__main__":

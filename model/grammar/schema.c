@@ -300,7 +300,8 @@ static bool lists(const json_t *schema, uint32_t type)
 static bt_part read_but_listed(bt_schema *s, const json_t *schema, uint32_t type,
                                const bt_schema_at *at)
 {
-    if (!lists(schema, type)) return read_typed(s, schema, type, at);
+    if ((type & (BT_TYPE_NUMBER | BT_TYPE_INTEGER)) != 0 || !lists(schema, type))
+        return read_typed(s, schema, type, at); /* of numbers schema_number.c leaves them out */
     return bt_schema_but_listed(s, schema, type, at);
 }
 

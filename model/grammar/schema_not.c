@@ -307,7 +307,8 @@ bt_part bt_schema_but_listed(bt_schema *s, const json_t *schema, uint32_t type,
 
     if (s->place != BT_SCHEMA_JSON ||
         (type & (BT_TYPE_STRING | BT_TYPE_BOOLEAN | BT_TYPE_NULL)) == 0)
-        bt_schema_refuse(s, at, "\"not\" of a value that is no string or literal: not supported");
+        bt_schema_refuse(
+            s, at, "\"not\" of an object, an array or a text without quotes is not supported");
     if (s->g->st != BT_OK || type == BT_TYPE_NULL) return bt_part_never(s->g);
     if (type == BT_TYPE_STRING) return other_strings(s, schema, values, at);
     no_true  = bt_schema_rules_out(s, schema, json_true(), at);

@@ -10,7 +10,9 @@
  *
  * A bound of 1e18 or more is beyond all numbers that come then.  Within bounds come no exponents,
  * and only so many digits behind the point that a number which differs from a bound that is
- * excluded does so as a double, too. */
+ * excluded does so as a double, too.
+ *
+ * Numbers that `not` lists are such bounds, of the gaps between them. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -29,6 +31,7 @@ enum {
     TIGHT_LO      = 1, /* bits of a row */
     TIGHT_HI      = 2
 };
+#define MOST_LISTED 1e15 /* of numbers that `not` lists: each is a double of its own */
 
 /* A magnitude, and on which side of zero. */
 typedef struct {
@@ -415,7 +418,7 @@ static bool is_bounded(const json_t *schema)
     return false;
 }
 
-bt_part bt_schema_number(bt_schema *s, const json_t *schema, bool integer, const bt_schema_at *at)
+static bt_part bounded(bt_schema *s, const json_t *schema, bool integer, const bt_schema_at *at)
 {
     bound     lo = read_bound(s, schema, "minimum", "exclusiveMinimum", 1, at);
     bound     hi = read_bound(s, schema, "maximum", "exclusiveMaximum", -1, at);
@@ -434,4 +437,57 @@ bt_part bt_schema_number(bt_schema *s, const json_t *schema, bool integer, const
     if (!bt_schema_memo(s, key, &rule))
         bt_rule_is(s->g, rule, between(s->g, &lo, &hi, of, integer));
     return bt_rule_call(s->g, rule);
+}
+
+/* The least number that `not` lists above another one, or of all; NULL: there is none. */
+static const json_t *next_listed(bt_schema *s, const json_t *schema, const json_t *above,
+                                 const bt_schema_at *at)
+{
+    const json_t *values = json_object_get(json_object_get(schema, "not"), "enum");
+    const json_t *least  = NULL, *v;
+    size_t        i;
+
+    if (!bt_schema_step(s, at, json_array_size(values))) return NULL;
+    json_array_foreach(values, i, v)
+    {
+        if (!json_is_number(v) || (above != NULL && !bt_schema_is_less(above, v))) continue;
+        if (least == NULL || bt_schema_is_less(v, least)) least = v;
+    }
+    if (least != NULL && fabs(json_number_value(least)) > MOST_LISTED)
+        bt_schema_refuse(s, at, "\"not\" of numbers beyond %.0e is not supported", MOST_LISTED);
+    return least;
+}
+
+static void bound_by(bt_schema *s, json_t *into, const char *keyword, const json_t *v,
+                     const bt_schema_at *at)
+{
+    json_t *made = v == NULL ? NULL : bt_schema_made(s, json_pack("{sO}", keyword, v));
+
+    if (made != NULL && s->g->st == BT_OK) bt_schema_merge(s, into, made, at);
+}
+
+/* What lies between two that must not come, or beyond one. */
+static bt_part gap(bt_schema *s, const json_t *schema, const json_t *above, const json_t *below,
+                   bool integer, const bt_schema_at *at)
+{
+    json_t *bounds = bt_schema_made(s, bt_schema_copy(s, (json_t *)schema));
+
+    bound_by(s, bounds, "exclusiveMinimum", above, at);
+    bound_by(s, bounds, "exclusiveMaximum", below, at);
+    return s->g->st == BT_OK ? bounded(s, bounds, integer, at) : bt_part_never(s->g);
+}
+
+bt_part bt_schema_number(bt_schema *s, const json_t *schema, bool integer, const bt_schema_at *at)
+{
+    const json_t *above = NULL, *below = next_listed(s, schema, NULL, at);
+    bt_part       part;
+
+    if (below == NULL) return bounded(s, schema, integer, at);
+    part = gap(s, schema, NULL, below, integer, at);
+    while (below != NULL && s->g->st == BT_OK) {
+        above = below;
+        below = next_listed(s, schema, above, at);
+        bt_part_add(s->g, part, gap(s, schema, above, below, integer, at));
+    }
+    return part;
 }

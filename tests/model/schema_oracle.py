@@ -143,6 +143,11 @@ CASES = [
     ({"type": "string", "not": {"enum": ["a", "bc"]}}, ["", "b", "ab", "bcd"], ['"a"', '"bc"', "1"]),
     ({"type": ["string", "boolean", "null"], "not": {"anyOf": [{"const": True}, {"const": "x"}, {"type": "null"}]}}, [False, "", "xx"], ["true", '"x"', "null"]),
     ({"enum": [1, 2, "x", None], "not": {"enum": [1.0, "x"]}}, [2, None], ["1", '"x"']),
+    ({"type": "number", "not": {"enum": [0, 2.5, -3, "x"]}}, [-4, -2.99, 0.5, 2, 2.25, 25, 1e5], ["0", "0.0", "2.5", "-3", "-3.0"]),
+    ({"type": "integer", "minimum": 1, "allOf": [{"not": {"const": 3}}, {"not": {"enum": [2, 1.0]}}]}, [4, 10, 31], ["0", "1", "2", "3"]),
+    ({"type": "object", "properties": {"v": {"type": "integer"}}, "required": ["v"], "if": {"properties": {"v": {"const": 1}}},
+      "then": {"properties": {"a": {"type": "string"}}, "required": ["a"]}, "else": {"properties": {"b": {"type": "null"}}, "required": ["b"]}},
+     [{"v": 1, "a": "x"}, {"v": 2, "b": None}, {"v": -11, "b": None}], ['{"v":1}', '{"v":1,"b":null}', '{"v":2,"a":"x"}']),
     ({"enum": ["a", "b", "c"], "allOf": [{"not": {"const": "a"}}, {"not": {"const": "b"}}]}, ["c"], ['"a"', '"b"']),
     ({"not": {"not": {"type": "integer", "minimum": 3}}}, [3, 4], ["2", '"x"']),
     ({"type": "integer", "not": {"minimum": 3, "maximum": 5}}, [-1, 2, 6, 7], ["3", "5"]),
@@ -366,6 +371,9 @@ def check_bounds(walk, n):
             of = exact(bounds["multipleOf"])
             numbers |= {(v // of + k) * of for v in list(numbers) for k in (0, 1)}
         numbers = [v for v in numbers if (v * 10**5).denominator == 1]
+        others = r.sample(numbers, r.choice([0, 0, 1, 4]))
+        if others:
+            schema["not"] = {"enum": ["x", *(json.loads(decimal(v)) for v in others)]}
         texts = [decimal(v) for v in numbers]
         reply = walk.ask(schema, 3, texts)
         walks = [text for text in reply.get("walks", []) if "e" not in text and "E" not in text]
@@ -373,7 +381,8 @@ def check_bounds(walk, n):
         texts += walks
         verdicts = reply.get("verdicts", [0] * (len(texts) - len(walks))) + [2] * len(walks)
         for v, text, verdict in zip(numbers, texts, verdicts):
-            good = all(COMPARE[k](v, exact(bound)) for k, bound in bounds.items()) and (schema["type"] == "number" or v.denominator == 1)
+            good = v not in others and all(COMPARE[k](v, exact(bound)) for k, bound in bounds.items())
+            good = good and (schema["type"] == "number" or v.denominator == 1)
             if good != (verdict == 2):
                 fail(json.dumps(schema), "lets through" if verdict == 2 else "does not let through", text)
 

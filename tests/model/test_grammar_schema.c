@@ -268,6 +268,15 @@ static void schema_lets_through_what_its_keywords_say(void)
          "\"\xe2\x80\xa8\":{}},"
          "\"additionalProperties\":{\"type\":\"integer\"}}",                               {"{\"\xe2\x80\xa8\":null}", "{\" \":null,\"a\":1}"},
          {"{\"\xe2\x80\xa8\":1}", "{\"\xc2\xa0\":1}"}                                                                                                                                                            },
+        {"{\"type\":\"number\",\"minimum\":-1,\"not\":{\"enum\":[3,\"x\",0,2.5,3.0,-4]}}",
+         {"-1", "0.1", "2", "2.51", "3.1", "30"},
+         {"-4", "0.0", "2.5", "3", "3.00", "-2"}                                                                                                                                                                 },
+        {"{\"type\":\"integer\",\"multipleOf\":2,\"maximum\":6,\"not\":{\"enum\":[2,4,5.5]}}",
+         {"-2", "0", "6"},
+         {"2", "4", "5", "8"}                                                                                                                                                                                    },
+        {"{\"not\":{\"const\":1}}",
+         {"0", "1.5", "10", "null", "\"1\"", "[1]"},
+         {"1", "1.0", "1e0"}                                                                                                                                                                                     },
         {"{\"type\":[\"integer\",\"null\"],\"enum\":[1e16,1e30,10000000000000001,null],\"not\":{"
          "\"type\":\"integer\",\"enum\":[1e16,1e30]}}",                                    {"10000000000000001", "null"},
          {"10000000000000000", "1e30", "1e+30"}                                                                                                                                                                  },
@@ -359,12 +368,12 @@ static void schema_that_cannot_be_kept_is_refused_by_name(void)
         {"{\"not\":{\"contains\":{}}}",                                                             "at #/not: \"contains\" is not"                                                  },
         {"{\"not\":5}",                                                                             "at #/not: expected a schema"                                                    },
         {"{\"not\":[]}",                                                                            "at #/not: expected a schema"                                                    },
-        {"{\"type\":\"integer\",\"not\":{\"enum\":[1]}}",
-         "\"not\" of a value that is no string or literal"                                                                                                                           },
+        {"{\"type\":\"array\",\"not\":{\"enum\":[[1]]}}",
+         "\"not\" of an object, an array or a text without quotes"                                                                                                                   },
         {"{\"type\":\"integer\",\"not\":{\"type\":\"integer\",\"enum\":[1e16]}}",
-         "\"not\" of a value that is no string or literal"                                                                                                                           },
+         "\"not\" of numbers beyond 1e+15 is not"                                                                                                                                    },
         {"{\"type\":\"integer\",\"not\":{\"enum\":[1e16]}}",
-         "\"not\" of a value that is no string or literal"                                                                                                                           },
+         "\"not\" of numbers beyond 1e+15 is not"                                                                                                                                    },
         {"{\"type\":\"string\",\"minLength\":2,\"not\":{\"const\":\"ab\"}}",
          "\"not\" of a string beside \"minLength\""                                                                                                                                  },
         {"{\"$defs\":{\"x\":{\"not\":{\"$ref\":\"#/$defs/x\"}}},\"$ref\":\"#/$defs/x\"}",
@@ -541,6 +550,8 @@ static void schema_survives_every_failed_allocation(void)
         "{\"enum\":[{\"ab\":[1,2],\"c\":{}},[[1]]],\"properties\":{\"c\":{\"maxItems\":0}},"
         "\"propertyNames\":{\"minLength\":1},\"patternProperties\":{\"^a\":{\"items\":{"
         "\"minimum\":1}}},\"uniqueItems\":true,\"prefixItems\":[{\"maxItems\":2}]}");
+    expect_survives(bt_read_json_schema,
+                    "{\"type\":\"number\",\"minimum\":0,\"not\":{\"enum\":[2.5,1]}}");
     expect_survives(bt_read_choice, "[\"a\",\"bc\"]");
     json_set_alloc_funcs(malloc, free);
 }

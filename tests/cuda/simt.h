@@ -212,8 +212,7 @@ static inline uint32_t bf16x2_of(float low, float high)
 /* ---- launches */
 
 static inline uint32_t gpu_max_shared(void) { return simt_max_shared(); }
-/* Few, so that small launches can fill them. */
-static inline uint32_t gpu_n_multiprocessors(void) { return 4; }
+static inline uint32_t gpu_n_multiprocessors(void) { return SIMT_MULTIPROCESSORS; }
 
 template <typename K, typename... A>
 int gpu_launch(K *kernel, dim3 grid, dim3 block, size_t shared_bytes, void *stream, A... args)

@@ -9,6 +9,9 @@
 extern "C" {
 #endif
 
+/* Of the GPU, as kernels' launchers see it in tests: few, so that small launches can fill them. */
+enum { SIMT_MULTIPROCESSORS = 4 };
+
 /* The order in which fibers run follows from it; each launch draws a new order. */
 void simt_seed(uint64_t seed);
 /* Bytes of shared memory that a block may ask for: 232448 (a Hopper) unless set. */

@@ -501,13 +501,20 @@ static int run_staged(void *stream, const bt_cuda_decode *d)
                : run<C, WARPS_M, MOST - 1, LISTS>(stream, d);
 }
 
+/* Whether tiles of so many lanes have all, or as blocks find a multiprocessor each. */
+static bool is_enough(const bt_cuda_decode *d, uint32_t bm)
+{
+    uint32_t tiles = gpu_blocks((uint64_t)d->max_rows * d->dims.n_heads, bm);
+
+    return tiles == 1 || (uint64_t)tiles * d->max_parts * d->n_spans <= gpu_n_multiprocessors();
+}
+
+/* The lower a tile, the sooner it is through a page, but the more often pages are read. */
 template <int C, bool LISTS> static int run_tiled(void *stream, const bt_cuda_decode *d, bool wide)
 {
-    uint32_t lanes = d->max_rows * d->dims.n_heads;
-
     if (!wide) return run<C, 4, 1, LISTS, false>(stream, d);
-    if (lanes <= 16) return run_staged<C, 1, LISTS>(stream, d);
-    if (lanes <= 32) return run_staged<C, 2, LISTS>(stream, d);
+    if (is_enough(d, 16)) return run_staged<C, 1, LISTS>(stream, d);
+    if (is_enough(d, 32)) return run_staged<C, 2, LISTS>(stream, d);
     return run_staged<C, 4, LISTS>(stream, d);
 }
 

@@ -194,6 +194,38 @@ static void bits_do_not_depend_on_tiles_neighbours_or_order(void)
     }
 }
 
+/* 64 lanes a span: as four, two tiles or one. */
+static void launches_that_leave_the_gpu_idle_take_low_tiles_with_the_same_bits(void)
+{
+    static const bt_cuda_dims HEADS      = {64, 24, 8, 8, 16, 0.3f};
+    static const uint32_t     N_BLOCKS[] = {4, 4, 3};
+    static const uint32_t     SPANS[][2] = {
+            {130, 1},
+            {70,  1},
+            {99,  1},
+            {0,   0}
+    };
+    world    w     = make_world(HEADS, SPANS, 3);
+    call     k     = make_call(&w, 32);
+    size_t   elems = (size_t)HEADS.n_heads * HEADS.kv_lora;
+    bt_bf16 *out   = ARRAY(bt_bf16, w.n_rows * elems);
+
+    for (uint32_t n = 3; n >= 1; n--) {
+        bt_cuda_decode d      = k.d;
+        uint64_t       before = simt_n_blocks();
+
+        d.n_spans = n;
+        d.out     = n == 3 ? k.out : out;
+        EXPECT_EQ(bt_cuda_decode_run(NULL, &d), 0);
+        EXPECT_EQ(simt_n_blocks() - before, simt_counts() ? N_BLOCKS[n - 1] : 0);
+        EXPECT_EQ(n_different(d.out, k.out, n * elems * sizeof(*out)), 0);
+    }
+    expect_right(&w, &k, 0.01);
+    free(out);
+    drop_call(&k);
+    drop_world(&w);
+}
+
 /* A NaN or inf that token 70 brings is seen by the rows from 70 on, and by no row before. */
 static void a_later_tokens_nan_stays_with_the_later_tokens(void)
 {
@@ -243,6 +275,7 @@ int main(int argc, char **argv)
         BT_TEST(attention_of_odd_shapes_is_right),
         BT_TEST(attention_of_the_real_shape_is_right),
         BT_TEST(bits_do_not_depend_on_tiles_neighbours_or_order),
+        BT_TEST(launches_that_leave_the_gpu_idle_take_low_tiles_with_the_same_bits),
         BT_TEST(a_later_tokens_nan_stays_with_the_later_tokens),
         BT_TEST(shapes_beyond_the_tiles_are_refused),
     };

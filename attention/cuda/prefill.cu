@@ -138,7 +138,7 @@ static __device__ __forceinline__ void softmax(float s[8][4], float scale, uint3
             uint32_t key = page_start + i / 2 * 8 + threadIdx.x % 4 * 2 + i % 2;
 
             *v  = ALL || key <= pos[half] ? *v * scale : NO_KEY;
-            max = gpu_max(*v, max);
+            max = fmaxf(*v, max);
         }
         shrink[half] = raise_max(&state[half], quad_max(max));
         GPU_UNROLL

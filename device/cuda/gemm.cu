@@ -359,7 +359,9 @@ static __device__ __forceinline__ void multiply_tile(const bt_cuda_gemm &g, cons
         NT      = BN / WARPS_N / 8,
         NARROW  = KIND != BT_WEIGHT_BF16,
         WIDENED = NARROW ? BN * BK : 0,
-        STAGE   = (BM + BN * weight<KIND>::BITS / 16) * BK
+        STAGE   = (BM + BN * weight<KIND>::BITS / 16) * BK,
+
+        SLICES_A_SCALE = KIND == BT_WEIGHT_FP8 ? BT_FP8_BLOCK / BK : 1
     };
     uint32_t                     warp = threadIdx.x / GPU_WARP, n_slices = (g.k + BK - 1) / BK;
     uint32_t                     row0 = warp / WARPS_N * MT * 16, col0 = warp % WARPS_N * NT * 8;
@@ -394,7 +396,7 @@ static __device__ __forceinline__ void multiply_tile(const bt_cuda_gemm &g, cons
                 widen_fp8<BN, THREADS>(raw, scale, weights);
             else
                 widen_int4<BN, THREADS>(raw, scale, weights);
-            if (s + 1 < n_slices)
+            if (s + 1 < n_slices && (s + 1) % SLICES_A_SCALE == 0)
                 load_scales(mine, g.k, s + 1, scale); /* come while it multiplies */
             __syncthreads();
         }

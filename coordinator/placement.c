@@ -52,10 +52,8 @@ bool bt_relay_could_hold(const bt_relay *relay, uint32_t n_prompt, uint32_t max_
 void bt_relay_wake(bt_relay *relay, uint32_t rank)
 {
     uint32_t        group = relay->ranks[rank].group;
-    const bt_seats *seats;
+    const bt_seats *seats = &relay->seats[group];
 
-    if (group == BT_UNSEATED) return;
-    seats = &relay->seats[group];
     relay->wake[group]++;
     for (uint32_t i = 0; i < seats->n; i++) {
         bt_down m = {.kind = BT_DOWN_WAKE, .u.wake = {relay->wake[group]}};
@@ -74,11 +72,6 @@ static void wake_for(bt_relay *r, uint32_t rank)
     for (uint32_t i = 0; i < r->cfg.n_ranks; i++)
         if (r->ranks[i].group == group) n_held += r->ranks[i].n_held;
     if (n_held <= 1) bt_relay_wake(r, rank);
-}
-
-static uint32_t free_pages(const bt_rank_state *k)
-{
-    return k->taken_pages < k->limits.n_pages ? k->limits.n_pages - k->taken_pages : 0;
 }
 
 /* Pages of the prompt that the rank probably has; its last token is always computed. */
@@ -194,7 +187,7 @@ static bool has_pages(const bt_rank_state *k, bool many, uint32_t n_pages)
 {
     uint32_t own = many ? k->long_pages : k->taken_pages - k->long_pages;
 
-    return free_pages(k) >= n_pages &&
+    return (uint64_t)k->taken_pages + n_pages <= k->limits.n_pages &&
            (uint64_t)own + n_pages + k->awaited[!many] <= k->limits.n_pages;
 }
 
@@ -264,7 +257,6 @@ void bt_relay_free_decode(bt_relay *relay, bt_relay_request *q)
     bt_rank_state *k = &relay->ranks[q->decode_rank];
 
     if (!q->decode_holds) return;
-    relay->freed    = true;
     q->decode_holds = false;
     k->taken_pages -= q->decode_pages;
     q->decode_pages = 0;
@@ -281,7 +273,6 @@ void bt_relay_free_prefill(bt_relay *relay, bt_relay_request *q)
     k->taken_pages -= q->prefill_pages;
     if (q->is_long) k->long_pages -= q->prefill_pages;
     q->prefill_pages = 0;
-    relay->freed     = true;
     if (!q->prefill_holds) return;
     q->prefill_holds = false;
     k->n_held--;
@@ -381,27 +372,39 @@ bool bt_relay_could_ever_hold(const bt_relay *relay, const bt_relay_request *q)
     return bt_relay_could_hold(relay, q->n_prompt, q->sampling.max_tokens, q->n_open);
 }
 
-/* Whether an older one of its kind waits for each of the prefill ranks. */
+/* Whether the prompt could be computed there, if not now. */
+static bool may_prefill(const bt_relay *r, const bt_relay_request *q, uint32_t rank)
+{
+    return bt_relay_prefills(r, rank) &&
+           bt_relay_pages(r, q->n_prompt) <= r->ranks[rank].limits.n_pages;
+}
+
+/* Whether an older one of its kind waits for each of the prefill ranks that it may go to. */
 static bool waits_behind(const bt_relay *r, const bt_relay_request *q)
 {
     for (uint32_t i = 0; i < r->cfg.n_ranks; i++)
-        if (bt_relay_prefills(r, i) && !r->ranks[i].passed_over[is_long(r, q, i)]) return false;
+        if (may_prefill(r, q, i) && !r->ranks[i].passed_over[is_long(r, q, i)]) return false;
     return true;
 }
 
-/* No prefill rank has taken it: those of its kind that follow do not pass it, others leave it its
- * pages wherever it may go. */
-static void let_wait(bt_relay *r, const bt_relay_request *q)
+/* No prefill rank has taken it: wherever it may go those of its kind that follow do not pass it,
+ * and others leave it its pages.  False: it may go nowhere, since all that could hold it are lost.
+ */
+static bool let_wait(bt_relay *r, const bt_relay_request *q)
 {
     uint32_t n_pages = bt_relay_pages(r, q->n_prompt);
+    bool     may_go  = false;
 
     for (uint32_t i = 0; i < r->cfg.n_ranks; i++) {
         bt_rank_state *k    = &r->ranks[i];
         bool           many = is_long(r, q, i);
 
+        if (!may_prefill(r, q, i)) continue;
+        may_go               = true;
         k->passed_over[many] = true;
-        if (n_pages <= k->limits.n_pages) k->awaited[many] = n_pages;
+        if (n_pages > k->awaited[many]) k->awaited[many] = n_pages;
     }
+    return may_go;
 }
 
 /* No decode rank has room for it: the one that lacks the fewest rows and pages takes nobody who is
@@ -418,7 +421,6 @@ static bool keep_decode(bt_relay *r, const bt_relay_request *q)
 
         if (!bt_relay_decodes(r, i) || k->kept || need > k->limits.n_pages) continue;
         lacks = pages_with(r, q, need, i) - k->limits.n_pages;
-        if (lacks < 0) lacks = 0;
         if (!bt_rank_has_rows(k, q->n_open))
             lacks += (int64_t)(k->n_choices + q->n_open - k->limits.max_rows) << 32;
         if (best == NULL || lacks < least) {
@@ -471,8 +473,7 @@ void bt_relay_place(bt_relay *relay, uint64_t now_ns)
             continue;
         }
         if (prefill == NO_RANK) { /* those of the other kind may pass that leave it its pages */
-            let_wait(relay, q);
-            passed_pages += pages_now(relay, q);
+            if (let_wait(relay, q)) passed_pages += pages_now(relay, q);
             n_passed++;
             continue;
         }

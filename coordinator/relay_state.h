@@ -66,7 +66,7 @@ struct bt_relay {
     uint64_t         queued_tokens, queued_text; /* of prompts, and bytes of constraints */
     uint64_t         n_retracted;
     bt_relay_block   blocked;       /* of the queue's first request, when it was last looked at */
-    bool             freed;         /* room has come back since then */
+    bool             freed;         /* tokens have made room since then */
     uint64_t         moved_ns;      /* when a request was last computed for, or let go of a rank */
     uint64_t         wake[2];       /* of the group: prefill (or all), decode */
     uint32_t         epoch;         /* of the cell: what is placed now */

@@ -20,7 +20,8 @@ typedef struct {
     uint32_t     n_prompt, max_tokens, stop_at; /* the end-of-text token comes at index stop_at */
     uint32_t     cut_at; /* not 0: the client ends it (of choices: choice 1) with so many tokens */
     uint32_t     n_choices, n_of[4];
-    uint32_t     ended; /* a bit for each choice that has had its last token */
+    uint32_t     ended;    /* a bit for each choice that has had its last token */
+    uint32_t     n_placed; /* how often it was given to its ranks */
     uint64_t     number;
     uint32_t     ids[64];
     bt_relay_end end;
@@ -133,7 +134,13 @@ static inline void sim_on_prompt(void *client, const bt_up_prompt_logprobs *m)
     c->n_logprobs += m->n;
 }
 
-static inline void sim_on_placed(void *client) { EXPECT_EQ(((sim_client *)client)->ends, 0); }
+static inline void sim_on_placed(void *client)
+{
+    sim_client *c = client;
+
+    EXPECT_EQ(c->ends, 0);
+    c->n_placed++;
+}
 
 static void sim_on_stuck(void *ctx, uint32_t rank, const char *reason)
 {
@@ -658,6 +665,7 @@ static inline void sim_expect_idle(const sim *s)
     EXPECT_EQ(sim_loads(s).used_tokens, 0);
     EXPECT_EQ(bt_relay_queued_tokens(s->relay), 0);
     EXPECT(s->relay->placed.first == NULL); /* nor one that has ended */
+    EXPECT_EQ(s->relay->numbers.n_used, 0);
     for (uint32_t i = 0; i < s->cfg.n_ranks; i++) {
         bt_relay_rank_view v;
 
@@ -675,6 +683,7 @@ static inline void sim_expect_done(const sim_client *c)
     EXPECT_EQ(c->end.code, GRPC_STATUS_OK);
     EXPECT_EQ(c->end.finish, c->stop_at < c->max_tokens ? BT_FINISH_EOS : BT_FINISH_LENGTH);
     EXPECT_EQ(c->n, n);
+    EXPECT(c->n_placed > 0);
     EXPECT(c->prompt_logprobs == 0 || c->n_logprobs >= c->n_prompt - 1);
     for (uint32_t i = 0; i < n && i < 64; i++)
         EXPECT_EQ(c->ids[i], sim_token(c->n_prompt, i));

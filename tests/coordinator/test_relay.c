@@ -186,6 +186,19 @@ static void relay_bad_tickets_fail_the_request(void)
     EXPECT_EQ(c.ends, 1);
     EXPECT_EQ(c.end.code, GRPC_STATUS_INTERNAL);
     sim_fini(&s);
+
+    sim_bring(&s, &c, AT_RESERVING);
+    sim_tell(&s, 1, sim_ticket(c.number, 9)); /* more than there are */
+    EXPECT_EQ(c.ends, 1);
+    sim_fini(&s);
+
+    sim_init(&s, 1, 1, 2, 8);
+    EXPECT_EQ(sim_submit(&s, &c, "a", 2 * SIM_PAGE, 2, 100), BT_OK);
+    m               = sim_ticket(c.number, 3);
+    m.u.ticket.held = 2 * SIM_PAGE; /* its last token is always computed */
+    sim_tell(&s, 1, m);
+    EXPECT_EQ(c.ends, 1);
+    sim_fini(&s);
 }
 
 static void relay_rank_that_drops_a_live_request_fails_it(void)

@@ -155,11 +155,21 @@ static void relay_form_map_of_the_decode_rank_binds_a_replay(void)
     enum { BYTES = 2 * BT_PAGE_MAP_BYTES };
     sim                    s;
     sim_client             c;
+    bt_up                  ticket;
     const bt_down_reserve *again;
+    const bt_down_prefill *order;
+    long                   live = bt_alloc_live();
 
     sim_init_as(&s, 2, 1, 3, 200, true);
     EXPECT_EQ(sim_submit(&s, &c, "a", 6, 10, 100), BT_OK);
-    sim_tell(&s, 2, sim_ticket(c.number, 2));
+    ticket                               = sim_ticket(c.number, 2);
+    ticket.u.ticket.form_map             = words_calloc(1, BYTES); /* of the pages that it has */
+    ticket.u.ticket.n_form_map_bytes     = BYTES;
+    *(uint8_t *)ticket.u.ticket.form_map = 5;
+    sim_tell(&s, 2, ticket);
+    order = &last_down(&s, 0)->u.prefill;
+    EXPECT_EQ(order->n_form_map_bytes, BYTES);
+    EXPECT(order->form_map != NULL && *(const uint8_t *)order->form_map == 5);
     sim_tell(&s, 2, sim_form_map(c.number, BYTES, 7));
     sim_tell(&s, 2, sim_tokens(c.number, 6, sim_token(6, 0), BT_FINISH_NONE));
     sim_lose(&s, 0);
@@ -170,6 +180,7 @@ static void relay_form_map_of_the_decode_rank_binds_a_replay(void)
     EXPECT_EQ(again->n_form_map_bytes, BYTES);
     EXPECT(again->form_map != NULL && ((const uint8_t *)again->form_map)[BYTES - 1] == 7);
     sim_fini(&s);
+    EXPECT_EQ(bt_alloc_live(), live);
 }
 
 /* The clock of the queue does not end what its client has begun to read. */
@@ -355,6 +366,7 @@ static void relay_choices_end_one_by_one(void)
     EXPECT_EQ(last_down(&s, 0)->u.prefill.n_choices, 3);
     sim_tell(&s, 1, sim_choice_token(c.number, 2, 6, 2, BT_FINISH_NONE)); /* once more */
     sim_tell(&s, 1, sim_choice_token(c.number, 0, 7, 5, BT_FINISH_EOS));
+    EXPECT_EQ(sim_loads(&s).used_tokens, (1 + 2) * SIM_PAGE); /* its own page comes back */
     sim_tell(&s, 1, sim_choice_token(c.number, 0, 8, 5, BT_FINISH_NONE)); /* past its end */
     EXPECT(c.n_of[0] == 2 && c.n_of[1] == 1 && c.n_of[2] == 1);
     EXPECT_EQ(s.n_down[BT_DOWN_ABORT], 0);

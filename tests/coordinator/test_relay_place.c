@@ -15,7 +15,12 @@ static void relay_placement_takes_the_least_loaded_ranks(void)
     EXPECT_EQ(s.ranks[2].down[1].u.reserve.prefill_rank, 0);
     EXPECT_EQ(s.ranks[3].down[1].u.reserve.prefill_rank, 1);
     EXPECT_EQ(s.ranks[2].down[2].u.reserve.prefill_rank, 0);
+    EXPECT_EQ(sim_submit(&s, &c[3], "3", 8, 8, 100), BT_OK); /* decode 3, prefill 1 */
+    EXPECT_EQ(s.ranks[3].n_down, 3);
+    EXPECT_EQ(s.ranks[3].down[2].u.reserve.prefill_rank, 1);
     EXPECT_EQ(s.ranks[0].n_down, 0); /* prefill ranks are woken with their work */
+    sim_tell(&s, 2, sim_ticket(c[0].number, 10));
+    EXPECT(s.ranks[0].n_down == 2 && s.ranks[1].n_down == 1);
     bt_relay_stop(s.relay, GRPC_STATUS_UNAVAILABLE, "end");
     sim_fini(&s);
 }
@@ -81,23 +86,36 @@ static void relay_prefill_window_holds_work_back(void)
     sim_fini(&s);
 }
 
-/* There is room for its pages: --kv-bytes would not help. */
+/* A cell whose rank has so many pages, and whose other one has plenty. */
+static void init_pages(sim *s, uint32_t rank, uint32_t n_pages)
+{
+    sim_init(s, 1, 1, 2, 200);
+    bt_relay_destroy(s->relay);
+    s->limits[rank].n_pages = s->ranks[rank].free_pages = n_pages;
+    EXPECT_EQ(sim_relay_create(s, &s->relay), BT_OK);
+}
+
+/* Where there is room for its pages --kv-bytes would not help. */
 static void relay_full_window_is_not_called_a_lack_of_room(void)
 {
-    sim        s;
-    sim_client first, waiting;
+    for (uint32_t more = 0; more <= 1; more++) { /* its 8 pages beside the 26 of the first one */
+        sim        s;
+        sim_client first, waiting;
 
-    sim_init(&s, 1, 1, 2, 200);
-    EXPECT_EQ(sim_submit(&s, &first, "first", 100, 2, 100), BT_OK);
-    EXPECT_EQ(sim_submit(&s, &waiting, "waiting", 30, 2, 100), BT_OK);
-    s.now += 31 * BT_NS_PER_S;
-    sim_tell(&s, 1, (bt_up){.kind = BT_UP_BEAT, .u.beat = {.progress = 1}});
-    bt_relay_tick(s.relay, s.now);
-    EXPECT_EQ(waiting.ends, 1);
-    EXPECT_EQ(waiting.end.code, GRPC_STATUS_RESOURCE_EXHAUSTED);
-    EXPECT_HAS(waiting.message, "the prefill ranks were busy for 31.0 s with other prompts");
-    bt_relay_stop(s.relay, GRPC_STATUS_UNAVAILABLE, "end");
-    sim_fini(&s);
+        init_pages(&s, 1, 26 + 7 + more);
+        EXPECT_EQ(sim_submit(&s, &first, "first", 100, 2, 100), BT_OK);
+        EXPECT_EQ(sim_submit(&s, &waiting, "waiting", 30, 2, 100), BT_OK);
+        s.now += 31 * BT_NS_PER_S;
+        sim_tell(&s, 1, (bt_up){.kind = BT_UP_BEAT, .u.beat = {.progress = 1}});
+        bt_relay_tick(s.relay, s.now);
+        EXPECT_EQ(waiting.ends, 1);
+        EXPECT_EQ(waiting.end.code, GRPC_STATUS_RESOURCE_EXHAUSTED);
+        EXPECT_HAS(waiting.message,
+                   more ? "the prefill ranks were busy for 31.0 s with other prompts"
+                        : "no rank had room for 30 + 2 tokens");
+        bt_relay_stop(s.relay, GRPC_STATUS_UNAVAILABLE, "end");
+        sim_fini(&s);
+    }
 }
 
 /* A long prompt waits for the window of long ones.  Short ones do not wait for it, but leave it the
@@ -113,21 +131,13 @@ static void relay_short_prompts_pass_a_long_one_that_waits(void)
         EXPECT_EQ(sim_submit(&s, &waits, "waits", 40, 2, 100), BT_OK); /* 11 */
         EXPECT_EQ(sim_submit(&s, &brief, "brief", 12, 2, 100), BT_OK); /* 4 */
         EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 1 + spare);
+        EXPECT_EQ(bt_relay_blocked(s.relay), BT_BLOCKED_PREFILL); /* of the first that waits */
         sim_settle(&s);
         sim_expect_done(&first);
         sim_expect_done(&waits);
         sim_expect_done(&brief);
         sim_fini(&s);
     }
-}
-
-/* A cell whose prefill rank has so many pages, and whose decode rank has plenty. */
-static void init_prefill(sim *s, uint32_t n_pages)
-{
-    sim_init(s, 1, 1, 2, 200);
-    bt_relay_destroy(s->relay);
-    s->limits[0].n_pages = s->ranks[0].free_pages = n_pages;
-    EXPECT_EQ(sim_relay_create(s, &s->relay), BT_OK);
 }
 
 /* However many long ones wait: the pages of the first of them are kept, the others' turn comes
@@ -169,7 +179,7 @@ static void relay_window_is_first_come_first_served(void)
     EXPECT_EQ(sim_submit(&s, &longer, "longer", 100, 2, 100), BT_OK);
     EXPECT_EQ(sim_submit(&s, &next, "next", 20, 2, 100), BT_OK);
     EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 1);
-    EXPECT_EQ(sim_submit(&s, &brief, "brief", 12, 2, 100), BT_OK);
+    EXPECT_EQ(sim_submit(&s, &brief, "brief", 16, 2, 100), BT_OK); /* as many as a step takes */
     EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 2);
     sim_settle(&s);
     sim_expect_done(&first);
@@ -186,7 +196,7 @@ static void relay_short_prompts_leave_a_long_one_pages_to_prefill(void)
     sim        s;
     sim_client brief[4], waits;
 
-    init_prefill(&s, 20);
+    init_pages(&s, 0, 20);
     for (int i = 0; i < 3; i++) {
         char name[24];
 
@@ -210,7 +220,7 @@ static void relay_short_prompts_need_not_wait_for_pages_of_long_ones(void)
     sim        s;
     sim_client first, waits, brief;
 
-    init_prefill(&s, 20);
+    init_pages(&s, 0, 3 + 15);
     EXPECT_EQ(sim_submit(&s, &first, "first", 40, 2, 100), BT_OK); /* 10 pages */
     EXPECT_EQ(sim_submit(&s, &waits, "waits", 60, 2, 100), BT_OK); /* 15 */
     EXPECT_EQ(sim_submit(&s, &brief, "brief", 12, 2, 100), BT_OK); /* 3 */
@@ -226,7 +236,7 @@ static void relay_short_prompts_need_not_wait_for_pages_of_long_ones(void)
 static void relay_long_prompt_with_a_cached_prefix_is_short(void)
 {
     sim        s;
-    sim_client turn, other;
+    sim_client turn, other, waits;
 
     sim_init(&s, 1, 1, 2, 200);
     EXPECT_EQ(sim_submit(&s, &turn, "turn", 60, 2, 100), BT_OK);
@@ -234,12 +244,14 @@ static void relay_long_prompt_with_a_cached_prefix_is_short(void)
     sim_expect_done(&turn);
     s.prompt_logprobs = 1; /* it computes every row */
     EXPECT_EQ(sim_submit(&s, &other, "other", 100, 2, 100), BT_OK);
+    EXPECT_EQ(sim_submit(&s, &waits, "waits", 100, 2, 100), BT_OK);
     s.prompt_logprobs = 0;
     EXPECT_EQ(sim_submit(&s, &turn, "next turn", 70, 2, 100), BT_OK);
     EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 3);
     sim_settle(&s);
     sim_expect_done(&turn);
     sim_expect_done(&other);
+    sim_expect_done(&waits);
     sim_expect_idle(&s);
     sim_fini(&s);
 }
@@ -315,7 +327,7 @@ static void relay_duplicate_name_is_refused_until_the_end(void)
 static void relay_quiet_rank_with_work_is_stuck(void)
 {
     sim        s;
-    sim_client c;
+    sim_client c, more[3];
 
     sim_init(&s, 1, 1, 2, 32);
     s.now += 100 * BT_NS_PER_S;
@@ -331,8 +343,13 @@ static void relay_quiet_rank_with_work_is_stuck(void)
         EXPECT_EQ(s.n_stuck, 0);
         if (c.ends > 0) break; /* the request's own stall, later */
     }
-    for (int i = 0; i < 3; i++) { /* beats that show no progress */
+    for (int i = 0; i < 3; i++) { /* beats that show no progress, while more work comes */
+        char name[12];
+
         EXPECT_EQ(s.n_stuck, 0);
+        snprintf(name, sizeof(name), "more %d", i);
+        EXPECT_EQ(sim_submit(&s, &more[i], name, 4, 4, 100), BT_OK);
+        sim_tell(&s, 1, sim_ticket(more[i].number, 2));
         s.now += 9 * BT_NS_PER_S;
         sim_tell(&s, 0, (bt_up){.kind = BT_UP_BEAT, .u.beat = {.progress = 5}});
         sim_tell(&s, 1, (bt_up){.kind = BT_UP_BEAT, .u.beat = {.progress = 100 + (uint64_t)i}});
@@ -432,8 +449,11 @@ static void relay_stalled_request_fails_alone(void)
     sim        s;
     sim_client c;
 
-    sim_bring(&s, &c, AT_PREFILL);
+    sim_bring(&s, &c, AT_RESERVING);
+    s.now += 9 * BT_NS_PER_S;
+    sim_tell(&s, 1, sim_ticket(c.number, 4));
     for (uint64_t i = 1; i <= 7; i++) {
+        EXPECT_EQ(c.ends, 0);
         s.now += 9 * BT_NS_PER_S;
         for (uint32_t r = 0; r < 2; r++)
             sim_tell(&s, r, (bt_up){.kind = BT_UP_BEAT, .u.beat = {.progress = i}});
@@ -602,8 +622,8 @@ static void relay_waiting_request_hears_of_cached_prefixes(void)
 static void relay_room_for_a_request_of_another_cell(void)
 {
     static const char *NAMES[] = {"0", "1", "2"};
-    sim                s, other;
-    sim_client         c[2], full[3];
+    sim                s, other, busy;
+    sim_client         c[2], full[3], first;
 
     sim_init(&s, 1, 1, 2, 15);
     sim_init(&other, 3, 3, 6, 15);
@@ -614,8 +634,12 @@ static void relay_room_for_a_request_of_another_cell(void)
     for (int i = 0; i < 3; i++)
         EXPECT_EQ(sim_submit(&other, &full[i], NAMES[i], 50, 2, 100), BT_OK);
     EXPECT(!bt_relay_has_room(other.relay, bt_relay_first_queued(s.relay), s.now));
+    sim_init(&busy, 1, 1, 2, 200);
+    EXPECT_EQ(sim_submit(&busy, &first, "first", 60, 2, 100), BT_OK);
+    EXPECT(!bt_relay_has_room(busy.relay, bt_relay_first_queued(s.relay), s.now)); /* to prefill */
     sim_fini(&s);
     sim_fini(&other);
+    sim_fini(&busy);
 }
 
 static const bt_test TESTS[] = {

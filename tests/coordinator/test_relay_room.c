@@ -17,6 +17,16 @@ static void submit_alike(sim *s, sim_client *c, const char *what, int n, uint32_
     }
 }
 
+/* The last thing that the rank has been told; of another kind it is made of zeroes. */
+static const bt_down_reserve *last_reserve(const sim *s, uint32_t rank)
+{
+    static const bt_down_reserve NONE;
+    const sim_rank              *k = &s->ranks[rank];
+    const bt_down               *m = &k->down[(k->down_at + k->n_down - 1) % FIFO];
+
+    return k->n_down > 0 && m->kind == BT_DOWN_RESERVE ? &m->u.reserve : &NONE;
+}
+
 /* A large request waits for one of the decode ranks: those behind it use the others, and leave it
  * that one. */
 static void relay_one_decode_rank_is_kept_for_a_large_request(void)
@@ -58,6 +68,7 @@ static void relay_no_more_than_four_decode_ranks_are_kept(void)
         submit_alike(&s, big, "big", n, 44);
         submit_alike(&s, &brief, "brief", 1, 12);
         EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], n == 4 ? 7 : 6);
+        if (n == 4) EXPECT_EQ(last_reserve(&s, 4)->n_prompt, 12); /* each has one of its own */
         sim_settle(&s);
         for (int i = 0; i < n; i++)
             sim_expect_done(&big[i]);
@@ -89,6 +100,175 @@ static void relay_rank_is_kept_for_choices_that_wait_for_rows(void)
     EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 13);
     EXPECT_EQ(s.ranks[2].n_down, n_down + 1); /* the second one is kept */
     bt_relay_stop(s.relay, GRPC_STATUS_UNAVAILABLE, "end");
+    sim_fini(&s);
+}
+
+/* Rows weigh more than pages, and a rank without so many pages is none to wait for. */
+static void relay_rank_that_lacks_least_is_kept(void)
+{
+    enum { N = 3, NEED_PAGES = 13, NEED_ROWS = 2 };
+    static const struct {
+        uint32_t n_pages[N], taken[N], n_choices[N], kept;
+    } CASES[] = {
+        {{16, 16, 16}, {16, 6, 7},   {1, 1, 1},    1}, /* pages */
+        {{8, 16, 16},  {4, 16, 15},  {1, 1, 1},    2}, /* it never has so many */
+        {{13, 13, 13}, {13, 5, 6},   {1, 1, 1},    1}, /* just so many */
+        {{16, 16, 16}, {0, 16, 16},  {15, 14, 14}, 1}, /* a row, or all pages */
+        {{16, 16, 16}, {0, 10, 10},  {16, 15, 16}, 1}, /* rows */
+        {{16, 16, 16}, {16, 10, 16}, {15, 15, 15}, 1}, /* a row each, and pages */
+    };
+
+    for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
+        sim        s;
+        sim_client c;
+
+        sim_init(&s, 0, 0, N, 16);
+        for (uint32_t k = 0; k < N; k++) {
+            s.relay->ranks[k].limits.n_pages = CASES[i].n_pages[k];
+            s.relay->ranks[k].taken_pages    = CASES[i].taken[k];
+            s.relay->ranks[k].n_choices      = CASES[i].n_choices[k];
+        }
+        EXPECT_EQ(sim_submit_choices(&s, &c, "a", 44, 2, 100, NEED_ROWS), BT_OK);
+        EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 0);
+        for (uint32_t k = 0; k < N; k++)
+            EXPECT_EQ(s.relay->ranks[k].kept, k == CASES[i].kept);
+        bt_relay_stop(s.relay, GRPC_STATUS_UNAVAILABLE, "end");
+        sim_fini(&s);
+    }
+}
+
+/* Two prefill ranks, of which the second has 10 pages, and a decode rank with 43. */
+static void init_unlike(sim *s)
+{
+    sim_init_as(s, 2, 1, 3, 200, true);
+    bt_relay_destroy(s->relay);
+    s->limits[1].n_pages = s->ranks[1].free_pages = 10;
+    s->limits[2].n_pages = s->ranks[2].free_pages = 43;
+    EXPECT_EQ(sim_relay_create(s, &s->relay), BT_OK);
+}
+
+/* It is no reason for others to wait elsewhere, or anywhere once no such rank is left.  They leave
+ * it its 16 pages to decode as long as it may need them. */
+static void relay_prompt_waits_where_it_can_be_held_alone(void)
+{
+    for (int lost = 0; lost < 2; lost++) {
+        sim        s;
+        sim_client first, waits[2], next, last;
+
+        init_unlike(&s);
+        EXPECT_EQ(sim_submit(&s, &first, "first", 60, 2, 100), BT_OK); /* 15 pages */
+        EXPECT_EQ(sim_submit(&s, &waits[0], "waits", 60, 2, 100), BT_OK);
+        EXPECT_EQ(sim_submit(&s, &waits[1], "too", 60, 2, 100), BT_OK);
+        EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 1);
+        if (lost) sim_lose(&s, 0);
+        if (lost) s.relay->ranks[2].limits.n_pages = 16 + 8 + 3 + 15; /* none are left to it */
+        EXPECT_EQ(bt_relay_could_hold(s.relay, 60, 2, 1), !lost);
+        EXPECT_EQ(sim_submit(&s, &next, "next", 30, 2, 100), BT_OK); /* 8 of 10 */
+        EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 2);
+        EXPECT_EQ(sim_submit(&s, &last, "last", 8, 2, 100), BT_OK); /* the other 2 */
+        EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 3);
+        EXPECT_EQ(last_reserve(&s, 2)->prefill_rank, 1);
+        if (!lost) sim_settle(&s);
+        if (!lost) sim_expect_done(&waits[1]);
+        if (!lost) sim_expect_done(&next);
+        bt_relay_stop(s.relay, GRPC_STATUS_UNAVAILABLE, "end");
+        sim_fini(&s);
+    }
+}
+
+/* One that is short on one rank, by what that has cached, does not pass a long one on the other. */
+static void relay_prompt_passes_none_of_its_kind_on_another_rank(void)
+{
+    sim        s;
+    sim_client turn, other[3], next;
+
+    sim_init(&s, 2, 1, 3, 200);
+    EXPECT_EQ(sim_submit(&s, &turn, "turn", 60, 2, 100), BT_OK); /* prefill 0 */
+    sim_settle(&s);
+    s.prompt_logprobs = 1;
+    EXPECT_EQ(sim_submit(&s, &other[0], "0", 40, 2, 100), BT_OK);
+    EXPECT_EQ(last_reserve(&s, 2)->prefill_rank, 1);
+    EXPECT_EQ(sim_submit(&s, &other[1], "1", 64, 2, 100), BT_OK);
+    EXPECT_EQ(last_reserve(&s, 2)->prefill_rank, 0);
+    EXPECT_EQ(sim_submit(&s, &other[2], "2", 60, 2, 100), BT_OK); /* waits for either */
+    s.prompt_logprobs = 0;
+    s.relay->ranks[0].prefill_tokens += 64;                      /* of short ones */
+    EXPECT_EQ(sim_submit(&s, &next, "next", 24, 2, 100), BT_OK); /* 64 + 4, or 40 + 24 */
+    EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 3);
+    EXPECT_EQ(s.relay->ranks[1].awaited[1], 15); /* what the first that waits needs, not 6 */
+    s.relay->ranks[0].prefill_tokens -= 64;
+    bt_relay_place(s.relay, s.now);
+    EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 4);
+    EXPECT_EQ(last_reserve(&s, 2)->prefill_rank, 0);
+    sim_settle(&s);
+    sim_expect_done(&other[2]);
+    sim_expect_done(&next);
+    sim_expect_idle(&s);
+    sim_fini(&s);
+}
+
+/* Once it has gone, others need not leave it its pages. */
+static void relay_prompt_that_has_gone_keeps_no_pages(void)
+{
+    sim        s;
+    sim_client first, waits, brief[2];
+
+    init_unlike(&s);
+    sim_lose(&s, 0);
+    EXPECT_EQ(sim_submit(&s, &first, "first", 36, 2, 100), BT_OK); /* 9 pages: all but one */
+    EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 1);
+    EXPECT_EQ(sim_submit(&s, &waits, "waits", 40, 2, 100), BT_OK); /* all */
+    EXPECT_EQ(sim_submit(&s, &brief[0], "0", 4, 2, 100), BT_OK);
+    EXPECT_EQ(sim_submit(&s, &brief[1], "1", 8, 2, 100), BT_OK);
+    EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 1);
+    bt_relay_abort_client(s.relay, &first, "first", "gone");
+    sim_tell(&s, 2, sim_in(sim_released(first.number), s.relay->epoch));
+    EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 2); /* the one that waits */
+    bt_relay_abort_client(s.relay, &waits, "waits", "gone");
+    sim_tell(&s, 2, sim_in(sim_released(waits.number), s.relay->epoch));
+    EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 4);
+    bt_relay_stop(s.relay, GRPC_STATUS_UNAVAILABLE, "end");
+    sim_fini(&s);
+}
+
+/* The window may be filled; what the first token, or the end of a choice, makes room for is placed
+ * with it. */
+static void relay_room_that_tokens_make_is_used_at_once(void)
+{
+    sim               s;
+    sim_client        c[3];
+    bt_relay_request *q;
+
+    sim_init(&s, 1, 1, 2, 200);
+    EXPECT_EQ(sim_submit(&s, &c[0], "0", 40, 2, 100), BT_OK);
+    s.first_token = 1;
+    EXPECT_EQ(sim_submit(&s, &c[1], "1", 24, 2, 100), BT_OK);
+    EXPECT_EQ(sim_submit(&s, &c[2], "2", 17, 2, 100), BT_OK);
+    EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 2);
+    sim_tell(&s, 1, sim_ticket(c[0].number, 11));
+    EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 2);
+    sim_tell(&s, 0, sim_tokens(c[0].number, 40, 1, BT_FINISH_NONE));
+    EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 3);
+    sim_fini(&s);
+
+    sim_init(&s, 1, 1, 2, 16);
+    EXPECT_EQ(sim_submit_choices(&s, &c[0], "0", 6, 10, 100, 3), BT_OK); /* 4 pages */
+    s.first_token = 1;
+    EXPECT_EQ(sim_submit(&s, &c[1], "1", 51, 2, 100), BT_OK); /* 13 */
+    sim_tell(&s, 1, sim_ticket(c[0].number, 2));
+    for (uint32_t i = 0; i < 3; i++)
+        sim_tell(&s, 0, sim_choice_token(c[0].number, i, 6, i, BT_FINISH_NONE));
+    EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 1);
+    q = bt_table_get(&s.relay->numbers, c[0].number);
+    NEED(q != NULL);
+    s.relay->ranks[1].limits.n_pages = 9; /* for two of 16 tokens there would be 7 */
+    EXPECT(!bt_relay_could_ever_hold(s.relay, q));
+    s.relay->ranks[1].limits.n_pages = 16;
+    sim_tell(&s, 1, sim_choice_token(c[0].number, 0, 7, 5, BT_FINISH_EOS));
+    EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 2);
+    s.relay->ranks[1].limits.n_pages = 9;
+    EXPECT(bt_relay_could_ever_hold(s.relay, q));
+    s.relay->ranks[1].limits.n_pages = 16;
     sim_fini(&s);
 }
 
@@ -264,7 +444,7 @@ static void relay_prefix_of_a_burst_is_to_be_computed_once(void)
  * of the turn before. */
 static void relay_generated_pages_are_those_of_the_salt(void)
 {
-    enum { PROMPT = 3 * SIM_PAGE + 1, OUT = 2 * SIM_PAGE, N_KEYS = 5 };
+    enum { PROMPT = 3 * SIM_PAGE + 1, OUT = 3 * SIM_PAGE - 1, N_KEYS = 6 };
     const char *const SALTS[]                = {"a", "b", NULL};
     uint32_t          all[N_KEYS * SIM_PAGE] = {0}; /* the last token's row is not computed */
     sim               s;
@@ -276,6 +456,8 @@ static void relay_generated_pages_are_those_of_the_salt(void)
     s.relay->cfg.share_generated = true;
     s.cache_salt                 = SALTS[0];
     EXPECT_EQ(sim_submit(&s, &c, "turn", PROMPT, OUT, 100), BT_OK);
+    EXPECT_EQ(last_reserve(&s, 0)->prefix_seed,
+              bt_cache_salt_seed(s.relay->cfg.prefix_seed, SALTS[0]));
     sim_settle(&s);
     sim_expect_done(&c);
     for (uint32_t i = 0; i < sizeof(SALTS) / sizeof(SALTS[0]); i++) {
@@ -285,9 +467,13 @@ static void relay_generated_pages_are_those_of_the_salt(void)
         EXPECT_EQ(bt_page_keys(bt_cache_salt_seed(s.relay->cfg.prefix_seed, SALTS[i]), SIM_PAGE,
                                N_KEYS * SIM_PAGE, all, &keys, &n),
                   BT_OK);
-        EXPECT_EQ(bt_prefix_index_match(&s.relay->ranks[0].index, n, keys), i == 0 ? n : 0);
+        EXPECT_EQ(bt_prefix_index_match(&s.relay->ranks[0].index, n, keys), i == 0 ? n - 1 : 0);
         bt_free(keys);
     }
+    s.relay->cfg.share_generated = false;
+    EXPECT_EQ(sim_submit(&s, &c, "other", PROMPT, OUT, 100), BT_OK);
+    EXPECT_EQ(last_reserve(&s, 0)->n_prompt, PROMPT);
+    EXPECT_EQ(last_reserve(&s, 0)->prefix_seed, 0); /* the rank has no use for it */
     sim_fini(&s);
 }
 
@@ -295,6 +481,11 @@ static const bt_test TESTS[] = {
     BT_TEST(relay_one_decode_rank_is_kept_for_a_large_request),
     BT_TEST(relay_no_more_than_four_decode_ranks_are_kept),
     BT_TEST(relay_rank_is_kept_for_choices_that_wait_for_rows),
+    BT_TEST(relay_rank_that_lacks_least_is_kept),
+    BT_TEST(relay_prompt_waits_where_it_can_be_held_alone),
+    BT_TEST(relay_prompt_passes_none_of_its_kind_on_another_rank),
+    BT_TEST(relay_prompt_that_has_gone_keeps_no_pages),
+    BT_TEST(relay_room_that_tokens_make_is_used_at_once),
     BT_TEST(relay_prefixes_are_spread_while_little_comes),
     BT_TEST(relay_late_rank_takes_turns),
     BT_TEST(relay_pages_that_were_found_count_while_they_are_held),

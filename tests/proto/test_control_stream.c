@@ -1,5 +1,6 @@
 /* Both ends of a control stream in one process: order, back pressure, refusals, lost streams. */
 #include <errno.h>
+#include <linux/filter.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <pthread.h>
@@ -101,17 +102,23 @@ static void *drive(void *arg)
     return NULL;
 }
 
-static bt_status attach(host *h, uint64_t connect_ns, bt_control_client **client_out)
+static bt_status attach_quiet(host *h, uint64_t connect_ns, uint64_t quiet_ns,
+                              bt_control_client **client_out)
 {
     driver    d = {.h = h};
     pthread_t thread;
     bt_status st;
 
     pthread_create(&thread, NULL, drive, &d);
-    st = bt_control_client_start(h->address, connect_ns, 0, client_out);
+    st = bt_control_client_start(h->address, connect_ns, quiet_ns, client_out);
     atomic_store(&d.stop, true);
     pthread_join(thread, NULL);
     return st;
+}
+
+static bt_status attach(host *h, uint64_t connect_ns, bt_control_client **client_out)
+{
+    return attach_quiet(h, connect_ns, 0, client_out);
 }
 
 static void say_hello(bt_control_client *client)
@@ -481,6 +488,44 @@ static void stream_server_gone_is_reported_after_its_last_message(void)
     bt_control_client_stop(client, BT_NS_PER_S);
 }
 
+/* From now on the socket hears nothing, nor is anything acknowledged that is sent to it. */
+static void go_deaf(void *ctx, int fd)
+{
+    struct sock_filter none = BPF_STMT(BPF_RET | BPF_K, 0);
+    struct sock_fprog  drop = {1, &none};
+
+    NEED(setsockopt(fd, SOL_SOCKET, SO_ATTACH_FILTER, &drop, sizeof(drop)) == 0);
+    ++*(int *)ctx;
+}
+
+/* Its machine has gone, and no word comes of it: the rank, which says nothing itself, finds out in
+ * the time that it was given, and not before. */
+static void stream_to_a_machine_that_has_gone_is_lost_in_its_time(void)
+{
+    enum { QUIET_MS = 1000, MOST_MS = 4000 }; /* by itself gRPC would look after 5 s, for 10 s */
+    host               h;
+    bt_control_client *client = NULL;
+    uint64_t           begin, took_ns;
+    int                n_deaf = 0;
+
+    host_start(&h);
+    EXPECT_EQ(attach_quiet(&h, WAIT_S * BT_NS_PER_S, QUIET_MS * BT_NS_PER_MS, &client), BT_OK);
+    say_hello(client);
+    UNTIL(&h, h.n_hello == 1);
+    bt_sleep_ns(5 * QUIET_MS / 4 * BT_NS_PER_MS); /* who has nothing to say is not lost */
+    EXPECT(!bt_control_client_lost(client));
+    begin = bt_now_ns();
+    bt_rpc_each_socket(h.port, go_deaf, &n_deaf);
+    EXPECT(n_deaf >= 2); /* the listener too */
+    while (!bt_control_client_lost(client) && bt_now_ns() - begin < WAIT_S * BT_NS_PER_S)
+        bt_sleep_ns(10 * BT_NS_PER_MS);
+    took_ns = bt_now_ns() - begin;
+    EXPECT(took_ns >= QUIET_MS * BT_NS_PER_MS / 2 && took_ns < MOST_MS * BT_NS_PER_MS);
+    EXPECT(bt_control_client_orphaned(client));
+    bt_control_client_stop(client, 0);
+    host_stop(&h);
+}
+
 static void stream_to_a_closed_port_names_address_and_cause(void)
 {
     bt_control_client *client = NULL;
@@ -583,6 +628,7 @@ static const bt_test tests[] = {
     BT_TEST(attach_without_memory_frees_the_hello),
     BT_TEST(stream_message_out_of_range_ends_it),
     BT_TEST(stream_server_gone_is_reported_after_its_last_message),
+    BT_TEST(stream_to_a_machine_that_has_gone_is_lost_in_its_time),
     BT_TEST(stream_to_a_closed_port_names_address_and_cause),
     BT_TEST(stream_to_a_mute_port_ends_at_its_deadline),
     BT_TEST(server_on_a_used_port_says_so),

@@ -226,6 +226,155 @@ static void rpc_tls_unwinds_at_every_allocation(void)
     scratch_remove();
 }
 
+/* A server's files, and where they lie. */
+static bt_rpc_tls_files *open_files(char cert[512], char key[512])
+{
+    bt_rpc_tls_files *files = NULL;
+
+    scratch_make();
+    scratch_write("cert", CERT, sizeof(CERT) - 1);
+    scratch_write("key", KEY, sizeof(KEY) - 1);
+    snprintf(cert, 512, "%s", scratch_path("cert"));
+    snprintf(key, 512, "%s", scratch_path("key"));
+    EXPECT_EQ(bt_rpc_tls_open(cert, key, NULL, "127.0.0.1", &files), BT_OK);
+    return files;
+}
+
+/* Not before they have stood still from one look to the next, which are a second apart, once for
+ * each change, and every minute where that failed. */
+static void rpc_tls_files_are_read_when_they_stand_still(void)
+{
+    static const struct {
+        uint32_t at_ms;
+        char     what; /* c: they change before, m: memory is short */
+        bool     refused;
+    } LOOKS_AT[] = {
+        {0,     'm', false}, /* nothing has changed */
+        {1000,  'm', false},
+        {1500,  'c', false}, /* nobody looks */
+        {1999,  'm', false},
+        {2000,  'm', false}, /* seen, */
+        {2999,  'm', false},
+        {3000,  'm', true }, /* and read */
+        {62000, ' ', true },
+        {63000, ' ', false},
+        {65000, 'm', false}, /* not again */
+        {66000, 'c', false},
+        {67000, 'c', false}, /* they still change */
+        {68000, ' ', false},
+        {69000, 'm', false},
+    };
+    char              cert[512], key[512];
+    bt_rpc_loop      *loop = NULL;
+    bt_rpc_tls_files *files;
+    long              live;
+
+    NEED(bt_rpc_loop_create(&loop) == BT_OK);
+    live  = bt_alloc_live();
+    files = open_files(cert, key);
+    NEED(files != NULL);
+    for (size_t i = 0; i < sizeof(LOOKS_AT) / sizeof(LOOKS_AT[0]); i++) {
+        if (LOOKS_AT[i].what == 'c') { /* another file: its time alone may be the same */
+            scratch_write("fresh", CERT, sizeof(CERT) - 1);
+            NEED(rename(scratch_path("fresh"), cert) == 0);
+        }
+        bt_alloc_fail_at(LOOKS_AT[i].what == 'm' ? 0 : -1);
+        bt_rpc_tls_refresh(files, BT_NS_PER_S + LOOKS_AT[i].at_ms * BT_NS_PER_MS);
+        bt_alloc_fail_at(-1);
+        EXPECT_EQ(bt_rpc_tls_refused(files), LOOKS_AT[i].refused);
+    }
+    bt_rpc_tls_close(files);
+    EXPECT_EQ(bt_alloc_live(), live);
+    bt_rpc_loop_destroy(loop);
+    scratch_remove();
+}
+
+/* Its end is not read in silence. */
+static void rpc_tls_file_that_is_too_long_is_refused(void)
+{
+    enum { MOST = 1 << 20 };
+    bt_rpc_loop      *loop  = NULL;
+    bt_rpc_tls_files *files = NULL;
+    char              cert[512], key[512], *text = malloc(MOST + 1);
+
+    NEED(text != NULL && bt_rpc_loop_create(&loop) == BT_OK);
+    bt_rpc_tls_close(open_files(cert, key));
+    memset(text, '\n', MOST + 1);
+    memcpy(text, CERT, sizeof(CERT) - 1);
+    for (size_t more = 0; more <= 1; more++) {
+        scratch_write("cert", text, MOST + more);
+        EXPECT_EQ(bt_rpc_tls_open(cert, key, NULL, "127.0.0.1", &files), more ? BT_ERR_IO : BT_OK);
+        if (more) EXPECT_HAS(bt_error_text(), "over 1048576 bytes, expected a PEM file");
+        if (!more) bt_rpc_tls_close(files);
+    }
+    free(text);
+    bt_rpc_loop_destroy(loop);
+    scratch_remove();
+}
+
+/* Whether a client comes through to the server. */
+static bool connects(bt_rpc_loop *loop, uint16_t port, const bt_rpc_client_tls *tls)
+{
+    grpc_connectivity_state state   = GRPC_CHANNEL_IDLE;
+    grpc_channel           *channel = NULL;
+    char                    address[32];
+
+    snprintf(address, sizeof(address), "127.0.0.1:%u", port);
+    NEED(bt_rpc_channel_create(address, tls, &channel) == BT_OK);
+    while (state != GRPC_CHANNEL_READY && state != GRPC_CHANNEL_TRANSIENT_FAILURE) {
+        int        n_done = 0;
+        bt_rpc_tag tag    = {count, &n_done};
+
+        bt_rpc_loop_begin(loop);
+        grpc_channel_watch_connectivity_state(channel, state,
+                                              bt_rpc_deadline(after(FAR_S * BT_NS_PER_S)),
+                                              bt_rpc_loop_cq(loop), &tag);
+        state = grpc_channel_check_connectivity_state(channel, 1);
+        while (n_done == 0)
+            bt_rpc_loop_run_once(loop, after(LOOK_MS * BT_NS_PER_MS));
+        state = grpc_channel_check_connectivity_state(channel, 0);
+    }
+    grpc_channel_destroy(channel);
+    return state == GRPC_CHANNEL_READY;
+}
+
+/* The certificate's name is "t", and the client says that it means that one.  Proxies of the
+ * environment are not asked. */
+static void rpc_tls_client_checks_the_name_that_it_is_told(void)
+{
+    char              cert[512], key[512];
+    bt_rpc_loop      *loop = NULL;
+    bt_rpc_tls_files *files;
+    grpc_server      *server;
+    bt_rpc_client_tls tls    = {.on = true, .ca = cert, .server_name = "t"};
+    uint16_t          port   = 0;
+    int               n_down = 0;
+    bt_rpc_tag        down   = {count, &n_down};
+
+    setenv("http_proxy", "http://127.0.0.1:1", 1);
+    NEED(bt_rpc_loop_create(&loop) == BT_OK);
+    files  = open_files(cert, key);
+    server = grpc_server_create(bt_rpc_server_args(), NULL);
+    NEED(files != NULL && server != NULL);
+    grpc_server_register_completion_queue(server, bt_rpc_loop_cq(loop), NULL);
+    EXPECT_EQ(bt_rpc_listen(server, "127.0.0.1:0", files, &port), BT_OK);
+    grpc_server_start(server);
+    EXPECT(connects(loop, port, &tls));
+    tls.server_name = "u";
+    EXPECT(!connects(loop, port, &tls));
+    tls.server_name = NULL;
+    EXPECT(!connects(loop, port, &tls));
+    bt_rpc_loop_begin(loop);
+    grpc_server_shutdown_and_notify(server, bt_rpc_loop_cq(loop), &down);
+    while (n_down == 0)
+        bt_rpc_loop_run_once(loop, after(LOOK_MS * BT_NS_PER_MS));
+    grpc_server_destroy(server);
+    bt_rpc_tls_close(files);
+    bt_rpc_loop_destroy(loop);
+    unsetenv("http_proxy");
+    scratch_remove();
+}
+
 static const bt_test tests[] = {
     BT_TEST(rpc_without_threads_says_so_and_ends),
     BT_TEST(rpc_loop_without_completions_sleeps_or_spins),
@@ -233,6 +382,9 @@ static const bt_test tests[] = {
     BT_TEST(rpc_loop_that_stood_still_looks_before_it_gives_up),
     BT_TEST(rpc_unpack_keeps_the_error_of_what_is_no_message_alone),
     BT_TEST(rpc_tls_unwinds_at_every_allocation),
+    BT_TEST(rpc_tls_files_are_read_when_they_stand_still),
+    BT_TEST(rpc_tls_file_that_is_too_long_is_refused),
+    BT_TEST(rpc_tls_client_checks_the_name_that_it_is_told),
 };
 
 int main(int argc, char **argv) { return BT_RUN_TESTS(tests, argc > 1 ? argv[1] : NULL); }

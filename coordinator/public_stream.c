@@ -93,14 +93,12 @@ static bt_choice *next_ready(bt_stream *s)
     return NULL;
 }
 
-/* The next choice to be completed, by index: of a stream as soon as it has ended, behind what is
- * left of its tokens, whatever the others do.  The last one goes with the status.  NULL: none yet.
- */
+/* The next choice to be completed, by index: as soon as it has ended, behind what is left of its
+ * tokens, whatever the others do.  Without stream nothing asks before all have ended, and the last
+ * one ends together with the request.  NULL: none yet. */
 static bt_choice *next_complete(bt_stream *s)
 {
-    bool last = s->n_completed + 1 == s->n_choices;
-
-    for (uint32_t i = 0; i < s->n_choices && (s->ended || (s->how.stream && !last)); i++) {
+    for (uint32_t i = 0; i < s->n_choices; i++) {
         bt_choice *c = &s->choices[i];
 
         if (c->finish != BT_FINISH_NONE && !c->completed) return c;

@@ -239,8 +239,7 @@ static bt_finish on_token(void *client, const bt_token *token)
         bt_choice_end(c, finish);
         log_end(s, c);
     }
-    /* The last one of a single choice goes with the end. */
-    if (s->how.stream && (finish == BT_FINISH_NONE || s->n_choices > 1)) send_soon(s);
+    if (s->how.stream) send_soon(s);
     return finish;
 }
 

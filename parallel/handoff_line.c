@@ -3,6 +3,7 @@
 
 #include <inttypes.h>
 #include <string.h>
+#include <xxhash.h>
 
 #include "core/alloc.h"
 #include "core/clock.h"
@@ -232,13 +233,18 @@ out:
     return st;
 }
 
+static uint64_t sum_of(const uint64_t prefix[2], const bt_page_message *m)
+{
+    return XXH3_64bits_withSeed(prefix, 2 * sizeof(*prefix), m->checksum);
+}
+
 /* Header and tail by MPI, then the rows. */
 static bt_status launch_send(bt_handoff *h, uint32_t i, uint64_t now_ns)
 {
     bt_status st      = BT_OK;
     bt_line  *l       = h->line;
     bt_slot  *s       = &h->slots[i];
-    uint64_t  head[2] = {l->number, s->order};
+    uint64_t  head[3] = {l->number, s->order};
     size_t    n = rows_bytes(&s->message), wire = BT_LINE_PREFIX + BT_PAGE_MESSAGE_BYTES;
     uint8_t  *rows = rows_at(l, i);
     uint32_t  to   = index_of(l, s->to);
@@ -250,6 +256,7 @@ static bt_status launch_send(bt_handoff *h, uint32_t i, uint64_t now_ns)
                l->epoch);
     BT_REQUIRE(!bt_world_has_died(h->world, s->to, MPI_SUCCESS), BT_ERR_PEER, "rank %u has died",
                s->to);
+    head[2] = sum_of(head, &s->message);
     memcpy(bt_handoff_wire(h, s->memory), head, sizeof(head));
     code = MPI_Isend(bt_handoff_wire(h, s->memory), (int)(wire + s->message.tail_bytes), MPI_BYTE,
                      (int)s->to, BT_TAG_PAYLOAD, h->world->handoff_comm, s->request);
@@ -449,24 +456,28 @@ bool bt_line_receive(bt_handoff *h, uint32_t i)
     uint8_t        *wire = bt_handoff_wire(h, in->memory);
     bt_page_message m    = {.request = 0};
     size_t          head = BT_LINE_PREFIX + BT_PAGE_MESSAGE_BYTES;
-    uint64_t        number;
+    uint64_t        prefix[3];
 
     BT_REQUIRE(in->n_bytes >= head, BT_ERR_PROTOCOL, "rank %u sent a header of %zu bytes, want %zu",
                in->from, in->n_bytes, head);
-    memcpy(&number, wire, sizeof(number));
+    memcpy(prefix, wire, sizeof(prefix));
     BT_TRY(bt_page_message_parse(wire + BT_LINE_PREFIX, in->n_bytes - BT_LINE_PREFIX, &m));
     BT_REQUIRE(m.tail_bytes == in->n_bytes - head && rows_bytes(&m) <= l->rows_max, BT_ERR_PROTOCOL,
                "rank %u sent %zu bytes of tail and %zu of rows for request %" PRIu64
                ", want %u and at most %zu: all ranks must stage alike",
                in->from, in->n_bytes - head, rows_bytes(&m), m.request, m.tail_bytes, l->rows_max);
     BT_TRY(bt_page_message_verify_tail(&m, in->memory + BT_HANDOFF_HEAD));
-    if (number < l->number || l->state == BT_LINE_LEAVING || l->state == BT_LINE_ENDING ||
+    BT_REQUIRE(prefix[2] == sum_of(prefix, &m), BT_ERR_CHECKSUM,
+               "rank %u says line %016" PRIx64 " and order %" PRIu64
+               " before the header of request %" PRIu64 ": their checksum is wrong",
+               in->from, prefix[0], prefix[1], m.request);
+    if (prefix[0] < l->number || l->state == BT_LINE_LEAVING || l->state == BT_LINE_ENDING ||
         l->state == BT_LINE_NONE)
         return false;
-    BT_REQUIRE(number == l->number && index_of(l, in->from) < l->n, BT_ERR_PROTOCOL,
+    BT_REQUIRE(prefix[0] == l->number && index_of(l, in->from) < l->n, BT_ERR_PROTOCOL,
                "rank %u sends rows for request %" PRIu64 " by line %016" PRIx64
                ", this rank's is %016" PRIx64,
-               in->from, m.request, number, l->number);
+               in->from, m.request, prefix[0], l->number);
     l->message = m;
     l->index   = i;
     l->pending = true;

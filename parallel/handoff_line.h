@@ -87,7 +87,8 @@ struct bt_line {
     uint32_t  note_from;
 };
 
-enum { BT_LINE_PREFIX = 16, BT_LINE_TAIL_MAX = 56 << 10 }; /* before a header: number, order */
+/* Before a header: number and order, and a checksum of both that belongs to this header alone. */
+enum { BT_LINE_PREFIX = 24, BT_LINE_TAIL_MAX = 56 << 10 };
 enum { BT_LINE_WARM_BYTES = 64 };
 
 bt_status bt_line_create(bt_handoff *h, const bt_nccl_module *nccl, bt_device *dev, size_t rows_max,

@@ -192,7 +192,7 @@ void bt_handoff_send(bt_handoff *handoff, uint32_t to, const bt_page_message *m,
         bt_page_message_seal(&s->message, slot, wire);
     BT_ASSERT(s->message.payload_bytes <= handoff->payload_max);
     s->to    = to;
-    s->carry = BT_CARRY_NONE;
+    s->taken = false;
     if (handoff->line != NULL) bt_line_pack(handoff, (uint32_t)(s - handoff->slots));
     s->order          = handoff->next_order++;
     handoff->has_sent = true;

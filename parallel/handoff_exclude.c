@@ -3,6 +3,7 @@
  * What it may still read or write (a payload granted to it, one that has begun to arrive) stays
  * where it is, in a block of requests that never complete; the slot goes on in a new block. */
 #include "core/alloc.h"
+#include "core/clock.h"
 #include "parallel/handoff_parts.h"
 
 /* Memory and a request of their own for a slot or an inbox. */
@@ -64,7 +65,7 @@ bt_status bt_handoff_exclude(bt_handoff *handoff, uint32_t rank)
 
     BT_ASSERT(rank < handoff->world->size && rank != handoff->world->rank && !handoff->polling);
     if (peer->excluded) goto out;
-    if (handoff->line != NULL) bt_line_exclude(handoff, rank);
+    if (handoff->line != NULL) bt_line_end(handoff, bt_now_ns()); /* one without it follows */
     BT_TRY(drop_messages(handoff, rank));
     forget_signals(handoff, rank);
     if (handoff->ask_serial != 0 && handoff->ask_to == rank) handoff->ask_serial = 0;

@@ -48,11 +48,6 @@ static size_t rows_bytes(const bt_page_message *m)
     return (size_t)(m->payload_bytes - m->tail_bytes);
 }
 
-bool bt_line_is_free(const bt_line *line)
-{
-    return line->state == BT_LINE_READY && line->phase == BT_LINE_IDLE && !line->pending;
-}
-
 bt_status bt_line_create(bt_handoff *h, const bt_nccl_module *nccl, bt_device *dev, size_t rows_max,
                          bt_line **line_out)
 {
@@ -129,7 +124,6 @@ static void leave(bt_handoff *h, uint64_t now_ns)
 
     if (l->state == BT_LINE_NONE || l->state == BT_LINE_LEAVING || l->state == BT_LINE_ENDING)
         return;
-    forget_operation(h);
     l->state = BT_LINE_LEAVING;
     if (l->nccl->note(l->lane, h->n_slots + NOTE_LEFT, bt_device_stream(l->dev)) != BT_OK)
         bt_line_end(h, now_ns); /* the device itself is in error */
@@ -320,7 +314,7 @@ static bt_status launch_due(bt_handoff *h, uint32_t i, uint64_t now_ns)
 static bool launch(bt_handoff *h, uint64_t now_ns)
 {
     bt_line  *l = h->line;
-    uint32_t  i = l->pending ? BT_NO_SLOT : next_due(h);
+    uint32_t  i = next_due(h);
     bt_status st;
 
     if (!l->pending && i == BT_NO_SLOT) return false;
@@ -442,11 +436,7 @@ static bool work(bt_handoff *h, uint64_t now_ns)
 
 /* ---- for the hand-off's other files */
 
-void bt_line_send(bt_handoff *h, uint32_t i)
-{
-    h->slots[i].carry = BT_CARRY_DUE;
-    h->slots[i].taken = false;
-}
+void bt_line_send(bt_handoff *h, uint32_t i) { h->slots[i].carry = BT_CARRY_DUE; }
 
 bool bt_line_receive(bt_handoff *h, uint32_t i)
 {
@@ -486,14 +476,6 @@ out:
     h->events.reject(h->events.ctx, in->from, m.request, st);
     bt_line_fail(h, bt_now_ns()); /* its rows will never be received */
     return false;
-}
-
-void bt_line_exclude(bt_handoff *h, uint32_t rank)
-{
-    bt_line *l       = h->line;
-    bool     its_own = l->phase != BT_LINE_IDLE && l->peer == rank;
-
-    if (its_own || (l->pending && h->inboxes[l->index].from == rank)) bt_line_end(h, bt_now_ns());
 }
 
 static void pay_taken(bt_handoff *h)

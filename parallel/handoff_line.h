@@ -102,10 +102,6 @@ bt_status bt_line_join(bt_handoff *h, uint32_t epoch, uint32_t n, uint32_t n_sen
                        const uint32_t *ranks);
 /* Who has not joined yet, as far as this rank can tell; BT_NO_PEER: all have. */
 uint32_t bt_line_absent(const bt_line *line);
-/* Ends what is under way with a rank that is excluded. */
-void bt_line_exclude(bt_handoff *h, uint32_t rank);
-/* There is a line, and nothing is under way on it. */
-bool bt_line_is_free(const bt_line *line);
 
 /* What the device has been given so far packs slot i. */
 void bt_line_pack(bt_handoff *h, uint32_t i);

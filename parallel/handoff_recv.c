@@ -146,10 +146,10 @@ static void refuse_long(bt_handoff *h, uint32_t from, MPI_Message *message, size
     h->events.reject(h->events.ctx, from, request, BT_ERR_PROTOCOL);
 }
 
-/* By a line one message comes at a time. */
+/* By a line one message comes at a time, and its inbox is busy until it has. */
 static int free_inbox(const bt_handoff *h)
 {
-    if (h->line != NULL && (!bt_line_is_free(h->line) || h->inboxes[0].busy)) return -1;
+    if (h->line != NULL && (!bt_handoff_is_ready(h) || h->inboxes[0].busy)) return -1;
     for (int i = 0; i < BT_HANDOFF_INBOXES; i++)
         if (!h->inboxes[i].busy) return i;
     return -1;

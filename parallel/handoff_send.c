@@ -15,10 +15,9 @@ static void withdraw(bt_handoff *h, uint64_t now_ns)
     h->n_withdrawing++;
 }
 
-static bool is_on_line(const bt_slot *s)
+static bool has_gone(const bt_slot *s)
 {
-    return s->state == BT_SLOT_SENDING &&
-           (s->carry == BT_CARRY_LAUNCHED || s->carry == BT_CARRY_GONE);
+    return s->state == BT_SLOT_SENDING && s->carry == BT_CARRY_GONE;
 }
 
 uint32_t bt_handoff_first_for(const bt_handoff *h, uint32_t to)
@@ -28,7 +27,7 @@ uint32_t bt_handoff_first_for(const bt_handoff *h, uint32_t to)
     for (uint32_t i = 0; i < h->n_slots; i++) {
         const bt_slot *s = &h->slots[i];
 
-        if (s->state >= BT_SLOT_QUEUED && s->to == to && !is_on_line(s) &&
+        if (s->state >= BT_SLOT_QUEUED && s->to == to && !has_gone(s) &&
             (first == BT_NO_SLOT || s->order < h->slots[first].order))
             first = i;
     }
@@ -43,7 +42,6 @@ void bt_handoff_pass_grant(bt_handoff *h, uint32_t i, uint32_t first)
     if (f->state == BT_SLOT_ASKED) h->ask_slot = i; /* what comes of the request is slot i's now */
     s->state = f->state;
     f->state = BT_SLOT_SENDING;
-    bt_line_send(h, first);
 }
 
 /* The granted payload leaves.  Open MPI may give a request that is inactive at once. */
@@ -75,7 +73,6 @@ void bt_handoff_on_grant(bt_handoff *h, uint32_t from, uint64_t serial)
     bt_peer *peer = &h->peers[from];
 
     if (h->ask_serial == serial && h->ask_to == from) {
-        peer->n_expired = 0;
         if (h->ask_slot == BT_NO_SLOT) return; /* cancelled: the withdrawal is on its way */
         h->ask_serial = 0;
         start_payload(h, h->ask_slot);
@@ -101,9 +98,7 @@ void bt_handoff_on_taken(bt_handoff *h, uint32_t from, uint64_t n_ordered)
     for (uint32_t i = 0; i < h->n_slots; i++) {
         bt_slot *s = &h->slots[i];
 
-        if (s->state == BT_SLOT_SENDING && s->to == from && s->carry > BT_CARRY_DUE &&
-            s->order < n_ordered)
-            s->taken = true;
+        if (s->state == BT_SLOT_SENDING && s->to == from && s->order < n_ordered) s->taken = true;
     }
 }
 

@@ -108,6 +108,7 @@ static void site_deliver(void *ctx, uint32_t from, const bt_page_message *m,
     size_t   n    = m->payload_bytes - m->tail_bytes;
     uint8_t *copy = malloc(n + m->tail_bytes);
 
+    EXPECT(!bt_handoff_poll(s->h)); /* from within an event it does nothing */
     s->n_delivered++;
     s->last_from    = from;
     s->last_request = m->request;
@@ -134,8 +135,11 @@ static void site_reject(void *ctx, uint32_t from, uint64_t request, bt_status wh
 
 static void site_sent(void *ctx, const bt_page_message *m)
 {
-    site *s = ctx;
+    site *s    = ctx;
+    void *slot = bt_handoff_stage(s->h);
 
+    EXPECT(slot != NULL); /* its own is free again */
+    if (slot != NULL) bt_handoff_unstage(s->h, slot);
     if (s->n_sent < 64) s->sent_order[s->n_sent] = (uint32_t)(m->request >> 24 & 0xff);
     s->n_sent++;
 }
@@ -241,13 +245,23 @@ static inline void *site_send(site *s, uint32_t to, uint32_t sequence, uint32_t 
     return slot;
 }
 
+/* One poll, which says so when something came or left. */
+static inline bool site_look(site *s)
+{
+    uint32_t before = s->n_delivered + s->n_sent + s->n_rejected;
+    bool     moved  = bt_handoff_poll(s->h);
+
+    EXPECT(moved || s->n_delivered + s->n_sent + s->n_rejected == before);
+    return moved;
+}
+
 /* Polls until *counter >= want; false after 120 s. */
 static inline bool poll_until(site *s, const uint32_t *counter, uint32_t want)
 {
     uint64_t end_ns = bt_now_ns() + 120 * BT_NS_PER_S;
 
     while (*counter < want && bt_now_ns() < end_ns)
-        if (!bt_handoff_poll(s->h)) bt_sleep_ns(20000);
+        if (!site_look(s)) bt_sleep_ns(20000);
     return *counter >= want;
 }
 
@@ -281,9 +295,59 @@ static inline void site_fini(site *s)
     EXPECT_EQ(busy, 0);
     EXPECT_EQ(s->n_wrong, 0);
     for (uint32_t r = 0; r < g_ranks; r++)
-        EXPECT_EQ(s->h->peers[r].n_granted, 0);
+        EXPECT(s->h->peers[r].n_granted == 0 && !s->h->peers[r].owes_taken);
     site_close(s);
     meet();
+}
+
+/* ---- rank 0 misbehaves, rank 1 is watched */
+
+/* Bytes for rank 1, past the hand-off. */
+static inline void send_raw(int tag, const void *bytes, size_t n)
+{
+    MPI_Request request;
+    int         done   = 0;
+    uint64_t    end_ns = bt_now_ns() + 60 * BT_NS_PER_S;
+
+    MPI_Isend(bytes, (int)n, MPI_BYTE, 1, tag, g_world->handoff_comm, &request);
+    while (!done && bt_now_ns() < end_ns)
+        MPI_Test(&request, &done, MPI_STATUS_IGNORE);
+    EXPECT(done);
+}
+
+static inline void send_signal(bt_signal_kind kind, uint64_t serial)
+{
+    bt_signal s = {kind, serial, 5};
+    uint8_t   wire[BT_SIGNAL_BYTES];
+
+    bt_signal_encode(&s, wire);
+    send_raw(BT_TAG_SIGNAL, wire, sizeof(wire));
+}
+
+/* The rank grants nothing, however long what comes next takes. */
+static inline void be_busy_as(site *s, uint32_t rank)
+{
+    if (g_rank == rank) {
+        s->h->grant_to       = rank;
+        s->h->grant_since_ns = bt_now_ns() - s->h->still_ns;
+        s->h->grant_ns       = 120 * BT_NS_PER_S;
+    }
+    meet();
+}
+
+/* Receives that last as long as the test wants: until as many bytes have been sent to itself. */
+static inline void lend(MPI_Request *requests, int n)
+{
+    static uint8_t bytes[BT_SIGNAL_OUTBOX];
+
+    for (int i = 0; i < n; i++)
+        MPI_Irecv(&bytes[i], 1, MPI_BYTE, 0, 0, MPI_COMM_SELF, &requests[i]);
+}
+
+static inline void give_back(int n)
+{
+    for (int i = 0; i < n; i++)
+        MPI_Send("", 1, MPI_BYTE, 0, 0, MPI_COMM_SELF);
 }
 
 #endif

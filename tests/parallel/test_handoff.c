@@ -183,13 +183,20 @@ static void unused_grant_expires_and_its_late_payload_arrives(void)
         EXPECT(poll_until(&g_site, &g_site.n_delivered, 1));
         EXPECT_EQ(g_site.last_from, 2);
         EXPECT_EQ(open_grants(g_site.h), 1); /* rank 1's, still good */
+        g_site.h->grant_to       = 2;        /* the next one's */
+        g_site.h->grant_since_ns = bt_now_ns() - g_site.h->still_ns;
+        g_site.h->grant_ns       = 120 * BT_NS_PER_S;
     }
     meet();
     if (g_rank == 1) {
         EXPECT(poll_until(&g_site, &g_site.n_sent, 1));
         EXPECT_EQ(g_site.n_expired, 0); /* the grant was there before the clock was looked at */
     }
-    if (g_rank == 0) EXPECT(poll_until(&g_site, &g_site.n_delivered, 2));
+    if (g_rank == 0) {
+        EXPECT(poll_until(&g_site, &g_site.n_delivered, 2));
+        EXPECT_EQ(g_site.h->grant_to, 2);
+        g_site.h->grant_to = BT_NO_PEER;
+    }
     site_fini(&g_site);
 }
 
@@ -273,8 +280,12 @@ static void receivers_take_turns(void)
 
     site_init(&g_site, TO_1 + TO_2, 4000, 20);
     if (g_rank == 0 && g_ranks > 2) {
-        for (uint32_t i = 0; i < TO_1 + TO_2; i++)
+        void *first = bt_handoff_stage(g_site.h); /* whatever slots they lie in */
+
+        for (uint32_t i = 0; i < TO_1 + TO_2; i++) {
+            if (i == TO_1) bt_handoff_unstage(g_site.h, first);
             EXPECT(site_send(&g_site, i < TO_1 ? 1 : 2, i, 10) != NULL);
+        }
         EXPECT(poll_until(&g_site, &g_site.n_sent, TO_1 + TO_2));
         while (at < TO_1 + TO_2 && seen < TO_2)
             seen += g_site.sent_order[at++] == 2;
@@ -282,6 +293,64 @@ static void receivers_take_turns(void)
     }
     if (g_ranks > 2 && (g_rank == 1 || g_rank == 2))
         EXPECT(poll_until(&g_site, &g_site.n_delivered, g_rank == 1 ? TO_1 : TO_2));
+    site_fini(&g_site);
+}
+
+static void nothing_is_granted_without_room_for_it(void)
+{
+    bt_handoff *h;
+
+    site_init(&g_site, 2, 4000, 20);
+    h = g_site.h;
+    for (int i = 0; i < BT_HANDOFF_INBOXES && g_rank == 1; i++) {
+        h->inboxes[i].busy = true;
+        lend(h->inboxes[i].request, 1);
+    }
+    meet();
+    if (g_rank == 0) {
+        EXPECT(site_send(&g_site, 1, 1, 10) != NULL);
+        bt_handoff_poll(h); /* asks */
+    }
+    if (g_rank == 1) {
+        EXPECT(poll_until(&g_site, &h->n_asked, 1));
+        for (int i = 0; i < 10; i++)
+            bt_handoff_poll(h);
+        EXPECT(h->n_asked == 1 && h->grant_to == BT_NO_PEER);
+    }
+    for (int i = 0; i < BT_HANDOFF_INBOXES && g_rank == 1; i++) {
+        give_back(1);
+        MPI_Wait(h->inboxes[i].request, MPI_STATUS_IGNORE);
+        h->inboxes[i].busy = false;
+    }
+    meet();
+    if (g_rank == 0) EXPECT(poll_until(&g_site, &g_site.n_sent, 1));
+    if (g_rank == 1) EXPECT(poll_until(&g_site, &g_site.n_delivered, 1));
+    site_fini(&g_site);
+}
+
+/* For a link's rate: what left by MPI, and the time since it was asked for. */
+static void what_has_left_is_counted_with_its_time(void)
+{
+    enum { WAITS_MS = 50 };
+    const bt_traffic *t = &bt_world_traffic(g_world)[1];
+    uint64_t          bytes, ns;
+
+    site_init(&g_site, 2, 4000, 20);
+    bytes = t->handoff_bytes;
+    ns    = t->handoff_ns;
+    if (g_rank == 0) {
+        EXPECT(site_send(&g_site, 1, 1, 10) != NULL);
+        bt_handoff_poll(g_site.h); /* asks */
+        bt_sleep_ns(WAITS_MS * BT_NS_PER_MS);
+    }
+    meet();
+    if (g_rank == 0) {
+        EXPECT(poll_until(&g_site, &g_site.n_sent, 1));
+        EXPECT_EQ(t->handoff_bytes - bytes, g_dev == NULL ? row_bytes(10) : 0);
+        if (g_dev == NULL) EXPECT(t->handoff_ns - ns >= WAITS_MS * BT_NS_PER_MS);
+        EXPECT(t->handoff_ns - ns < 200 * BT_NS_PER_S);
+    }
+    if (g_rank == 1) EXPECT(poll_until(&g_site, &g_site.n_delivered, 1));
     site_fini(&g_site);
 }
 
@@ -338,6 +407,8 @@ static void cancel_of_a_queued_message_frees_its_slot(void)
 /* Whatever slots they lie in: the younger one has the lower. */
 static void messages_of_one_receiver_leave_in_their_order(void)
 {
+    uint64_t serial = g_world->next_serial;
+
     site_init(&g_site, 2, 4000, 20);
     if (g_rank == 0) {
         site_send(&g_site, 1, 1, 10);
@@ -345,6 +416,7 @@ static void messages_of_one_receiver_leave_in_their_order(void)
         EXPECT(bt_handoff_cancel(g_site.h, request_of(0, 1, 1)));
         EXPECT(site_send(&g_site, 1, 3, 10) != NULL);
         EXPECT(poll_until(&g_site, &g_site.n_sent, 2));
+        EXPECT(g_world->next_serial >= serial + 2); /* no two requests to send have one number */
     }
     if (g_rank == 1) {
         EXPECT(poll_until(&g_site, &g_site.n_delivered, 2));
@@ -474,6 +546,8 @@ static const bt_test TESTS[] = {
     BT_TEST(cycle_of_large_payloads_does_not_lock),
     BT_TEST(traffic_flows_while_a_group_exchange_waits),
     BT_TEST(receivers_take_turns),
+    BT_TEST(nothing_is_granted_without_room_for_it),
+    BT_TEST(what_has_left_is_counted_with_its_time),
     BT_TEST(stopped_receiver_expires_while_others_go_on),
     BT_TEST(unused_grant_expires_and_its_late_payload_arrives),
     BT_TEST(standstill_makes_no_request_expire),

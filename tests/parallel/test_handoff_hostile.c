@@ -1,23 +1,12 @@
 /* Peers that break the hand-off's protocol: everything is refused by name, nothing crashes, and the
  * next good message arrives.  Rank 0 misbehaves, rank 1 is watched. */
 #include <limits.h>
+#include <xxhash.h>
 
 #include "tests/parallel/handoff_site.h"
 #include "tests/support/sweep.h"
 
 static site g_site;
-
-static void send_raw(int tag, const void *bytes, size_t n)
-{
-    MPI_Request request;
-    int         done   = 0;
-    uint64_t    end_ns = bt_now_ns() + 60 * BT_NS_PER_S;
-
-    MPI_Isend(bytes, (int)n, MPI_BYTE, 1, tag, g_world->handoff_comm, &request);
-    while (!done && bt_now_ns() < end_ns)
-        MPI_Test(&request, &done, MPI_STATUS_IGNORE);
-    EXPECT(done);
-}
 
 /* A good message afterwards shows that the receiver goes on. */
 static void a_good_message_still_arrives(void)
@@ -61,7 +50,7 @@ static void signals_of_a_wrong_size_are_refused(void)
 static void broken_signals_are_refused(void)
 {
     bt_signal good = {.kind = BT_SIGNAL_GRANT, .serial = 5}, odd = {.kind = 9, .serial = 5},
-              none = {.kind = BT_SIGNAL_ASK, .serial = 0};
+              none = {.kind = BT_SIGNAL_ASK, .serial = 0}, zero = {.serial = 5};
     uint8_t  wire[BT_SIGNAL_BYTES];
     uint32_t n = 0;
 
@@ -76,8 +65,14 @@ static void broken_signals_are_refused(void)
     if (g_rank == 0) send_raw(BT_TAG_SIGNAL, wire, sizeof(wire));
     bt_signal_encode(&none, wire);
     if (g_rank == 0) send_raw(BT_TAG_SIGNAL, wire, sizeof(wire));
-    if (g_rank == 1) EXPECT(poll_until(&g_site, &g_site.n_rejected, n + 2));
-    if (g_rank == 1) EXPECT_EQ(g_site.n_rejected, n + 2);
+    bt_signal_encode(&zero, wire);
+    if (g_rank == 0) send_raw(BT_TAG_SIGNAL, wire, sizeof(wire));
+    bt_signal_encode(&good, wire);
+    wire[0] ^= 1; /* of another kind of program */
+    memcpy(wire + 24, &(uint64_t){XXH3_64bits(wire, 24)}, 8);
+    if (g_rank == 0) send_raw(BT_TAG_SIGNAL, wire, sizeof(wire));
+    if (g_rank == 1) EXPECT(poll_until(&g_site, &g_site.n_rejected, n + 4));
+    if (g_rank == 1) EXPECT_EQ(g_site.n_rejected, n + 4);
     a_good_message_still_arrives();
 }
 
@@ -98,28 +93,6 @@ static void signals_without_a_cause_do_no_harm(void)
     a_good_message_still_arrives();
 }
 
-/* The rank grants nothing, however long what comes next takes. */
-static void be_busy_as(uint32_t rank)
-{
-    if (g_rank == rank) {
-        g_site.h->grant_to       = rank;
-        g_site.h->grant_since_ns = bt_now_ns() - g_site.h->still_ns;
-        g_site.h->grant_ns       = 120 * BT_NS_PER_S;
-    }
-    meet();
-}
-
-static void be_busy(void) { be_busy_as(1); }
-
-static void send_signal(bt_signal_kind kind, uint64_t serial)
-{
-    bt_signal s = {kind, serial, 5};
-    uint8_t   wire[BT_SIGNAL_BYTES];
-
-    bt_signal_encode(&s, wire);
-    send_raw(BT_TAG_SIGNAL, wire, sizeof(wire));
-}
-
 /* Rank 1 asks rank 2, and rank 0 answers: nothing leaves before rank 2 has room. */
 static void grant_of_another_rank_is_none(void)
 {
@@ -129,7 +102,7 @@ static void grant_of_another_rank_is_none(void)
 
     if (g_ranks < 3) goto out;
     site_init(&g_site, 2, 4000, 20);
-    be_busy_as(2);
+    be_busy_as(&g_site, 2);
     if (g_rank == 1) {
         EXPECT(site_send(&g_site, 2, 1, 5) != NULL);
         bt_handoff_poll(g_site.h);
@@ -155,6 +128,180 @@ out:
     bt_group_destroy(group);
 }
 
+/* Rank 1 waits for rank 0's answer to what it has withdrawn; the answer to something else is none.
+ * Until it comes nothing more is asked, and each grant period counts once. */
+static void answer_to_another_withdrawal_is_none(void)
+{
+    enum { SERIAL = 2000001 };
+    bt_handoff *h;
+    bt_peer    *peer;
+
+    site_init(&g_site, 2, 4000, 20);
+    h    = g_site.h;
+    peer = &h->peers[0];
+    if (g_rank == 1) {
+        peer->withdrawn_serial = SERIAL;
+        peer->silent_since_ns  = bt_now_ns() - h->still_ns - h->grant_ns;
+        peer->n_expired        = 2;
+        h->n_withdrawing++;
+        EXPECT(site_send(&g_site, 0, 1, 5) != NULL);
+    }
+    meet();
+    if (g_rank == 0) send_signal(BT_SIGNAL_WITHDRAWN, SERIAL + 1);
+    if (g_rank == 1) {
+        poll_for(&g_site, 0.05);
+        EXPECT(peer->withdrawn_serial == SERIAL && h->n_withdrawing == 1);
+        EXPECT(g_site.n_expired == 1 && g_site.max_expired == 3);
+        EXPECT_EQ(h->slots[0].state, BT_SLOT_QUEUED);
+    }
+    meet();
+    if (g_rank == 0) send_signal(BT_SIGNAL_WITHDRAWN, SERIAL);
+    if (g_rank == 1) {
+        uint64_t end_ns = bt_now_ns() + 60 * BT_NS_PER_S;
+
+        while (h->slots[0].state == BT_SLOT_QUEUED && bt_now_ns() < end_ns)
+            bt_handoff_poll(h);
+        EXPECT(peer->withdrawn_serial == 0 && h->n_withdrawing == 0);
+        EXPECT_EQ(peer->n_expired, 0); /* it lives: its next one is its first again */
+    }
+    meet();
+    if (g_rank == 1) EXPECT(poll_until(&g_site, &g_site.n_sent, 1));
+    if (g_rank == 0) EXPECT(poll_until(&g_site, &g_site.n_delivered, 1));
+    site_fini(&g_site);
+}
+
+/* Rank 1 waits for so many payloads of rank 0, which withdraws one. */
+static void expect_withdrawn(uint64_t serial, uint32_t n_granted, uint32_t left)
+{
+    bt_peer *peer   = &g_site.h->peers[0];
+    uint64_t end_ns = bt_now_ns() + 60 * BT_NS_PER_S;
+
+    meet();
+    if (g_rank == 0) send_signal(BT_SIGNAL_WITHDRAW, serial);
+    if (g_rank == 1) {
+        peer->n_granted    = n_granted;
+        g_site.h->grant_to = 1; /* another one's */
+        while (peer->n_granted != left && bt_now_ns() < end_ns)
+            bt_handoff_poll(g_site.h);
+        poll_for(&g_site, 0.05);
+        EXPECT_EQ(peer->n_granted, left);
+        EXPECT_EQ(g_site.h->grant_to, 1);
+        g_site.h->grant_to = BT_NO_PEER;
+    }
+}
+
+/* Of several payloads that may still come from rank 0 one is given up, and only by its number. */
+static void withdrawal_frees_its_own_grant_once(void)
+{
+    enum { SERIAL = 1000001 };
+
+    site_init(&g_site, 2, 4000, 20);
+    meet();
+    if (g_rank == 0) send_signal(BT_SIGNAL_ASK, SERIAL);
+    if (g_rank == 1) EXPECT(poll_until(&g_site, &g_site.h->peers[0].n_granted, 1));
+    expect_withdrawn(SERIAL + 1, 1, 1);
+    expect_withdrawn(SERIAL, 0, 0); /* its payload has come already */
+    expect_withdrawn(SERIAL, 2, 1);
+    expect_withdrawn(SERIAL, 1, 1);
+    if (g_rank == 1) g_site.h->peers[0].n_granted = 0;
+    site_fini(&g_site);
+}
+
+/* Rank 1 asks rank 0, which answers something else. */
+static void grant_of_another_request_is_none(void)
+{
+    site_init(&g_site, 2, 4000, 20);
+    be_busy_as(&g_site, 0);
+    if (g_rank == 1) {
+        EXPECT(site_send(&g_site, 0, 1, 5) != NULL);
+        bt_handoff_poll(g_site.h);
+        EXPECT_EQ(g_site.h->slots[0].state, BT_SLOT_ASKED);
+    }
+    meet();
+    if (g_rank == 0) send_signal(BT_SIGNAL_GRANT, 3000001);
+    if (g_rank == 1) {
+        poll_for(&g_site, 0.05);
+        EXPECT_EQ(g_site.h->slots[0].state, BT_SLOT_ASKED);
+    }
+    meet();
+    if (g_rank == 0) {
+        g_site.h->grant_to = BT_NO_PEER;
+        EXPECT(poll_until(&g_site, &g_site.n_delivered, 1));
+        EXPECT_EQ(g_site.n_rejected, 0);
+    }
+    if (g_rank == 1) EXPECT(poll_until(&g_site, &g_site.n_sent, 1));
+    site_fini(&g_site);
+}
+
+/* As many signals as may be under way to rank 0. */
+static void fill_outbox(void)
+{
+    bt_handoff *h      = g_site.h;
+    uint64_t    end_ns = bt_now_ns() + 60 * BT_NS_PER_S;
+
+    while (h->n_signals_open > 0 && bt_now_ns() < end_ns)
+        bt_handoff_poll(h);
+    EXPECT_EQ(h->n_signals_open, 0);
+    lend(h->signal_requests, BT_SIGNAL_OUTBOX);
+    h->n_signals_open = BT_SIGNAL_OUTBOX;
+    for (int i = 0; i < 10; i++)
+        bt_handoff_poll(h);
+}
+
+static void empty_outbox(void)
+{
+    give_back(BT_SIGNAL_OUTBOX);
+    for (int i = 0; i < 10; i++)
+        bt_handoff_poll(g_site.h);
+}
+
+/* What rank 1 has to say to rank 0, as a sender and as a receiver, is said when there is room. */
+static void signals_without_room_are_sent_later(void)
+{
+    bt_handoff *h;
+
+    site_init(&g_site, 2, 4000, 20);
+    h = g_site.h;
+    meet();
+    if (g_rank == 1) {
+        fill_outbox();
+        EXPECT(site_send(&g_site, 0, 1, 5) != NULL);
+        bt_handoff_poll(h);
+        EXPECT(h->ask_serial == 0 && h->slots[0].state == BT_SLOT_QUEUED);
+        empty_outbox();
+        EXPECT_EQ(h->slots[0].state, BT_SLOT_ASKED);
+        fill_outbox();
+        EXPECT(bt_handoff_cancel(h, request_of(1, 0, 1)));
+        bt_handoff_poll(h);
+        EXPECT(h->ask_serial != 0 && h->n_withdrawing == 0);
+        empty_outbox();
+        EXPECT(h->ask_serial == 0 && h->n_withdrawing == 1);
+        EXPECT_EQ(g_site.n_expired, 0); /* it has had no time to answer */
+        fill_outbox();
+    }
+    meet();
+    if (g_rank == 0) send_signal(BT_SIGNAL_ASK, 1000001);
+    if (g_rank == 1) {
+        EXPECT(poll_until(&g_site, &h->n_asked, 1));
+        bt_handoff_poll(h);
+        EXPECT(h->n_asked == 1 && h->grant_to == BT_NO_PEER && h->peers[0].n_granted == 0);
+        empty_outbox();
+        EXPECT(h->n_asked == 0 && h->grant_to == 0 && h->peers[0].n_granted == 1);
+        fill_outbox();
+    }
+    meet();
+    for (int i = 0; i < 2 && g_rank == 0; i++) /* one answer is enough */
+        send_signal(BT_SIGNAL_WITHDRAW, 1000001);
+    if (g_rank == 1) {
+        EXPECT(poll_until(&g_site, &h->n_owed, 1));
+        bt_handoff_poll(h);
+        EXPECT(h->n_owed == 1 && h->grant_to == BT_NO_PEER && h->peers[0].n_granted == 0);
+        empty_outbox();
+        EXPECT_EQ(h->n_owed, 0);
+    }
+    site_fini(&g_site);
+}
+
 static void second_request_before_an_answer_is_refused(void)
 {
     uint8_t   wire[BT_SIGNAL_BYTES];
@@ -165,7 +312,7 @@ static void second_request_before_an_answer_is_refused(void)
     };
 
     site_init(&g_site, 2, 4000, 0.1);
-    be_busy(); /* until both lie in its queue, or the first could be granted before */
+    be_busy_as(&g_site, 1); /* until both lie in its queue, or the first could be granted before */
     for (int i = 0; i < 3; i++) {
         bt_signal_encode(&ask[i], wire);
         if (g_rank == 0) send_raw(BT_TAG_SIGNAL, wire, sizeof(wire));
@@ -185,7 +332,7 @@ static void second_request_before_an_answer_is_refused(void)
 static void requests_are_granted_in_their_order(void)
 {
     site_init(&g_site, 2, 4000, 20);
-    be_busy();
+    be_busy_as(&g_site, 1);
     for (uint32_t n = 1; n <= 2 && g_ranks > 2; n++) {
         if (g_rank == (n == 1 ? 2u : 0u)) send_signal(BT_SIGNAL_ASK, 1000000 + n);
         if (g_rank == 1) EXPECT(poll_until(&g_site, &g_site.h->n_asked, n));
@@ -305,120 +452,6 @@ static void payload_larger_than_the_receivers_room_is_refused(void)
     free(raw);
 }
 
-/* ---- a peer that is lost ------------------------------------------------------------------ */
-
-/* It has asked and was not answered: there is nobody to grant it to. */
-static void request_of_a_lost_peer_is_not_granted(void)
-{
-    site_init(&g_site, 2, 4000, 20);
-    be_busy();
-    if (g_rank == 0) send_signal(BT_SIGNAL_ASK, 1000001);
-    if (g_rank == 1) {
-        EXPECT(poll_until(&g_site, &g_site.h->n_asked, 1));
-        EXPECT_EQ(bt_handoff_exclude(g_site.h, 0), BT_OK);
-        EXPECT_EQ(g_site.h->n_asked, 0);
-        g_site.h->grant_since_ns -= g_site.h->grant_ns;
-        if (g_site.h->n_asked == 0) bt_handoff_poll(g_site.h);
-        EXPECT_EQ(g_site.h->grant_to, BT_NO_PEER);
-    }
-    site_fini(&g_site);
-}
-
-/* Whatever it had of this rank: it may still read what was granted to it, and write where it had
- * begun to, so both go on elsewhere. */
-static void nothing_stays_open_for_a_lost_peer(void)
-{
-    site_init(&g_site, 2, 4000, 20);
-    if (g_rank == 1) {
-        bt_handoff *h    = g_site.h;
-        bt_slot    *slot = &h->slots[0];
-        bt_inbox   *in   = &h->inboxes[0];
-        uint8_t    *lent[2];
-
-        EXPECT(site_send(&g_site, 0, 1, 5) != NULL && slot->state == BT_SLOT_QUEUED);
-        EXPECT(site_send(&g_site, 0, 2, 5) != NULL);
-        slot->state                  = BT_SLOT_SENDING;
-        in->busy                     = true;
-        in->from                     = 0;
-        h->slots[1].state            = BT_SLOT_ASKED;
-        h->ask_serial                = 7;
-        h->ask_slot                  = 1;
-        h->ask_to                    = 0;
-        h->grant_to                  = 0;
-        h->peers[0].n_granted        = 1;
-        h->peers[0].withdrawn_serial = 6;
-        h->n_withdrawing             = 1;
-        h->peers[0].owed_serial      = 9;
-        h->n_owed                    = 1;
-        lent[0]                      = slot->memory;
-        lent[1]                      = in->memory;
-        EXPECT_EQ(bt_handoff_exclude(h, 0), BT_OK);
-        EXPECT(handoff_is_idle(h));
-        EXPECT_EQ(h->n_withdrawing, 0);
-        EXPECT(slot->memory != lent[0] && in->memory != lent[1]);
-    }
-    site_fini(&g_site);
-}
-
-/* Before its requests hear of it, they may have more for it. */
-static void what_is_sent_to_a_lost_peer_is_gone(void)
-{
-    site_init(&g_site, 2, 4000, 0.02);
-    if (g_rank == 1) {
-        EXPECT_EQ(bt_handoff_exclude(g_site.h, 0), BT_OK);
-        EXPECT(site_send(&g_site, 0, 1, 5) != NULL);
-        poll_for(&g_site, 0.1);
-        EXPECT(handoff_is_idle(g_site.h));
-        EXPECT_EQ(g_site.n_sent + g_site.n_expired, 0);
-        EXPECT(bt_handoff_cancel(g_site.h, request_of(1, 0, 1)));
-    }
-    site_fini(&g_site);
-}
-
-static bool payload_waits(void)
-{
-    int found = 0;
-
-    MPI_Iprobe(0, BT_TAG_PAYLOAD, g_world->handoff_comm, &found, MPI_STATUS_IGNORE);
-    return found != 0;
-}
-
-/* Late rows may be of pages that others have by now. */
-static void payload_of_a_lost_peer_is_not_taken(void)
-{
-    uint8_t         rows[320], raw[BT_PAGE_MESSAGE_BYTES + sizeof(rows)];
-    bt_page_message m = {
-        .request = request_of(0, 1, 1), .token1 = 10, .layer1 = 1, .kv_dim = KV_DIM};
-
-    fill_rows(m.request, rows, sizeof(rows));
-    bt_page_message_seal(&m, rows, raw);
-    memcpy(raw + BT_PAGE_MESSAGE_BYTES, rows, sizeof(rows));
-    site_init(&g_site, 2, 4000, 20);
-    if (g_rank == 1) EXPECT_EQ(bt_handoff_exclude(g_site.h, 0), BT_OK);
-    meet();
-    if (g_rank == 0) send_raw(BT_TAG_PAYLOAD, raw, sizeof(raw));
-    if (g_rank == 1) {
-        uint64_t end_ns = bt_now_ns() + 60 * BT_NS_PER_S;
-
-        while (!payload_waits() && bt_now_ns() < end_ns)
-            ;
-        while (payload_waits() && bt_now_ns() < end_ns)
-            bt_handoff_poll(g_site.h);
-        EXPECT(bt_now_ns() < end_ns);
-    }
-    meet();
-    if (g_rank == 2) {
-        EXPECT(site_send(&g_site, 1, 1, 5) != NULL);
-        EXPECT(poll_until(&g_site, &g_site.n_sent, 1));
-    }
-    if (g_rank == 1) {
-        EXPECT(poll_until(&g_site, &g_site.n_delivered, g_ranks > 2));
-        EXPECT_EQ(g_site.n_delivered, g_ranks > 2);
-        EXPECT_EQ(g_site.n_rejected, 0);
-    }
-    site_fini(&g_site);
-}
-
 /* ---- not hostile, but refused ------------------------------------------------------------- */
 
 static void absurd_configurations_are_refused(void)
@@ -452,16 +485,16 @@ static const bt_test TESTS[] = {
     BT_TEST(broken_signals_are_refused),
     BT_TEST(signals_without_a_cause_do_no_harm),
     BT_TEST(grant_of_another_rank_is_none),
+    BT_TEST(grant_of_another_request_is_none),
+    BT_TEST(answer_to_another_withdrawal_is_none),
+    BT_TEST(withdrawal_frees_its_own_grant_once),
+    BT_TEST(signals_without_room_are_sent_later),
     BT_TEST(second_request_before_an_answer_is_refused),
     BT_TEST(requests_are_granted_in_their_order),
     BT_TEST(payloads_out_of_the_blue_are_refused),
     BT_TEST(corrupted_payload_is_rejected_by_its_checksum),
     BT_TEST(payload_leaves_room_for_its_header),
     BT_TEST(payload_larger_than_the_receivers_room_is_refused),
-    BT_TEST(request_of_a_lost_peer_is_not_granted),
-    BT_TEST(nothing_stays_open_for_a_lost_peer),
-    BT_TEST(what_is_sent_to_a_lost_peer_is_gone),
-    BT_TEST(payload_of_a_lost_peer_is_not_taken),
     BT_TEST(absurd_configurations_are_refused),
     BT_TEST(every_failing_allocation_is_survived),
 };

@@ -73,10 +73,16 @@ static void who_has_not_joined_is_named(void)
     site_meet(&g_site);
     snprintf(want, sizeof(want), "is not ready after 1.000 s: nothing came from rank %u",
              g_rank == 0 ? last : 0);
+    if (g_rank == 0) EXPECT(site_send(&g_site, last, 1, 10) != NULL);
     if (g_rank != last) {
         site_join(&g_site, g_ranks);
         EXPECT_EQ(bt_handoff_await_ready(g_site.h, &wait), BT_ERR_TIMEOUT);
         EXPECT_HAS(bt_error_text(), want);
+    }
+    if (g_rank == 0) {
+        EXPECT_EQ(g_site.h->slots[0].state, BT_SLOT_QUEUED); /* nobody is asked before, */
+        EXPECT_EQ(g_site.n_expired, 0);                      /* or taken for silent */
+        EXPECT(bt_handoff_cancel(g_site.h, request_of(0, last, 1)));
     }
     meet();
     if (g_rank == last) site_join(&g_site, g_ranks);
@@ -157,6 +163,7 @@ static void line_that_stands_still_ends_at_its_deadline(void)
         snprintf(want, sizeof(want), "a message to rank %u has not come", receiver);
         EXPECT_HAS(bt_error_text(), want);
         EXPECT_HAS(bt_error_text(), "in epoch");
+        EXPECT_HAS(bt_error_text(), "within 2.000 s"); /* four grants would be less */
         g_fake_nccl.stalled = 0;
         EXPECT(poll_until(&g_site, &g_site.n_sent, 1));
     }
@@ -265,10 +272,18 @@ static void messages_below_the_named_order_are_taken(void)
         slots[i].order = 5 + i;
         slots[i].taken = false;
     }
+    slots[0].carry = BT_CARRY_AGAIN;    /* its line has ended, but it had come */
+    slots[1].carry = BT_CARRY_LAUNCHED; /* it comes once more: NCCL still has its rows */
     bt_handoff_on_taken(g_site.h, receiver + 1, 8);
     EXPECT(!slots[0].taken && !slots[1].taken && !slots[2].taken);
     bt_handoff_on_taken(g_site.h, receiver, 6);
     EXPECT(slots[0].taken && !slots[1].taken && !slots[2].taken);
+    bt_handoff_poll(g_site.h);
+    EXPECT_EQ(g_site.n_sent, 1);
+    EXPECT(slots[0].state == BT_SLOT_FREE && slots[1].state == BT_SLOT_SENDING);
+    bt_handoff_on_taken(g_site.h, receiver, 7);
+    bt_handoff_poll(g_site.h);
+    EXPECT(slots[1].taken && slots[1].state == BT_SLOT_SENDING && g_site.n_sent == 1);
     for (uint32_t i = 0; i < 3; i++)
         slots[i].state = BT_SLOT_FREE;
     site_fini(&g_site);
@@ -279,15 +294,16 @@ static void changed_rows_are_rejected_by_their_checksum(void)
     uint32_t receiver = n_senders();
 
     site_init(&g_site, 3, 4000, 5);
-    if (g_rank == receiver) g_fake_nccl.corrupt_at = 1; /* of the second message */
+    if (g_rank == receiver) g_fake_nccl.corrupt_at = 2; /* of the last message */
     for (uint32_t i = 0; i < 3 && g_rank == 0; i++)
         EXPECT(site_send(&g_site, receiver, i, 10) != NULL);
     if (g_rank == 0) EXPECT(poll_until(&g_site, &g_site.n_sent, 3));
     if (g_rank == receiver) {
         EXPECT(poll_until(&g_site, &g_site.n_delivered, 2));
-        EXPECT_EQ(g_site.n_rejected, 1);
-        EXPECT_EQ(g_site.rejected_request, request_of(0, receiver, 1));
+        EXPECT(poll_until(&g_site, &g_site.n_rejected, 1));
+        EXPECT_EQ(g_site.rejected_request, request_of(0, receiver, 2));
         EXPECT_EQ(g_site.rejected_why, BT_ERR_CHECKSUM);
+        EXPECT_EQ(g_site.h->peers[0].n_ordered, 3); /* that one has come, and goes no more */
     }
     site_fini(&g_site);
 }
@@ -389,6 +405,31 @@ static void nonsense_is_refused_and_the_line_goes_on(void)
     site_fini(&g_site);
 }
 
+/* A rank sends or receives, never both: one that waits for its peer is waited for by nobody. */
+static void sender_is_not_asked(void)
+{
+    uint8_t     wire[BT_SIGNAL_BYTES];
+    bt_signal   ask = {BT_SIGNAL_ASK, 1000001, 5};
+    MPI_Request request;
+
+    site_init(&g_site, 3, 4000, 5);
+    run_traffic(9, g_ranks, NULL);
+    site_meet(&g_site);
+    bt_signal_encode(&ask, wire);
+    if (g_rank == n_senders()) {
+        MPI_Isend(wire, sizeof(wire), MPI_BYTE, 0, BT_TAG_SIGNAL, g_world->handoff_comm, &request);
+        MPI_Request_free(&request);
+    }
+    if (g_rank == 0) {
+        EXPECT(poll_until(&g_site, &g_site.n_rejected, 1));
+        EXPECT_EQ(g_site.rejected_request, 5);
+        EXPECT_EQ(g_site.rejected_why, BT_ERR_PROTOCOL);
+        EXPECT_EQ(g_site.h->n_asked, 0);
+    }
+    site_meet(&g_site);
+    site_fini(&g_site);
+}
+
 /* The last receiver is lost in the middle of a message: an epoch without it follows, in which those
  * for the others go on, once each, and those for it are gone.  It wakes later and disturbs nobody.
  */
@@ -415,6 +456,7 @@ static void lost_receiver_ends_with_its_epoch(void)
     meet();
     if (!lost) {
         EXPECT_EQ(bt_handoff_exclude(g_site.h, last), BT_OK);
+        EXPECT_EQ(g_site.h->line->state, BT_LINE_ENDING);
         if (g_rank == 1) bt_sleep_ns(50 * BT_NS_PER_MS); /* its origin is ahead of it */
         site_join(&g_site, last);
         if (g_rank == 0) EXPECT(bt_handoff_cancel(g_site.h, request_of(0, last, 1000)));
@@ -595,6 +637,7 @@ static const bt_test TESTS[] = {
     BT_TEST(changed_tail_is_rejected_by_its_checksum),
     BT_TEST(rows_keep_their_place_in_the_work_of_the_device),
     BT_TEST(nonsense_is_refused_and_the_line_goes_on),
+    BT_TEST(sender_is_not_asked),
     BT_TEST(lost_receiver_ends_with_its_epoch),
     BT_TEST(other_communicators_are_left_alone),
     BT_TEST(line_that_ends_leaves_a_waiting_group_alone),

@@ -305,14 +305,23 @@ out:
     return st;
 }
 
+static bool is_of_other_rank(const bt_loader *l, const char *rest)
+{
+    unsigned expert;
+
+    return sscanf(rest, "mlp.experts.%u.", &expert) == 1 && expert < l->cfg->moe.gate.n_experts &&
+           !l->opt->own_experts[expert];
+}
+
 /* A tensor of a served layer that may be there without a use: an expert of another rank, a scale,
  * RoPE's frequencies, which are computed; the indexer of a layer that config.json says to do
  * without; the norm behind a dense layer that A.X-K1 stores and does not use; with FP8 weights of
  * one scale those of activations, which are not rounded here. */
-static bool may_be_unused(const bt_model_config *cfg, unsigned layer, const char *rest)
+static bool may_be_unused(const bt_loader *l, unsigned layer, const char *rest)
 {
-    return strncmp(rest, "mlp.experts.", strlen("mlp.experts.")) == 0 ||
-           strcmp(rest, "self_attn.rotary_emb.inv_freq") == 0 ||
+    const bt_model_config *cfg = l->cfg;
+
+    return is_of_other_rank(l, rest) || strcmp(rest, "self_attn.rotary_emb.inv_freq") == 0 ||
            (cfg->mla.index_topk != 0 && !bt_model_layer_has_indexer(cfg, layer) &&
             strncmp(rest, "self_attn.indexer.", strlen("self_attn.indexer.")) == 0) ||
            (cfg->moe_norm && !bt_model_layer_is_moe(cfg, layer) &&
@@ -321,7 +330,18 @@ static bool may_be_unused(const bt_model_config *cfg, unsigned layer, const char
            bt_tensor_name_ends(rest, BT_NAME_SCALE_FP8);
 }
 
-/* What files hold for a layer and config.json does not speak of would change the results. */
+/* Of the embedding, the last norm or the head; other tensors outside the layers are of towers. */
+static bool is_of_ends(const char *name)
+{
+    static const char *const ENDS[] = {"model.embed_tokens.", "model.norm.", "lm_head."};
+
+    for (size_t i = 0; i < sizeof(ENDS) / sizeof(ENDS[0]); i++)
+        if (strncmp(name, ENDS[i], strlen(ENDS[i])) == 0) return true;
+    return false;
+}
+
+/* What files hold for the language model and config.json does not speak of would change the
+ * results. */
 static bt_status refuse_unused(const bt_loader *l)
 {
     bt_status        st   = BT_OK;
@@ -335,14 +355,16 @@ static bt_status refuse_unused(const bt_loader *l)
     for (size_t i = 0; i < bt_safetensors_count(l->st); i++) {
         const bt_tensor *t = bt_safetensors_at(l->st, i);
         char             name[160];
-        unsigned         layer;
-        int              at = 0;
+        unsigned         layer = 0;
+        int              at    = 0;
 
-        if (l->used[i] || t->bytes == 0 || /* as of 0 shared experts, which Hugging Face saves */
-            sscanf(t->name, "model.layers.%u.%n", &layer, &at) != 1 || at == 0)
+        if (l->used[i] || t->bytes == 0) /* as of 0 shared experts, which Hugging Face saves */
+            continue;
+        if ((sscanf(t->name, "model.layers.%u.%n", &layer, &at) != 1 || at == 0) &&
+            !is_of_ends(t->name))
             continue;
         BT_REQUIRE(
-            layer >= bt_model_n_served_layers(l->cfg) || may_be_unused(l->cfg, layer, t->name + at),
+            layer >= bt_model_n_served_layers(l->cfg) || may_be_unused(l, layer, t->name + at),
             BT_ERR_UNSUPPORTED,
             "%s: tensor %s: expected none of this name by config.json, found one: do they "
             "belong together?",

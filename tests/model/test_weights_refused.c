@@ -245,6 +245,14 @@ static void weights_name_each_missing_tensor(void)
 /* What config.json leaves out would change the results, in silence. */
 static void weights_without_a_use_are_refused(void)
 {
+    static const char *const FOREIGN[] = {
+        "model.layers.1.mlp.experts.3.down_proj.bias",
+        "model.layers.1.mlp.experts.3.down_proj.weight_g_idx",
+        "model.layers.1.mlp.experts.down_proj_bias",
+        "model.embed_tokens.bias",
+        "model.norm.bias",
+        "lm_head.bias",
+    };
     checkpoint c;
     bt_weights w;
 
@@ -263,6 +271,14 @@ static void weights_without_a_use_are_refused(void)
     c.tensors[c.n - 1].name = "model.layers.1.\x1b[2J\nbias";
     EXPECT_EQ(load_list(&c, &w), BT_ERR_UNSUPPORTED);
     EXPECT_HAS(bt_error_text(), "tensor model.layers.1.?[2J?bias: expected none");
+    for (size_t i = 0; i < sizeof(FOREIGN) / sizeof(*FOREIGN); i++) {
+        c.tensors[c.n - 1].name = FOREIGN[i];
+        EXPECT_EQ(load_list(&c, &w), BT_ERR_UNSUPPORTED);
+        EXPECT_HAS(bt_error_text(), FOREIGN[i]);
+    }
+    c.tensors[c.n - 1].name = "vision_tower.patch_embed.bias";
+    EXPECT_EQ(load_list(&c, &w), BT_OK);
+    bt_weights_fini(&w);
     c.tensors[c.n - 1].name     = "model.layers.1.mlp.shared_experts.up_proj.bias";
     c.tensors[c.n - 1].shape[0] = 0; /* it changes nothing */
     c.tensors[c.n - 1].bytes    = 0;

@@ -41,6 +41,13 @@ out:
     return st;
 }
 
+/* Sarvam's published config.json has names of its own. */
+static const char *name_of(const bt_json_at *at, bt_model_family fam, const char *name,
+                           const char *sarvam)
+{
+    return fam == BT_FAMILY_SARVAM && bt_json_field(at, name) == NULL ? sarvam : name;
+}
+
 static bt_status read_gate_kind(const bt_json_at *at, bt_model_family fam, bt_gate_kind *kind_out)
 {
     static const struct {
@@ -56,6 +63,7 @@ static bt_status read_gate_kind(const bt_json_at *at, bt_model_family fam, bt_ga
     bt_status   st      = BT_OK;
     const char *method  = fam == BT_FAMILY_V2 ? "greedy" : "noaux_tc";
     const char *scoring = fam == BT_FAMILY_V2 ? "softmax" : "sigmoid";
+    const char *field   = name_of(at, fam, "scoring_func", "score_function");
     char        found_method[64], found_scoring[64];
     int         i = 0;
 
@@ -64,16 +72,15 @@ static bt_status read_gate_kind(const bt_json_at *at, bt_model_family fam, bt_ga
         goto out;
     }
     if (bt_json_field(at, "topk_method") != NULL) BT_TRY(bt_json_str(at, "topk_method", &method));
-    if (bt_json_field(at, "scoring_func") != NULL)
-        BT_TRY(bt_json_str(at, "scoring_func", &scoring));
+    if (bt_json_field(at, field) != NULL) BT_TRY(bt_json_str(at, field, &scoring));
     while (i < N_KINDS &&
            (strcmp(method, KINDS[i].method) != 0 || strcmp(scoring, KINDS[i].scoring) != 0 ||
             KINDS[i].v2 != (fam == BT_FAMILY_V2)))
         i++;
     BT_REQUIRE(i < N_KINDS, BT_ERR_UNSUPPORTED,
-               "%s: fields topk_method and scoring_func: expected %s for this model_type, found "
-               "\"%s\" with \"%s\"",
-               at->file,
+               "%s: fields topk_method and %s: expected %s for this model_type, found \"%s\" with "
+               "\"%s\"",
+               at->file, field,
                fam == BT_FAMILY_V2 ? "greedy or group_limited_greedy with softmax"
                                    : "noaux_tc with sigmoid",
                bt_json_printable(method, found_method, sizeof(found_method)),
@@ -115,22 +122,36 @@ static bool may_lack_rules(bt_model_family fam)
     return fam == BT_FAMILY_SARVAM || fam == BT_FAMILY_AXK1;
 }
 
-static bt_status read_gate(const bt_json_at *at, bt_model_family fam, bt_gate_config *g)
+/* As in Hugging Face where the fields are absent: these families have groups, V2's groups have no
+ * default, and a null is none. */
+static bt_status read_groups(const bt_json_at *at, bt_model_family fam, bt_gate_config *g)
 {
     bt_status st         = BT_OK;
     bool      has_groups = fam == BT_FAMILY_V3 || fam == BT_FAMILY_V32 || fam == BT_FAMILY_AXK1;
-    double    scale      = 2.5;
+    bool      needed     = g->kind == BT_GATE_SOFTMAX_GROUPS;
     const bt_config_u32 fields[] = {
-        {"num_experts_per_tok", &g->top_k,       1, BT_MAX_TOP_K,      true },
-        {"n_group",             &g->n_groups,    1, BT_MAX_SUM_BLOCKS, false},
-        {"topk_group",          &g->topk_groups, 1, BT_MAX_SUM_BLOCKS, false},
+        {"n_group",    &g->n_groups,    1, BT_MAX_SUM_BLOCKS,
+         needed || (has_groups && json_object_get(at->obj, "n_group") != NULL)   },
+        {"topk_group", &g->topk_groups, 1, BT_MAX_SUM_BLOCKS,
+         needed || (has_groups && json_object_get(at->obj, "topk_group") != NULL)},
     };
 
-    BT_TRY(read_gate_kind(at, fam, &g->kind));
-    /* As in Hugging Face where the fields are absent. */
     g->n_groups    = has_groups ? 8 : 1;
     g->topk_groups = has_groups ? 4 : 1;
     BT_TRY(bt_config_u32_fields(at, fields, sizeof(fields) / sizeof(fields[0])));
+out:
+    return st;
+}
+
+static bt_status read_gate(const bt_json_at *at, bt_model_family fam, bt_gate_config *g)
+{
+    bt_status           st    = BT_OK;
+    double              scale = 2.5;
+    const bt_config_u32 top_k = {"num_experts_per_tok", &g->top_k, 1, BT_MAX_TOP_K, true};
+
+    BT_TRY(read_gate_kind(at, fam, &g->kind));
+    BT_TRY(bt_config_u32_fields(at, &top_k, 1));
+    BT_TRY(read_groups(at, fam, g));
     BT_REQUIRE(fam != BT_FAMILY_MISTRAL || g->n_groups == 1, BT_ERR_UNSUPPORTED,
                "%s: field n_group: expected 1 for this model_type, found %u", at->file,
                g->n_groups);
@@ -148,13 +169,6 @@ static bt_status read_gate(const bt_json_at *at, bt_model_family fam, bt_gate_co
     g->scale = (float)scale;
 out:
     return st;
-}
-
-/* Sarvam's published config.json has names of its own. */
-static const char *name_of(const bt_json_at *at, bt_model_family fam, const char *name,
-                           const char *sarvam)
-{
-    return fam == BT_FAMILY_SARVAM && bt_json_field(at, name) == NULL ? sarvam : name;
 }
 
 bt_status bt_config_moe(const bt_json_at *at, bt_model_family fam, bt_model_config *cfg)

@@ -55,6 +55,7 @@ static const char *const FIELDS[] = {
     "rope_scaling",
     "rope_theta",
     "routed_scaling_factor",
+    "score_function",
     "scoring_func",
     "sliding_window",
     "text_config",
@@ -65,6 +66,7 @@ static const char *const FIELDS[] = {
     "vocab_size",
     /* not read, and near to one that is */
     "head_dim",
+    "q_head_dim",
     "qk_head_dim",
 };
 static const char *const ROPE_FIELDS[] = {

@@ -99,6 +99,10 @@ static void config_of_a_language_model_is_read_within(void)
     EXPECT_HAS(bt_error_text(), "found \"llama\"");
 }
 
+#define SARVAM_SCORES(how)                                                                \
+    "{\"model_type\": \"sarvam_mla\", \"architectures\": null, \"scoring_func\": \"-\", " \
+    "\"topk_method\": \"-\", \"score_function\": " how "}"
+
 static void config_of_sarvam_has_its_own_names_and_defaults(void)
 {
     bt_model_config c;
@@ -129,6 +133,12 @@ static void config_of_sarvam_has_its_own_names_and_defaults(void)
                            &c),
               BT_ERR_UNSUPPORTED);
     EXPECT_HAS(bt_error_text(), "expected \"SarvamMLAForCausalLM\" for model_type \"sarvam_mla\"");
+    EXPECT_EQ(read_patched(SARVAM_SCORES("\"sigmoid\""), &c), BT_OK);
+    EXPECT_EQ(read_patched(SARVAM_SCORES("\"softmax\""), &c), BT_ERR_UNSUPPORTED);
+    EXPECT_HAS(bt_error_text(), "fields topk_method and score_function: expected noaux_tc with "
+                                "sigmoid");
+    EXPECT_EQ(read_patched(SARVAM_SCORES("5"), &c), BT_ERR_FORMAT);
+    EXPECT_HAS(bt_error_text(), "field score_function: expected a string, found 5");
 }
 
 static void config_of_axk1_norms_what_its_experts_give(void)

@@ -66,6 +66,10 @@ static const bad_case BAD[] = {
     {"{\"n_group\": 3}",                     BT_ERR_FORMAT, {"field n_group", "expected a divisor of n_routed_experts (16)", "found 3"}},
     {"{\"n_group\": 0}",                     BT_ERR_FORMAT, {"field n_group", "expected", "found 0"}},
     {"{\"n_group\": 16}",                    BT_ERR_FORMAT, {"field num_experts_per_tok", "expected at most 2 (topk_group 2 groups of 1 experts)", "found 4"}},
+    {"{\"n_group\": null, \"topk_group\": null}", BT_ERR_FORMAT, {"field n_group", "expected an integer from 1", "found nothing"}},
+    {"{\"model_type\": \"deepseek_v2\", \"architectures\": null, \"topk_method\": \"group_limited_greedy\", \"scoring_func\": \"softmax\", "
+     "\"norm_topk_prob\": false, \"n_group\": \"-\", \"topk_group\": \"-\"}", BT_ERR_FORMAT, {"field n_group", "expected an integer from 1", "found nothing"}},
+    {"{\"topk_group\": null}",               BT_ERR_FORMAT, {"field topk_group", "expected an integer from 1", "found nothing"}},
     {"{\"topk_group\": 5}",                  BT_ERR_FORMAT, {"field topk_group", "expected at most n_group (4)", "found 5"}},
     {"{\"num_experts_per_tok\": 9}",         BT_ERR_FORMAT, {"field num_experts_per_tok", "expected at most 8", "found 9"}},
     {"{\"num_experts_per_tok\": 0}",         BT_ERR_FORMAT, {"field num_experts_per_tok", "expected", "found 0"}},
@@ -276,6 +280,7 @@ static void config_names_that_look_misspelt_are_told(void)
         {"qk_nope_head_dims", "qk_nope_head_dim"},
         {"qk_head_dims",      "qk_head_dim"     },
         {"head_dim",          NULL              },
+        {"q_head_dim",        NULL              }, /* of Sarvam-105B */
     };
     char patch[64], want[128];
 

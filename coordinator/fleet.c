@@ -226,6 +226,8 @@ static void serve(bt_fleet_cell *c)
     fleet->has_facts = true;
     c->state         = BT_CELL_SERVING;
     c->deadline_ns   = UINT64_MAX;
+
+    fleet->next_lobby_ns = 0;
     for (uint32_t i = 0; i < fleet->n_cells; i++)
         if (fleet->cells[i]->relay != NULL) bt_relay_begin_turns(fleet->cells[i]->relay);
     BT_INFO("%s serves with %u rank%s", bt_cell_title(&c->cell, title), c->n_peers,

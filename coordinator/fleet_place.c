@@ -9,6 +9,7 @@
 #include "proto/prefix_key.h"
 
 enum { MOVES_MAX = 64, LEFT_MAX = 8, SHORT = 1000000 }; /* a tick, so that the loop goes on */
+enum { LOBBY_MS = 250 };
 
 /* ---- the choice */
 
@@ -240,8 +241,11 @@ static void end_waiting(bt_fleet *fleet, uint64_t now_ns)
 
 void bt_fleet_balance(bt_fleet *fleet, uint64_t now_ns)
 {
-    serve_lobby(fleet, now_ns);
-    end_waiting(fleet, now_ns);
+    if (now_ns >= fleet->next_lobby_ns) { /* it may be long, and changes little from turn to turn */
+        fleet->next_lobby_ns = now_ns + LOBBY_MS * BT_NS_PER_MS;
+        serve_lobby(fleet, now_ns);
+        end_waiting(fleet, now_ns);
+    }
     even_out(fleet, now_ns);
 }
 

@@ -43,6 +43,7 @@ struct bt_fleet {
     bt_table         lobby_names;
     uint32_t         n_lobby;
     uint64_t         lobby_tokens, lobby_text;
+    uint64_t         next_lobby_ns;       /* when it is looked at again */
     uint64_t         ticked_ns, awake_ns; /* the last time; since when it has not stood still */
     uint64_t         tokens_before, retracted_before; /* of cells that have gone, */
     bt_cell_counts   counts_before;                   /* and what their ranks have counted */

@@ -474,6 +474,29 @@ static void fleet_prompt_whose_logprobs_are_asked_goes_by_no_prefix(void)
     tear_down(&s);
 }
 
+/* A turn of the loop costs no look at all that wait there; a cell that comes does at once. */
+static void fleet_long_lobby_is_looked_at_now_and_then(void)
+{
+    enum { LOOK_MS = 250, LATE_S = QUEUE_S + 1 };
+    site            s;
+    bt_control_peer a;
+
+    set_up(&s, 2);
+    submit(&s, 0);
+    submit(&s, 1);
+    EXPECT_EQ(s.fleet->n_lobby, 2);
+    bt_fleet_tick(s.fleet, s.now);
+    s.fleet->lobby.first->arrived_ns = s.now - LATE_S * BT_NS_PER_S;
+    s.fleet->awake_ns                = 0;
+    bt_fleet_tick(s.fleet, s.now + LOOK_MS * BT_NS_PER_MS - 1);
+    EXPECT_EQ(s.clients[0].ends, 0);
+    bt_fleet_tick(s.fleet, s.now + LOOK_MS * BT_NS_PER_MS);
+    EXPECT_EQ(s.clients[0].ends, 1);
+    come(&s, &a, "a", 64);
+    EXPECT_EQ(a.n_reserved, 1);
+    tear_down(&s);
+}
+
 int main(int argc, char **argv)
 {
     static const bt_test TESTS[] = {
@@ -496,6 +519,7 @@ int main(int argc, char **argv)
         BT_TEST(fleet_prefixes_are_those_of_a_salt),
         BT_TEST(fleet_prefixes_count_in_another_cell),
         BT_TEST(fleet_prompt_whose_logprobs_are_asked_goes_by_no_prefix),
+        BT_TEST(fleet_long_lobby_is_looked_at_now_and_then),
     };
 
     bt_log_init("fleet_place", BT_LOG_ERROR);

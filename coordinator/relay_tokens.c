@@ -34,9 +34,10 @@ static void end_choice(bt_relay *r, bt_relay_request *q, const bt_token *t, bt_f
 
 static void accept_token(bt_relay *r, bt_relay_request *q, const bt_token *t)
 {
-    bt_finish finish;
+    bt_relay_request_choice *c = &q->choices[t->choice];
+    bt_finish                finish;
 
-    if (!keep_out(&q->choices[t->choice], t->id)) {
+    if (!keep_out(c, t->id)) {
         bt_relay_end_no_memory(r, q);
         return;
     }
@@ -44,7 +45,8 @@ static void accept_token(bt_relay *r, bt_relay_request *q, const bt_token *t)
     r->tokens_out++;
     finish = r->events.client.token(q->client, t);
     if (finish != BT_FINISH_NONE) end_choice(r, q, t, finish);
-    bt_relay_grew(r, q);
+    if (finish != BT_FINISH_NONE || (q->n_prompt + c->n_out) % r->cfg.page_tokens == 0)
+        bt_relay_grew(r, q);
 }
 
 /* Where only the prefill rank says the first token, and is late with it, the decode rank goes on:

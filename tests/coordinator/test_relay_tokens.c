@@ -248,6 +248,29 @@ static void relay_gap_fails_the_request(void)
     }
 }
 
+/* With many choices that takes a look at each of them. */
+static void relay_pages_are_counted_where_a_token_begins_one(void)
+{
+    sim        s;
+    sim_client c;
+    uint32_t  *pages;
+
+    sim_init(&s, 1, 1, 2, 8);
+    EXPECT_EQ(sim_submit(&s, &c, "a", 6, 10, 100), BT_OK);
+    sim_tell(&s, 1, sim_ticket(c.number, 2));
+    pages = &s.relay->placed.first->decode_pages;
+    EXPECT_EQ(*pages, 2);
+    *pages = 7; /* until somebody counts */
+    sim_tell(&s, 1, sim_tokens(c.number, 6, sim_token(6, 0), BT_FINISH_NONE));
+    EXPECT_EQ(*pages, 7);
+    sim_tell(&s, 1, sim_tokens(c.number, 7, sim_token(6, 1), BT_FINISH_NONE));
+    EXPECT_EQ(*pages, 3);
+    *pages = 7;
+    sim_tell(&s, 1, sim_tokens(c.number, 8, sim_token(6, 2), BT_FINISH_EOS));
+    EXPECT_EQ(*pages, 1); /* no choice is open */
+    sim_fini(&s);
+}
+
 static const bt_test tests[] = {
     BT_TEST(relay_decode_rank_may_be_done_before_the_first_token_comes),
     BT_TEST(relay_client_may_end_a_request_with_any_token),
@@ -259,6 +282,7 @@ static const bt_test tests[] = {
     BT_TEST(relay_missing_prompt_logprobs_end_their_request),
     BT_TEST(relay_late_first_token_is_a_pause),
     BT_TEST(relay_gap_fails_the_request),
+    BT_TEST(relay_pages_are_counted_where_a_token_begins_one),
 };
 
 int main(int argc, char **argv)

@@ -6,6 +6,9 @@
 #include "core/clock.h"
 
 enum { REFUSED_MS = 200, NO_RANK = -1, LOOK_BEHIND = 1024, KEPT_MAX = 4 };
+/* Of looks in a pass over the queue: so many in vain may follow each message; beyond so many no
+ * long prompt is asked whether it is a short one where its prefix is; after so many it ends. */
+enum { LOOKS_CHEAP = 1024, LOOKS_LONG = 4096, LOOKS_MAX = 16384 };
 
 uint32_t bt_relay_pages(const bt_relay *relay, uint64_t n_tokens)
 {
@@ -69,6 +72,7 @@ static void wake_for(bt_relay *r, uint32_t rank)
 {
     uint32_t group = r->ranks[rank].group, n_held = 0;
 
+    if (r->ranks[rank].n_held > 1) return;
     for (uint32_t i = 0; i < r->cfg.n_ranks; i++)
         if (r->ranks[i].group == group) n_held += r->ranks[i].n_held;
     if (n_held <= 1) bt_relay_wake(r, rank);
@@ -379,11 +383,26 @@ static bool may_prefill(const bt_relay *r, const bt_relay_request *q, uint32_t r
            bt_relay_pages(r, q->n_prompt) <= r->ranks[rank].limits.n_pages;
 }
 
-/* Whether an older one of its kind waits for each of the prefill ranks that it may go to. */
-static bool waits_behind(const bt_relay *r, const bt_relay_request *q)
+/* What its ranks' indexes say of it is kept from now on: it costs more than it while it waits. */
+static void remember_matches(const bt_relay *r, bt_relay_request *q)
 {
-    for (uint32_t i = 0; i < r->cfg.n_ranks; i++)
+    if (q->matches == NULL && q->n_keys != 0)
+        q->matches = bt_calloc(r->cfg.n_ranks, sizeof(*q->matches));
+}
+
+/* Whether an older one of its kind waits for each of the prefill ranks that it may go to. */
+static bool waits_behind(bt_relay *r, bt_relay_request *q)
+{
+    bool may_be_long = q->n_prompt > r->least_rows;
+
+    if (r->n_open[may_be_long] == 0 &&
+        (!may_be_long || r->n_open[0] == 0 || r->looks >= LOOKS_LONG))
+        return true;
+    if (may_be_long) remember_matches(r, q);
+    for (uint32_t i = 0; i < r->cfg.n_ranks; i++) {
+        r->looks++;
         if (may_prefill(r, q, i) && !r->ranks[i].passed_over[is_long(r, q, i)]) return false;
+    }
     return true;
 }
 
@@ -400,7 +419,8 @@ static bool let_wait(bt_relay *r, const bt_relay_request *q)
         bool           many = is_long(r, q, i);
 
         if (!may_prefill(r, q, i)) continue;
-        may_go               = true;
+        may_go = true;
+        r->n_open[many] -= !k->passed_over[many];
         k->passed_over[many] = true;
         if (n_pages > k->awaited[many]) k->awaited[many] = n_pages;
     }
@@ -432,34 +452,45 @@ static bool keep_decode(bt_relay *r, const bt_relay_request *q)
     return best != NULL;
 }
 
-static void forget_waiting(bt_rank_state *k)
+static void forget_waiting(bt_relay *r)
 {
-    k->kept = false;
-    for (int many = 0; many < 2; many++) {
-        k->passed_over[many] = false;
-        k->awaited[many]     = 0;
+    r->least_rows = UINT32_MAX;
+    r->n_open[0] = r->n_open[1] = 0;
+    for (uint32_t i = 0; i < r->cfg.n_ranks; i++) {
+        bt_rank_state *k = &r->ranks[i];
+
+        k->kept = false;
+        for (int many = 0; many < 2; many++) {
+            k->passed_over[many] = false;
+            k->awaited[many]     = 0;
+            r->n_open[many] += bt_relay_prefills(r, i);
+        }
+        if (k->limits.max_rows < r->least_rows) r->least_rows = k->limits.max_rows;
     }
 }
 
 void bt_relay_place(bt_relay *relay, uint64_t now_ns)
 {
     bt_relay_request *q            = relay->queue.first, *next;
-    uint32_t          passed_pages = 0, n_passed = 0, n_kept = 0;
+    uint32_t          passed_pages = 0, n_passed = 0, n_kept = 0, n_reserved = 0;
 
     relay->blocked = BT_BLOCKED_NOT;
     relay->freed   = false;
-    for (uint32_t i = 0; i < relay->cfg.n_ranks; i++)
-        forget_waiting(&relay->ranks[i]);
-    for (; q != NULL && n_passed < LOOK_BEHIND; q = next) {
+    relay->looks   = 0;
+    forget_waiting(relay);
+    for (; q != NULL && n_passed < LOOK_BEHIND && relay->looks < LOOKS_MAX; q = next) {
         int  decode, prefill;
         bool full = false;
 
         next = q->next;
+        relay->looks++;
         if (n_passed > 0 && waits_behind(relay, q)) {
             q->short_of = BT_SHORT_UNKNOWN;
             n_passed++;
             continue;
         }
+        remember_matches(relay, q);
+        relay->looks += relay->cfg.n_ranks;
         decode      = choose_decode(relay, q, passed_pages, now_ns);
         prefill     = bt_relay_both(relay) ? decode : choose_prefill(relay, q, &full);
         q->short_of = decode != NO_RANK && full ? BT_SHORT_OF_WINDOW : BT_SHORT_OF_ROOM;
@@ -478,7 +509,16 @@ void bt_relay_place(bt_relay *relay, uint64_t now_ns)
             continue;
         }
         reserve(relay, q, (uint32_t)decode, (uint32_t)prefill, now_ns);
+        n_reserved++;
     }
+    if (relay->looks >= LOOKS_MAX && n_reserved > 0) relay->freed = true; /* there may be more */
+    relay->dear = relay->queue.first != NULL && relay->looks > LOOKS_CHEAP;
+}
+
+void bt_relay_place_soon(bt_relay *relay, uint64_t now_ns)
+{
+    relay->freed = true;
+    if (!relay->dear) bt_relay_place(relay, now_ns);
 }
 
 bool bt_relay_has_room(const bt_relay *relay, const bt_relay_request *q, uint64_t now_ns)
@@ -587,6 +627,7 @@ static void prefill(bt_relay *r, bt_relay_request *q, bt_up *ticket, uint64_t no
     count_prefill_anew(r, q);
     bt_prefix_index_add(&r->ranks[q->prefill_rank].index, q->n_keys, q->keys, NULL);
     bt_prefix_index_add(&r->ranks[q->decode_rank].index, q->n_keys, q->keys, q->held_pages);
+    bt_relay_forget_matches(q);
 
     bt_relay_turn(r, q, BT_PREFILL);
     q->heard_ns = now_ns;

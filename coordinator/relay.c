@@ -163,7 +163,7 @@ bt_status bt_relay_submit(bt_relay *relay, bt_relay_submission *request, void *c
     BT_TRY(bt_relay_enter(relay, q));
     *number_out = q->number;
     q           = NULL; /* handed over */
-    bt_relay_place(relay, now_ns);
+    bt_relay_place_soon(relay, now_ns);
 out:
     if (q != NULL) bt_relay_request_return(q, request);
     return st;
@@ -239,7 +239,7 @@ static void on_released(bt_relay *r, uint32_t rank, const bt_up *m, uint64_t now
                              rank, q->n_out, q->sampling.max_tokens, q->n_choices);
     else
         bt_relay_settle(r, q);
-    bt_relay_place(r, now_ns);
+    bt_relay_place_soon(r, now_ns);
 }
 
 void bt_relay_requeue(bt_relay *r, bt_relay_request *q, bool abort_decode, uint64_t now_ns)
@@ -287,7 +287,7 @@ static void on_retracted(bt_relay *r, uint32_t rank, const bt_up *m, uint64_t no
     if (q->state == BT_QUEUED || rank != q->decode_rank) return;
     r->n_retracted++;
     bt_relay_requeue(r, q, false, now_ns);
-    bt_relay_place(r, now_ns);
+    bt_relay_place_soon(r, now_ns);
 }
 
 static void on_failed(bt_relay *r, uint32_t rank, const bt_up *m, uint64_t now_ns)
@@ -304,7 +304,7 @@ static void on_failed(bt_relay *r, uint32_t rank, const bt_up *m, uint64_t now_n
             "rank %u failed request \"%.80s\" and did not say why: its log may, at "
             "req=%llu; the request can be sent again",
             rank, q->name, (unsigned long long)q->number);
-    bt_relay_place(r, now_ns);
+    bt_relay_place_soon(r, now_ns);
 }
 
 static void on_prompt_logprobs(bt_relay *r, uint32_t rank, const bt_up_prompt_logprobs *m,
@@ -387,12 +387,12 @@ void bt_relay_message(bt_relay *relay, uint32_t rank, bt_up *m, uint64_t now_ns)
     case BT_UP_PROGRESS: bt_relay_reads(relay, rank, m->u.progress.total_bytes == 0, now_ns); break;
     case BT_UP_TICKET:
         bt_relay_ticket(relay, rank, m, now_ns);
-        bt_relay_place(relay, now_ns);
+        bt_relay_place_soon(relay, now_ns);
         break;
     case BT_UP_TOKENS:
         for (uint32_t i = 0; i < m->u.tokens.n; i++)
             bt_relay_token(relay, rank, &m->u.tokens.tokens[i], now_ns);
-        if (relay->freed) bt_relay_place(relay, now_ns); /* most only go on */
+        if (relay->freed) bt_relay_place_soon(relay, now_ns); /* most only go on */
         break;
     case BT_UP_FAILED: on_failed(relay, rank, m, now_ns); break;
     case BT_UP_RELEASED: on_released(relay, rank, m, now_ns); break;
@@ -503,7 +503,10 @@ void bt_relay_tick(bt_relay *relay, uint64_t now_ns)
     if (bt_stood_still_ns(&relay->ticked_ns, now_ns, relay->cfg.rank_quiet_ns / 2) != 0)
         relay->awake_ns = now_ns;
     bt_relay_decide(relay, now_ns);
-    if (now_ns < relay->next_scan_ns) return;
+    if (now_ns < relay->next_scan_ns) {
+        if (relay->freed) bt_relay_place(relay, now_ns);
+        return;
+    }
     relay->next_scan_ns = now_ns + SCAN_MS * BT_NS_PER_MS;
     bt_relay_find_stuck(relay, now_ns);
     end_stalled(relay, now_ns);

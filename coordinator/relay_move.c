@@ -3,13 +3,18 @@
 #include "core/alloc.h"
 #include "proto/prefix_key.h"
 
+void bt_relay_forget_matches(bt_relay_request *q)
+{
+    bt_free(q->matches);
+    q->matches = NULL;
+}
+
 void bt_relay_forget_keys(bt_relay_request *q)
 {
+    bt_relay_forget_matches(q);
     bt_free(q->keys);
-    bt_free(q->matches);
-    q->keys    = NULL;
-    q->matches = NULL;
-    q->n_keys  = 0;
+    q->keys   = NULL;
+    q->n_keys = 0;
 }
 
 bt_status bt_relay_enter(bt_relay *relay, bt_relay_request *q)
@@ -23,7 +28,6 @@ bt_status bt_relay_enter(bt_relay *relay, bt_relay_request *q)
     if (q->sampling.prompt_logprobs == 0)
         BT_TRY(bt_page_keys(q->prefix_seed, relay->cfg.page_tokens, q->n_prompt, q->prompt,
                             &q->keys, &q->n_keys));
-    if (q->n_keys != 0) q->matches = bt_calloc(relay->cfg.n_ranks, sizeof(*q->matches));
     BT_TRY(bt_table_put(&relay->names, q->name_key, q));
     named = true;
     BT_TRY(bt_table_put(&relay->numbers, number, q));
@@ -49,7 +53,7 @@ bt_status bt_relay_adopt(bt_relay *relay, bt_relay_request *q, uint64_t now_ns)
     bt_log_set_request(q->number);
     BT_INFO("\"%.200s\" is queued again, after %u tokens", q->name, q->n_out);
     bt_log_set_request(0);
-    bt_relay_place(relay, now_ns);
+    bt_relay_place_soon(relay, now_ns);
 out:
     return st;
 }

@@ -66,7 +66,11 @@ struct bt_relay {
     uint64_t         queued_tokens, queued_text; /* of prompts, and bytes of constraints */
     uint64_t         n_retracted;
     bt_relay_block   blocked;       /* of the queue's first request, when it was last looked at */
-    bool             freed;         /* tokens have made room since then */
+    bool             freed;         /* room has come back, or a request, since then */
+    uint32_t         looks;         /* of that look: at so many requests, and at ranks for them */
+    bool             dear;          /* it took many looks, and some wait */
+    uint32_t         n_open[2];     /* prefill ranks that are not passed_over[] yet */
+    uint32_t         least_rows;    /* of its ranks: the fewest that one computes in a step */
     uint64_t         moved_ns;      /* when a request was last computed for, or let go of a rank */
     uint64_t         wake[2];       /* of the group: prefill (or all), decode */
     uint32_t         epoch;         /* of the cell: what is placed now */
@@ -124,6 +128,9 @@ bt_status bt_relay_enter(bt_relay *relay, bt_relay_request *q);
 /* placement.c */
 /* Places what there is room for, the oldest first. */
 void bt_relay_place(bt_relay *relay, uint64_t now_ns);
+/* At once; where many waited in vain the last time with the next tick, one pass for all that has
+ * come by then. */
+void bt_relay_place_soon(bt_relay *relay, uint64_t now_ns);
 /* Bumps the wake number of the rank's group and tells its ranks. */
 void bt_relay_wake(bt_relay *relay, uint32_t rank);
 /* The number of pages for so many tokens. */
@@ -133,7 +140,7 @@ void bt_relay_free_decode(bt_relay *relay, bt_relay_request *q);
 void bt_relay_free_prefill(bt_relay *relay, bt_relay_request *q);
 /* The prompt is done, or will never be. */
 void bt_relay_prefill_done(bt_relay *relay, bt_relay_request *q);
-/* A token more: the page that it needs counts as taken. */
+/* A choice's next token begins a page, which counts as taken; or the choice has ended. */
 void bt_relay_grew(bt_relay *relay, bt_relay_request *q);
 /* Pages of the choice's reply that its decode rank probably caches. */
 void bt_relay_learn(bt_relay *relay, const bt_relay_request *q, uint32_t choice);
@@ -166,6 +173,7 @@ void bt_relay_end_no_memory(bt_relay *relay, bt_relay_request *q);
 
 /* relay_move.c */
 void bt_relay_forget_keys(bt_relay_request *q);
+void bt_relay_forget_matches(bt_relay_request *q);
 
 /* relay_tokens.c */
 void bt_relay_token(bt_relay *relay, uint32_t rank, const bt_token *t, uint64_t now_ns);

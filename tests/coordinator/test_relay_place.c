@@ -642,6 +642,112 @@ static void relay_room_for_a_request_of_another_cell(void)
     sim_fini(&busy);
 }
 
+/* So many alike, with prompts of their own. */
+static void submit_many(sim *s, sim_client *c, uint32_t n, uint32_t n_prompt)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        char name[24];
+
+        s->first_token = 1 + s->first_token;
+        snprintf(name, sizeof(name), "%u of %u", s->first_token, n_prompt);
+        EXPECT_EQ(sim_submit(s, &c[i], name, n_prompt, 2, 100), BT_OK);
+    }
+}
+
+static void end_many(sim *s, sim_client *c)
+{
+    bt_relay_stop(s->relay, GRPC_STATUS_UNAVAILABLE, "end");
+    sim_fini(s);
+    free(c);
+}
+
+/* What a message costs does not grow with the queue: a tick looks at it for all of them. */
+static void relay_long_queue_is_looked_at_once_a_tick(void)
+{
+    enum { ALL = 2000, WINDOW = 4 };
+    sim         s;
+    sim_client *c = calloc(ALL, sizeof(*c));
+
+    sim_init(&s, 1, 1, 2, 8192);
+    submit_many(&s, c, ALL, 16);
+    EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], WINDOW);
+    EXPECT(s.relay->freed);
+    EXPECT(s.relay->looks < 1200); /* of the last one before they cost too much */
+    bt_relay_tick(s.relay, s.now);
+    EXPECT(!s.relay->freed);
+    s.relay->looks = 0;
+    for (uint32_t i = 0; i < WINDOW; i++)
+        sim_tell(&s, 1, sim_ticket(c[i].number, 5));
+    for (uint32_t i = 0; i < WINDOW; i++)
+        sim_tell(&s, 0, sim_tokens(c[i].number, 16, 1, BT_FINISH_NONE));
+    EXPECT_EQ(s.relay->looks, 0); /* nobody has looked */
+    EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], WINDOW);
+    bt_relay_tick(s.relay, s.now);
+    EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 2 * WINDOW);
+    end_many(&s, c);
+}
+
+/* Each of them might have a prefix somewhere: that is not asked of all of them at every rank. Short
+ * ones behind them pass all the same. */
+static void relay_long_prompts_that_wait_are_not_asked_at_every_rank(void)
+{
+    enum { LONG = 1000, RANKS = 6 };
+    sim         s;
+    sim_client *c = calloc(LONG + 1, sizeof(*c));
+
+    sim_init(&s, 5, 1, RANKS, 65536);
+    submit_many(&s, c, LONG, 40);
+    bt_relay_tick(s.relay, s.now);
+    EXPECT(s.relay->looks > 4096);
+    EXPECT(s.relay->looks <= LONG + 4096 + 2 * RANKS);
+    EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 5);
+    submit_many(&s, c + LONG, 1, 8);
+    bt_relay_tick(s.relay, s.now);
+    EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 6);
+    end_many(&s, c);
+}
+
+/* The loop goes on meanwhile. */
+static void relay_many_are_placed_in_parts(void)
+{
+    enum { ALL = 3000, LOOKS = 16384, EACH = 1 + 6 };
+    sim         s;
+    sim_client *c = calloc(ALL, sizeof(*c));
+
+    sim_init(&s, 0, 0, 6, 65536);
+    for (uint32_t i = 0; i < 6; i++)
+        s.relay->ranks[i].limits.max_rows = ALL;
+    s.relay->dear = true;
+    submit_many(&s, c, ALL, 4);
+    EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 0);
+    bt_relay_tick(s.relay, s.now);
+    EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], LOOKS / EACH + 1);
+    EXPECT(s.relay->freed);
+    bt_relay_tick(s.relay, s.now);
+    EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], ALL);
+    EXPECT(!s.relay->freed && !s.relay->dear);
+    end_many(&s, c);
+}
+
+/* What the ranks' indexes say of a prompt takes memory for each rank: of those that are looked at.
+ */
+static void relay_matches_are_kept_of_those_that_are_looked_at(void)
+{
+    enum { ALL = 100 };
+    sim         s;
+    sim_client *c = calloc(ALL, sizeof(*c));
+
+    sim_init(&s, 1, 1, 2, 8192);
+    submit_many(&s, c, ALL, 16); /* four fill the window, the fifth waits for it */
+    EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 4);
+    EXPECT(s.relay->queue.first->matches != NULL);
+    for (bt_relay_request *q = s.relay->queue.first->next; q != NULL; q = q->next)
+        EXPECT(q->matches == NULL);
+    sim_tell(&s, 1, sim_ticket(c[0].number, 5));
+    EXPECT(s.relay->placed.first->state == BT_PREFILL && s.relay->placed.first->matches == NULL);
+    end_many(&s, c);
+}
+
 static const bt_test TESTS[] = {
     BT_TEST(relay_placement_takes_the_least_loaded_ranks),
     BT_TEST(relay_wakes_a_group_that_has_nothing_to_do),
@@ -670,6 +776,10 @@ static const bt_test TESTS[] = {
     BT_TEST(relay_choices_wait_for_rows),
     BT_TEST(relay_waiting_request_hears_of_cached_prefixes),
     BT_TEST(relay_room_for_a_request_of_another_cell),
+    BT_TEST(relay_long_queue_is_looked_at_once_a_tick),
+    BT_TEST(relay_long_prompts_that_wait_are_not_asked_at_every_rank),
+    BT_TEST(relay_many_are_placed_in_parts),
+    BT_TEST(relay_matches_are_kept_of_those_that_are_looked_at),
 };
 
 int main(int argc, char **argv)

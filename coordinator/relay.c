@@ -499,9 +499,12 @@ static void end_stalled(bt_relay *r, uint64_t now_ns)
 
 void bt_relay_tick(bt_relay *relay, uint64_t now_ns)
 {
+    uint64_t gap_ns;
+
     if (relay->stopped) return;
-    if (bt_stood_still_ns(&relay->ticked_ns, now_ns, relay->cfg.rank_quiet_ns / 2) != 0)
-        relay->awake_ns = now_ns;
+    gap_ns = bt_stood_still_ns(&relay->ticked_ns, now_ns, 0);
+    if (gap_ns >= relay->cfg.rank_quiet_ns / 2) relay->awake_ns = now_ns;
+    bt_relay_stood_still(relay, gap_ns, now_ns);
     bt_relay_decide(relay, now_ns);
     if (now_ns < relay->next_scan_ns) {
         if (relay->freed) bt_relay_place(relay, now_ns);

@@ -8,8 +8,10 @@
  *     names the same is asked;
  *   - where that goes round in a ring a message was lost: the one that has been through the fewest
  *     exchanges waits for it, and is removed;
- *   - who reads a lost one's experts counts as not named (is_excused());
- *   - who is to be removed, and beats, is given time to say that it waited too;
+ *   - who reads a lost one's experts counts as not named (is_excused()), nor does who has given up
+ *     waiting for it;
+ *   - who is to be removed, and beats, is given time to say that it waited too, and all are when
+ *     the coordinator has stood still;
  *   - where nobody is named the same ranks form the group anew. */
 #include <stdio.h>
 #include <string.h>
@@ -142,13 +144,16 @@ static void tell_all(bt_relay *r, uint64_t now_ns)
 /* The group's ranks have changed, or shall begin anew. */
 static void raise_epoch(bt_relay *r, uint32_t group)
 {
+    bool met = r->has_met[group];
+
     r->seats[group].epoch = ++r->epoch;
     r->verdict_ns[group]  = 0;
+    r->has_met[group]     = false;
     for (uint32_t i = 0; i < r->cfg.n_ranks; i++) {
         bt_rank_state *k = &r->ranks[i];
 
         if (k->group != group) continue;
-        if (k->has_read) k->reads_ns = 0;
+        if (k->has_read || met) k->reads_ns = 0;
         k->reported = false;
         k->n_blamed = k->n_awaits = 0;
         bt_free(k->awaits);
@@ -309,13 +314,6 @@ static void remove_rank(bt_relay *r, uint32_t rank, const char *why, uint64_t no
     r->events.stuck(r->events.ctx, rank, why);
 }
 
-/* Who is in an exchange has read what it needs. */
-static void nobody_reads(bt_relay *r, uint32_t group)
-{
-    for (uint32_t i = 0; i < r->cfg.n_ranks; i++)
-        if (r->ranks[i].group == group) r->ranks[i].reads_ns = 0;
-}
-
 static bool awaits(const bt_rank_state *k, uint32_t rank)
 {
     for (uint32_t i = 0; i < k->n_awaits; i++)
@@ -344,7 +342,7 @@ void bt_relay_expired(bt_relay *relay, uint32_t rank, bt_up *m, uint64_t now_ns)
         relay->ranks[named].n_blamed++;
         k->awaits[k->n_awaits++] = named;
     }
-    if (m->u.expired.n_met > 0) nobody_reads(relay, k->group);
+    if (k->n_met > 0) relay->has_met[k->group] = true;
     if (relay->verdict_ns[k->group] == 0)
         relay->verdict_ns[k->group] = now_ns + relay->cfg.verdict_ns;
 }
@@ -365,15 +363,24 @@ static bool is_likelier(const bt_rank_state *a, const bt_rank_state *b)
 }
 
 /* Nobody who reads, or has in this epoch, is to blame for that: the others begin anew until it is
- * there. */
+ * there.  Once all have met it is one like others, unless it waits itself: then it came late. */
 static bool is_excused(const bt_relay *r, const bt_rank_state *k, uint64_t now_ns)
 {
-    return k->reads_ns != 0 && bt_relay_waited_ns(r, k->reads_ns, now_ns) < r->cfg.rank_quiet_ns;
+    return k->reads_ns != 0 && bt_relay_waited_ns(r, k->reads_ns, now_ns) < r->cfg.rank_quiet_ns &&
+           (k->reported || !r->has_met[k->group]);
+}
+
+/* Who came late finds nobody there any more of those that have waited for it. */
+static bool has_given_up(const bt_relay *r, const bt_rank_state *k, uint64_t now_ns)
+{
+    for (uint32_t i = 0; i < k->n_awaits; i++)
+        if (is_excused(r, &r->ranks[k->awaits[i]], now_ns)) return true;
+    return false;
 }
 
 static bool is_to_blame(const bt_relay *r, const bt_rank_state *k, uint64_t now_ns)
 {
-    return k->n_blamed > 0 && !is_excused(r, k, now_ns);
+    return k->n_blamed > 0 && !is_excused(r, k, now_ns) && !has_given_up(r, k, now_ns);
 }
 
 /* Of the group, or of those of it that `waiter` waits for; BT_NO_RANK when nobody is named. */
@@ -447,6 +454,18 @@ static bool all_have_spoken(const bt_relay *r, uint32_t group, uint64_t now_ns)
     for (uint32_t i = 0; i < r->cfg.n_ranks; i++)
         if (r->ranks[i].group == group && may_report(r, &r->ranks[i], now_ns)) return false;
     return true;
+}
+
+void bt_relay_stood_still(bt_relay *relay, uint64_t still_ns, uint64_t now_ns)
+{
+    if (still_ns < BEATING_VERDICTS * relay->cfg.verdict_ns) return;
+    for (uint32_t g = 0; g < 2; g++)
+        if (relay->verdict_ns[g] != 0) relay->verdict_ns[g] = now_ns + relay->cfg.verdict_ns;
+    for (uint32_t i = 0; i < relay->cfg.n_ranks; i++) {
+        uint64_t beat_ns = relay->ranks[i].beat_ns + still_ns;
+
+        relay->ranks[i].beat_ns = beat_ns < now_ns ? beat_ns : now_ns;
+    }
 }
 
 void bt_relay_decide(bt_relay *relay, uint64_t now_ns)

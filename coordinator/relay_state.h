@@ -76,6 +76,7 @@ struct bt_relay {
     uint32_t         epoch;         /* of the cell: what is placed now */
     bt_seats         seats[2];      /* owned: of the groups */
     uint64_t         verdict_ns[2]; /* when it is decided whom a group waits for; 0: nothing to */
+    bool             has_met[2]; /* a report says that all of the group have been in an exchange */
     grpc_status_code stop_code;
     char             stop_reason[256];
     bool             stopped;
@@ -189,6 +190,9 @@ bt_status bt_relay_seat_ranks(bt_relay *relay, const bt_down_regroup *seats);
 void bt_relay_expired(bt_relay *relay, uint32_t rank, bt_up *m, uint64_t now_ns);
 /* The rank reads experts of a lost one, and says so from time to time, and when it has them all. */
 void bt_relay_reads(bt_relay *relay, uint32_t rank, bool has_read, uint64_t now_ns);
+/* Since the last tick; what the ranks have said meanwhile has not all been heard: nobody's beat or
+ * report is late for that. */
+void bt_relay_stood_still(bt_relay *relay, uint64_t still_ns, uint64_t now_ns);
 /* Ranks from which too little is heard, and groups that have reported. */
 void bt_relay_find_stuck(bt_relay *relay, uint64_t now_ns);
 void bt_relay_decide(bt_relay *relay, uint64_t now_ns);

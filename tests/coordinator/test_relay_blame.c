@@ -464,6 +464,54 @@ static void relay_that_stood_still_blames_no_rank_that_reads(void)
     }
 }
 
+/* Rank 5 has waited for rank 4 as well, and was about to say so when the coordinator stood still,
+ * which hears one message of those that have come before it looks at the clock. */
+static void relay_that_stood_still_hears_what_was_said_meanwhile(void)
+{
+    sim s;
+
+    sim_init_as(&s, 2, 4, 6, 32, true);
+    sim_tell(&s, 5, (bt_up){.kind = BT_UP_BEAT});
+    sim_tell(&s, 2, expired(EPOCH - 1, 2, 4, 5));
+    bt_relay_tick(s.relay, s.now);
+    s.now += 3 * BT_NS_PER_S;
+    sim_tell(&s, 3, expired(EPOCH - 1, 2, 4, 5));
+    bt_relay_tick(s.relay, s.now);
+    EXPECT_EQ(s.n_stuck, 0);
+    sim_tell(&s, 5, expired(EPOCH - 1, 1, 4, 0));
+    bt_relay_tick(s.relay, s.now);
+    EXPECT_EQ(s.n_stuck, 1);
+    EXPECT_EQ(s.last_stuck, 4);
+    sim_fini(&s);
+}
+
+/* While nobody heard them ranks 0 and 1 gave up waiting for rank 3, which read and came late: it
+ * went on with what they had sent, as rank 2 did, until both waited for them.  All live. */
+static void relay_a_rank_that_came_late_is_not_to_blame(void)
+{
+    bt_up second = expired(EPOCH - 1, 1, 1, 0), last = expired(EPOCH - 1, 2, 0, 1);
+    sim   s;
+
+    sim_init_as(&s, 0, 0, 4, 32, true);
+    tell_reads(&s, 3);
+    sim_tell(&s, 0, expired(EPOCH - 1, 1, 3, 0));
+    sim_tell(&s, 1, expired(EPOCH - 1, 1, 3, 0));
+    second.u.expired.n_met = 1;
+    last.u.expired.n_met   = 2;
+    sim_tell(&s, 2, second);
+    sim_tell(&s, 3, (bt_up){.kind = BT_UP_PROGRESS});
+    sim_tell(&s, 3, last);
+    bt_relay_tick(s.relay, s.now);
+    EXPECT_EQ(s.n_stuck, 0);
+    EXPECT_EQ(s.n_down[BT_DOWN_REGROUP], 4);
+    for (uint32_t rank = 0; rank < 3; rank++) /* once */
+        sim_tell(&s, rank, expired(EPOCH + 1, 1, 3, 0));
+    bt_relay_tick(s.relay, s.now);
+    EXPECT_EQ(s.n_stuck, 1);
+    EXPECT_EQ(s.last_stuck, 3);
+    sim_fini(&s);
+}
+
 /* What a tick does for one cell of several may take until after the tick's own time: a request that
  * comes meanwhile is not older than time itself, and neither are the ranks that it wakes. */
 static void relay_a_tick_of_before_finds_nobody_silent(void)
@@ -505,6 +553,8 @@ static const bt_test tests[] = {
     BT_TEST(relay_a_rank_that_has_come_to_an_exchange_is_not_excused),
     BT_TEST(relay_a_rank_that_has_read_all_is_excused_until_the_next_epoch),
     BT_TEST(relay_that_stood_still_blames_no_rank_that_reads),
+    BT_TEST(relay_that_stood_still_hears_what_was_said_meanwhile),
+    BT_TEST(relay_a_rank_that_came_late_is_not_to_blame),
     BT_TEST(relay_a_tick_of_before_finds_nobody_silent),
 };
 

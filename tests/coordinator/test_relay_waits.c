@@ -5,8 +5,9 @@
  * that send to it: everybody (a gather), or whom tokens are routed to.  A wait that has lasted
  * TIMEOUT is reported.  A rank that hangs does nothing any more, one that is killed loses its
  * control stream, a cut takes what one rank sends to one other.  Control messages keep the order of
- * their stream and nothing else; reports may be late and may come twice, beats may be lost.  What
- * must hold:
+ * their stream and nothing else; reports may be late and may come twice, beats may be lost.  The
+ * coordinator may stand still; when it wakes it hears one message before it looks at the clock.
+ * What must hold:
  *   - who hangs is removed in time, who lives and can be reached is not;
  *   - an epoch has one decision, which all that are left are told, in the same words;
  *   - then they go on. */
@@ -50,6 +51,7 @@ typedef struct {
     uint32_t n, n_seated, now_ms, slow_ms, slow_from_ms, reads_percent, late_percent, twice_percent,
         experts;
     uint32_t cut_from, cut_to, cut_ms;                          /* MOST: none */
+    uint32_t n_stops, stops_ms, wakes_ms;                       /* of the coordinator */
     uint32_t n_removed, removed_ms[MOST];                       /* of the rank */
     uint32_t epoch, told[MOST], seats[2][MOST], group_epoch[2]; /* as told last */
     node     nodes[MOST];
@@ -208,6 +210,11 @@ static void say_expired(world *w, uint32_t rank)
     bool     late  = chance(w, w->late_percent);
 
     k->reported = true;
+    if (w->n_stops > 0 && w->now_ms >= w->wakes_ms && chance(w, 20)) {
+        w->n_stops--;
+        w->stops_ms = w->now_ms + draw(w, 200);
+        w->wakes_ms = w->stops_ms + draw(w, 2 * TIMEOUT_MS);
+    }
     for (int i = 0; i < times; i++) {
         bt_up *m = &post(w, &k->up, late)->up;
 
@@ -324,16 +331,40 @@ static void live(world *w, uint32_t rank)
 
 /* ---- the world */
 
-static void move(world *w, uint32_t rank)
+static bool is_stopped(const world *w)
+{
+    return w->now_ms >= w->stops_ms && w->now_ms < w->wakes_ms;
+}
+
+static bool hear(world *w, uint32_t rank)
 {
     node *k = &w->nodes[rank];
     mail  m;
 
+    if (k->removed || !take(w, &k->up, &m)) return false;
+    bt_relay_message(w->relay, rank, &m.up, ns(w->now_ms));
+    bt_up_free(&m.up);
+    return true;
+}
+
+static void wake(world *w)
+{
+    uint32_t first = draw(w, w->n), i = 0;
+
+    w->wakes_ms = 0;
+    while (i < w->n && !hear(w, (first + i) % w->n))
+        i++;
+    bt_relay_tick(w->relay, ns(w->now_ms));
+}
+
+static void move(world *w, uint32_t rank)
+{
+    node *k = &w->nodes[rank];
+
     if (w->now_ms < k->dies_ms && w->now_ms < k->hangs_ms && !k->removed) live(w, rank);
-    while (!k->removed && take(w, &k->up, &m)) { /* what it said before it died too */
-        bt_relay_message(w->relay, rank, &m.up, ns(w->now_ms));
-        bt_up_free(&m.up);
-    }
+    if (is_stopped(w)) return;
+    while (hear(w, rank)) /* what it said before it died too */
+        ;
     if (w->now_ms < k->dies_ms || k->removed || k->up.n > 0) return;
     k->removed = true;
     bt_relay_lose(w->relay, rank, ns(w->now_ms));
@@ -392,9 +423,10 @@ static void run(world *w, uint32_t until_ms)
     uint32_t first = draw(w, w->n);
 
     for (; w->now_ms < until_ms; w->now_ms += TICK_MS) {
+        if (w->wakes_ms != 0 && w->now_ms >= w->wakes_ms) wake(w);
         for (uint32_t i = 0; i < w->n; i++)
             move(w, (first + i) % w->n);
-        bt_relay_tick(w->relay, ns(w->now_ms));
+        if (!is_stopped(w)) bt_relay_tick(w->relay, ns(w->now_ms));
     }
 }
 
@@ -529,6 +561,30 @@ static void waits_faults_take_nobody_else(void)
     }
 }
 
+/* Nor does a coordinator that stands still, for longer than ranks wait for each other too. */
+static void waits_a_coordinator_that_stands_still_takes_nobody_else(void)
+{
+    static world w;
+
+    for (uint32_t seed = g_first; seed < g_first + g_n; seed++) {
+        int      before = g_failures;
+        uint32_t n;
+
+        init(&w, seed);
+        w.n_stops       = 3;
+        w.late_percent  = draw(&w, 20);
+        w.reads_percent = 20;
+        n               = 1 + draw(&w, 3);
+        for (uint32_t i = 0; i < n; i++)
+            fault(&w, 100 + draw(&w, 5000));
+        run(&w, 5000 + (n + 1) * (QUIET_MS + 2 * TIMEOUT_MS) + w.n_stops * 2 * TIMEOUT_MS);
+        EXPECT(w.n_removed <= n);
+        expect_well(&w);
+        tell_seed("stops", seed, &w, before);
+        fini(&w);
+    }
+}
+
 /* Of the two ends of a cut one is removed, whichever. */
 static void waits_a_cut_takes_one_of_its_ends(void)
 {
@@ -571,6 +627,7 @@ static void waits_nobody_is_removed_for_being_slow(void)
 static const bt_test tests[] = {
     BT_TEST(waits_a_rank_that_hangs_is_removed_in_time),
     BT_TEST(waits_faults_take_nobody_else),
+    BT_TEST(waits_a_coordinator_that_stands_still_takes_nobody_else),
     BT_TEST(waits_a_cut_takes_one_of_its_ends),
     BT_TEST(waits_nobody_is_removed_for_being_slow),
 };

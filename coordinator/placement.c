@@ -390,10 +390,10 @@ static void remember_matches(const bt_relay *r, bt_relay_request *q)
         q->matches = bt_calloc(r->cfg.n_ranks, sizeof(*q->matches));
 }
 
-/* Whether an older one of its kind waits for each of the prefill ranks that it may go to. */
+/* Whether there are prefill ranks that it may go to, and an older one of its kind waits for all. */
 static bool waits_behind(bt_relay *r, bt_relay_request *q)
 {
-    bool may_be_long = q->n_prompt > r->least_rows;
+    bool may_be_long = q->n_prompt > r->least_rows, may_go = false;
 
     if (r->n_open[may_be_long] == 0 &&
         (!may_be_long || r->n_open[0] == 0 || r->looks >= LOOKS_LONG))
@@ -401,9 +401,11 @@ static bool waits_behind(bt_relay *r, bt_relay_request *q)
     if (may_be_long) remember_matches(r, q);
     for (uint32_t i = 0; i < r->cfg.n_ranks; i++) {
         r->looks++;
-        if (may_prefill(r, q, i) && !r->ranks[i].passed_over[is_long(r, q, i)]) return false;
+        if (!may_prefill(r, q, i)) continue;
+        if (!r->ranks[i].passed_over[is_long(r, q, i)]) return false;
+        may_go = true;
     }
-    return true;
+    return may_go;
 }
 
 /* No prefill rank has taken it: wherever it may go those of its kind that follow do not pass it,

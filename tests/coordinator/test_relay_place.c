@@ -118,6 +118,30 @@ static void relay_full_window_is_not_called_a_lack_of_room(void)
     }
 }
 
+/* Nor a lack of room a full window: the rank that could have held the last one is lost. */
+static void relay_prompt_that_no_rank_can_hold_lacks_room(void)
+{
+    static const uint32_t N_PROMPT[] = {40, 40, 40, 100};
+    static const char    *NAMES[]    = {"0", "1", "2", "3"};
+    sim                   s;
+    sim_client            c[4];
+
+    sim_init_as(&s, 2, 1, 3, 200, true);
+    s.relay->ranks[1].limits.n_pages = 20;
+    for (int i = 0; i < 4; i++)
+        EXPECT_EQ(sim_submit(&s, &c[i], NAMES[i], N_PROMPT[i], 2, 100), BT_OK);
+    EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 2);
+    sim_lose(&s, 0);
+    s.now += 31 * BT_NS_PER_S;
+    sim_tell(&s, 2, (bt_up){.kind = BT_UP_BEAT, .u.beat = {.progress = 1}});
+    bt_relay_tick(s.relay, s.now);
+    EXPECT(c[0].ends == 0 && c[1].ends == 0 && c[2].ends == 1 && c[3].ends == 1);
+    EXPECT_HAS(c[2].message, "the prefill ranks were busy for 31.0 s");
+    EXPECT_HAS(c[3].message, "no rank had room for 100 + 2 tokens");
+    bt_relay_stop(s.relay, GRPC_STATUS_UNAVAILABLE, "end");
+    sim_fini(&s);
+}
+
 /* A long prompt waits for the window of long ones.  Short ones do not wait for it, but leave it the
  * pages that it needs. */
 static void relay_short_prompts_pass_a_long_one_that_waits(void)
@@ -754,6 +778,7 @@ static const bt_test TESTS[] = {
     BT_TEST(relay_queue_is_first_come_first_served),
     BT_TEST(relay_prefill_window_holds_work_back),
     BT_TEST(relay_full_window_is_not_called_a_lack_of_room),
+    BT_TEST(relay_prompt_that_no_rank_can_hold_lacks_room),
     BT_TEST(relay_short_prompts_pass_a_long_one_that_waits),
     BT_TEST(relay_short_prompts_pass_many_long_ones),
     BT_TEST(relay_window_is_first_come_first_served),

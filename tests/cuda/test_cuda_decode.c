@@ -194,31 +194,39 @@ static void bits_do_not_depend_on_tiles_neighbours_or_order(void)
     }
 }
 
-/* 64 lanes a span: as four, two tiles or one. */
+/* 64 lanes a span: as four, two tiles or one, for each part that there may be. */
 static void launches_that_leave_the_gpu_idle_take_low_tiles_with_the_same_bits(void)
 {
     static const bt_cuda_dims HEADS      = {64, 24, 8, 8, 16, 0.3f};
-    static const uint32_t     N_BLOCKS[] = {4, 4, 3};
     static const uint32_t     SPANS[][2] = {
             {130, 1},
             {70,  1},
             {99,  1},
             {0,   0}
     };
+    static const struct {
+        uint32_t n_spans, max_parts, n_blocks;
+    } CASES[] = {
+        {3, 1, 3     },
+        {2, 1, 4     },
+        {1, 1, 4     },
+        {1, 2, 4 + 64}, /* of which 64 would merge */
+    };
     world    w     = make_world(HEADS, SPANS, 3);
     call     k     = make_call(&w, 32);
     size_t   elems = (size_t)HEADS.n_heads * HEADS.kv_lora;
     bt_bf16 *out   = ARRAY(bt_bf16, w.n_rows * elems);
 
-    for (uint32_t n = 3; n >= 1; n--) {
+    for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
         bt_cuda_decode d      = k.d;
         uint64_t       before = simt_n_blocks();
 
-        d.n_spans = n;
-        d.out     = n == 3 ? k.out : out;
+        d.n_spans   = CASES[i].n_spans;
+        d.max_parts = CASES[i].max_parts;
+        d.out       = i == 0 ? k.out : out;
         EXPECT_EQ(bt_cuda_decode_run(NULL, &d), 0);
-        EXPECT_EQ(simt_n_blocks() - before, simt_counts() ? N_BLOCKS[n - 1] : 0);
-        EXPECT_EQ(n_different(d.out, k.out, n * elems * sizeof(*out)), 0);
+        EXPECT_EQ(simt_n_blocks() - before, simt_counts() ? CASES[i].n_blocks : 0);
+        EXPECT_EQ(n_different(d.out, k.out, d.n_spans * elems * sizeof(*out)), 0);
     }
     expect_right(&w, &k, 0.01);
     free(out);

@@ -40,9 +40,13 @@ static void style_of_deepseek_says_what_is_text(void)
              "\"a\": {\"enum\": [[\"x\"], [1], \"y\"], \"items\": {\"type\": \"string\"}}",                                                 "")),
          {"", JSON("a", "[\"x\"]"), TEXT("a", "y")},
          {JSON("a", "[1]"), TEXT("a", "[\"x\"]"), JSON("a", "\"y\"")}},
+        {DEEPSEEK(OBJECT("\"a\": {\"type\": [\"number\", \"null\"], \"not\": {\"enum\": [1, 2.5]}}",
+         "")),
+         {"", JSON("a", "1.5"), JSON("a", "null")},
+         {JSON("a", "1"), JSON("a", "2.50"), TEXT("a", "3")}},
         {DEEPSEEK("true"),
          {"", TEXT("a", "x") " " JSON("b_2", "{\"k\": [1]}")},
-         {"{}", TEXT("2a", "x"), TEXT("", "x")}                                                                                                                  },
+         {"{}", TEXT("2a", "x"), TEXT("", "x")}                                                                                                                                                        },
     };
 
     for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++)
@@ -76,6 +80,9 @@ static void style_of_glm_tells_keys_and_values_apart(void)
         {GLM(OBJECT("\"a\": {\"type\": \"string\", \"pattern\": \"b\"}",                    "")),
          {ARG("a", "abc"), ARG("a", "b</arg")},
          {ARG("a", "ac"), ARG("a", "b</arg_value>")}                                      },
+        {GLM(OBJECT("\"a\": {\"type\": \"integer\", \"not\": {\"const\": 1}}",              "")),
+         {"", ARG("a", "0"), ARG("a", "11")},
+         {ARG("a", "1"), ARG("a", "1.5"), ARG("a", "x")}                                  },
         {GLM(OBJECT("\"a\": {}, \"c.d\": {\"const\": 1}, \"e-f\": {}",
          ", \"additionalProperties\": {\"type\": \"integer\"}")),
          {ARG("a", "any <x>") ARG("b", "2") ARG("aa", "3"),

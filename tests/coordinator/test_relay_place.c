@@ -368,7 +368,7 @@ static void relay_quiet_rank_with_work_is_stuck(void)
         if (c.ends > 0) break; /* the request's own stall, later */
     }
     for (int i = 0; i < 3; i++) { /* beats that show no progress, while more work comes */
-        char name[12];
+        char name[20];
 
         EXPECT_EQ(s.n_stuck, 0);
         snprintf(name, sizeof(name), "more %d", i);

@@ -179,7 +179,8 @@ static void on_send(void *ctx, uint32_t rank, bt_down *m)
         if (g->epoch != w->epoch) note_epoch(w, g);
         for (uint32_t i = 0; i < 2; i++) {
             EXPECT_EQ(g->groups[i].epoch, w->group_epoch[i]);
-            EXPECT(memcmp(g->groups[i].ranks, w->seats[i], g->groups[i].n * sizeof(uint32_t)) == 0);
+            for (uint32_t seat = 0; seat < g->groups[i].n; seat++)
+                EXPECT_EQ(g->groups[i].ranks[seat], w->seats[i][seat]);
         }
     }
     post(w, &w->nodes[rank].down, false)->down = *m;

@@ -48,8 +48,8 @@ typedef struct {
 typedef struct {
     bt_relay *relay;
     uint64_t  state, salt;
-    uint32_t n, n_seated, now_ms, slow_ms, slow_from_ms, reads_percent, late_percent, twice_percent,
-        experts;
+    uint32_t  seed, n, n_seated, now_ms, slow_ms, slow_from_ms, reads_percent, late_percent,
+        twice_percent, experts;
     uint32_t cut_from, cut_to, cut_ms;                          /* MOST: none */
     uint32_t n_stops, stops_ms, wakes_ms;                       /* of the coordinator */
     uint32_t n_removed, removed_ms[MOST];                       /* of the rank */
@@ -436,6 +436,7 @@ static void init(world *w, uint32_t seed)
     uint32_t n_decode, n_prefill, n_spares;
 
     memset(w, 0, sizeof(*w));
+    w->seed     = seed;
     w->state    = seed * 2654435761u;
     w->salt     = draw(w, 1u << 30);
     w->n        = 1 + draw(w, MOST);
@@ -508,122 +509,94 @@ static void fault(world *w, uint32_t at_ms)
 
 static uint32_t g_first = 1, g_n = 150;
 
-static void tell_seed(const char *what, uint32_t seed, const world *w, int before)
-{
-    if (g_failures != before) fprintf(stderr, "%s: seed %u, %u ranks\n", what, seed, w->n);
-}
-
-/* One hangs, and nothing else is amiss. */
-static void waits_a_rank_that_hangs_is_removed_in_time(void)
+/* A group of its own for each seed, to which `one` happens. */
+static void for_each_seed(const char *what, void (*one)(world *w))
 {
     static world w;
 
     for (uint32_t seed = g_first; seed < g_first + g_n; seed++) {
-        int      before = g_failures;
-        uint32_t rank;
+        int before = g_failures;
 
         init(&w, seed);
-        rank                   = draw(&w, w.n_seated);
-        w.nodes[rank].hangs_ms = 200 + draw(&w, 300);
-        w.nodes[rank].faulty   = true;
-        run(&w, 6000);
-        EXPECT_EQ(w.n_removed, is_missed(&w, rank));
-        if (w.n_removed > 0)
-            EXPECT(w.removed_ms[rank] <= w.nodes[rank].hangs_ms + TIMEOUT_MS + 4 * VERDICT_MS);
+        one(&w);
         expect_well(&w);
-        tell_seed("hang", seed, &w, before);
+        if (g_failures != before) fprintf(stderr, "%s: seed %u, %u ranks\n", what, w.seed, w.n);
         fini(&w);
     }
+}
+
+static void faults(world *w, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++)
+        fault(w, 100 + draw(w, 5000));
+    run(w, 5000 + (n + 1) * (QUIET_MS + 2 * TIMEOUT_MS) + w->n_stops * 2 * TIMEOUT_MS);
+    EXPECT(w->n_removed <= n);
+}
+
+static void one_hangs(world *w)
+{
+    uint32_t rank = draw(w, w->n_seated);
+    node    *k    = &w->nodes[rank];
+
+    k->hangs_ms = 200 + draw(w, 300);
+    k->faulty   = true;
+    run(w, 6000);
+    EXPECT_EQ(w->n_removed, is_missed(w, rank));
+    if (w->n_removed > 0) EXPECT(w->removed_ms[rank] <= k->hangs_ms + TIMEOUT_MS + 4 * VERDICT_MS);
+}
+
+/* Nothing else is amiss. */
+static void waits_a_rank_that_hangs_is_removed_in_time(void) { for_each_seed("hang", one_hangs); }
+
+static void some_fail(world *w)
+{
+    w->slow_ms       = w->seed % 2 == 0 ? 400 : 0;
+    w->late_percent  = draw(w, 20);
+    w->twice_percent = draw(w, 30);
+    w->reads_percent = 20;
+    faults(w, draw(w, 4));
 }
 
 /* Several hang or die, reports are late and come twice, and some read for longer than others wait.
  */
-static void waits_faults_take_nobody_else(void)
+static void waits_faults_take_nobody_else(void) { for_each_seed("faults", some_fail); }
+
+static void the_coordinator_stops(world *w)
 {
-    static world w;
-
-    for (uint32_t seed = g_first; seed < g_first + g_n; seed++) {
-        int      before = g_failures;
-        uint32_t n;
-
-        init(&w, seed);
-        w.slow_ms       = seed % 2 == 0 ? 400 : 0;
-        w.late_percent  = draw(&w, 20);
-        w.twice_percent = draw(&w, 30);
-        w.reads_percent = 20;
-        n               = draw(&w, 4);
-        for (uint32_t i = 0; i < n; i++)
-            fault(&w, 100 + draw(&w, 5000));
-        run(&w, 5000 + (n + 1) * (QUIET_MS + 2 * TIMEOUT_MS));
-        EXPECT(w.n_removed <= n);
-        expect_well(&w);
-        tell_seed("faults", seed, &w, before);
-        fini(&w);
-    }
+    w->n_stops       = 3;
+    w->late_percent  = draw(w, 20);
+    w->reads_percent = 20;
+    faults(w, 1 + draw(w, 3));
 }
 
 /* Nor does a coordinator that stands still, for longer than ranks wait for each other too. */
 static void waits_a_coordinator_that_stands_still_takes_nobody_else(void)
 {
-    static world w;
+    for_each_seed("stops", the_coordinator_stops);
+}
 
-    for (uint32_t seed = g_first; seed < g_first + g_n; seed++) {
-        int      before = g_failures;
-        uint32_t n;
-
-        init(&w, seed);
-        w.n_stops       = 3;
-        w.late_percent  = draw(&w, 20);
-        w.reads_percent = 20;
-        n               = 1 + draw(&w, 3);
-        for (uint32_t i = 0; i < n; i++)
-            fault(&w, 100 + draw(&w, 5000));
-        run(&w, 5000 + (n + 1) * (QUIET_MS + 2 * TIMEOUT_MS) + w.n_stops * 2 * TIMEOUT_MS);
-        EXPECT(w.n_removed <= n);
-        expect_well(&w);
-        tell_seed("stops", seed, &w, before);
-        fini(&w);
-    }
+static void one_is_cut(world *w)
+{
+    w->cut_from                  = draw(w, w->n);
+    w->cut_to                    = draw(w, w->n);
+    w->nodes[w->cut_from].faulty = w->nodes[w->cut_to].faulty = true;
+    w->cut_ms                                                 = 100 + draw(w, 1000);
+    run(w, 9000);
+    EXPECT(w->n_removed <= 1);
 }
 
 /* Of the two ends of a cut one is removed, whichever. */
-static void waits_a_cut_takes_one_of_its_ends(void)
+static void waits_a_cut_takes_one_of_its_ends(void) { for_each_seed("cut", one_is_cut); }
+
+static void some_are_slow(world *w)
 {
-    static world w;
-
-    for (uint32_t seed = g_first; seed < g_first + g_n; seed++) {
-        int before = g_failures;
-
-        init(&w, seed);
-        w.cut_from                 = draw(&w, w.n);
-        w.cut_to                   = draw(&w, w.n);
-        w.nodes[w.cut_from].faulty = w.nodes[w.cut_to].faulty = true;
-        w.cut_ms                                              = 100 + draw(&w, 1000);
-        run(&w, 9000);
-        EXPECT(w.n_removed <= 1);
-        expect_well(&w);
-        tell_seed("cut", seed, &w, before);
-        fini(&w);
-    }
+    w->slow_ms = TIMEOUT_MS - 200;
+    run(w, 9000);
+    EXPECT_EQ(w->n_removed, 0);
 }
 
 /* Who is slow, for less than others wait, is not to blame. */
-static void waits_nobody_is_removed_for_being_slow(void)
-{
-    static world w;
-
-    for (uint32_t seed = g_first; seed < g_first + g_n; seed++) {
-        int before = g_failures;
-
-        init(&w, seed);
-        w.slow_ms = TIMEOUT_MS - 200;
-        run(&w, 9000);
-        EXPECT_EQ(w.n_removed, 0);
-        expect_well(&w);
-        tell_seed("slow", seed, &w, before);
-        fini(&w);
-    }
-}
+static void waits_nobody_is_removed_for_being_slow(void) { for_each_seed("slow", some_are_slow); }
 
 static const bt_test tests[] = {
     BT_TEST(waits_a_rank_that_hangs_is_removed_in_time),

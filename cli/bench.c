@@ -151,7 +151,7 @@ static error_t parse_request(int key, char *arg, struct argp_state *state, optio
         opt->plan.n_prefixes = (uint32_t)bt_option_number(state, "--prefixes", arg, 1, 1 << 20);
         return 0;
     case OPT_TEMPERATURE:
-        opt->temperature = (float)bt_option_real(state, "--temperature", arg, 0, 1000);
+        opt->temperature = (float)bt_option_real(state, "--temperature", arg, 0, 1e6);
         return 0;
     case OPT_ALLOW_EOS: opt->allow_eos = true; return 0;
     default: return ARGP_ERR_UNKNOWN;

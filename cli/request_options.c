@@ -244,7 +244,7 @@ static error_t parse_choice(int key, char *arg, struct argp_state *state, bt_cli
 {
     switch (key) {
     case OPT_TEMPERATURE:
-        r->temperature = (float)bt_option_real(state, "--temperature", arg, 0, 1000);
+        r->temperature = (float)bt_option_real(state, "--temperature", arg, 0, 1e6);
         return 0;
     case OPT_TOP_K:
         r->top_k = (uint32_t)bt_option_number(state, "--top-k", arg, 0, INT_MAX);

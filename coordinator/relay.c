@@ -358,6 +358,7 @@ static void on_form_map(bt_relay *r, uint32_t rank, bt_up *m)
 static void on_beat(bt_relay *r, bt_rank_state *k, const bt_up_beat *beat, uint64_t now_ns)
 {
     k->beat_ns = now_ns;
+    if (beat->progress == k->progress) k->waits_ns = now_ns;
     if (beat->prompt_rows != k->prompt_rows) r->moved_ns = k->rows_ns = now_ns;
     k->progress    = beat->progress;
     k->prompt_rows = beat->prompt_rows;

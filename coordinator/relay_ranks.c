@@ -10,8 +10,8 @@
  *     exchanges waits for it, and is removed;
  *   - who reads a lost one's experts counts as not named (is_excused()), nor does who has given up
  *     waiting for it;
- *   - who is to be removed, and beats, is given time to say that it waited too, and all are when
- *     the coordinator has stood still;
+ *   - who is to be removed, and beats, is given time to say that it waited too, until it does where
+ *     its beats show that it does not get on; and all are when the coordinator has stood still;
  *   - where nobody is named the same ranks form the group anew. */
 #include <stdio.h>
 #include <string.h>
@@ -442,6 +442,15 @@ static bool beats(const bt_rank_state *k, uint64_t now_ns)
     return bt_since_ns(k->beat_ns, now_ns) < BT_NS_PER_S;
 }
 
+/* From the verdict's time on, for a report of who beats.  One that does not get on waits for
+ * others: they come, or it reports them, however late its wait has begun. */
+static uint64_t patience_ns(const bt_relay *r, const bt_rank_state *k, uint64_t now_ns)
+{
+    bool waits = bt_since_ns(k->waits_ns, now_ns) < BT_NS_PER_S;
+
+    return waits ? r->cfg.rank_quiet_ns : BEATING_VERDICTS * r->cfg.verdict_ns;
+}
+
 /* Who is named and beats may have waited itself, and is about to say so. */
 static bool may_report(const bt_relay *r, const bt_rank_state *k, uint64_t now_ns)
 {
@@ -478,7 +487,7 @@ void bt_relay_decide(bt_relay *relay, uint64_t now_ns)
         if (now_ns < relay->verdict_ns[g] && !all_have_spoken(relay, g, now_ns)) continue;
         rank = find_culprit(relay, g, now_ns);
         if (rank != BT_NO_RANK && may_report(relay, &relay->ranks[rank], now_ns) &&
-            now_ns < relay->verdict_ns[g] + BEATING_VERDICTS * relay->cfg.verdict_ns)
+            now_ns < relay->verdict_ns[g] + patience_ns(relay, &relay->ranks[rank], now_ns))
             continue;
         if (rank == BT_NO_RANK) {
             raise_epoch(relay, g);

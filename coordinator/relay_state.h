@@ -37,7 +37,8 @@ typedef struct {
     uint32_t        next_group, next_seat;
     uint32_t        group;    /* where it sits: BT_SEATED_*, or BT_UNSEATED */
     uint64_t        heard_ns; /* when anything came, */
-    uint64_t        beat_ns;  /* and a beat */
+    uint64_t        beat_ns;  /* and a beat, */
+    uint64_t        waits_ns; /* and one of a rank that had not got on */
     bool            reported; /* in this epoch of its group: for whom it waits */
     uint32_t        n_blamed; /* how many of its group wait for it */
     uint32_t       *awaits;   /* owned [n_awaits]: for whom, of its group */

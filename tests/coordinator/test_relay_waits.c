@@ -51,6 +51,7 @@ typedef struct {
     uint32_t  seed, n, n_seated, now_ms, slow_ms, slow_from_ms, reads_percent, late_percent,
         twice_percent, experts;
     uint32_t cut_from, cut_to, cut_ms;                          /* MOST: none */
+    uint32_t late_rank, late_ms, late_by;                       /* once, by so much; 0: never */
     uint32_t n_stops, stops_ms, wakes_ms;                       /* of the coordinator */
     uint32_t n_removed, removed_ms[MOST];                       /* of the rank */
     uint32_t epoch, told[MOST], seats[2][MOST], group_epoch[2]; /* as told last */
@@ -321,6 +322,10 @@ static void live(world *w, uint32_t rank)
     if (find_missing(w, rank, missing) == 0) {
         k->waits   = false;
         k->next_ms = w->now_ms + draw(w, 20);
+        if (rank == w->late_rank && w->now_ms >= w->late_ms) {
+            k->next_ms += w->late_by;
+            w->late_by = 0;
+        }
         if (chance(w, 1) && w->now_ms >= w->slow_from_ms) { /* one at a time */
             k->next_ms += draw(w, w->slow_ms + 1);
             w->slow_from_ms = k->next_ms + TIMEOUT_MS;
@@ -548,6 +553,30 @@ static void one_hangs(world *w)
 /* Nothing else is amiss. */
 static void waits_a_rank_that_hangs_is_removed_in_time(void) { for_each_seed("hang", one_hangs); }
 
+/* Where most wait for the late one alone, and it for the one that hangs. */
+static void one_hangs_and_one_is_late(world *w)
+{
+    uint32_t rank = draw(w, w->n_seated);
+    node    *k    = &w->nodes[rank];
+
+    w->experts   = 6 + draw(w, 8);
+    k->hangs_ms  = 200 + draw(w, 300);
+    k->faulty    = true;
+    w->late_rank = draw(w, w->n_seated);
+    w->late_ms   = k->hangs_ms - draw(w, 100);
+    w->late_by   = TIMEOUT_MS / 2 + 200 + draw(w, TIMEOUT_MS / 2 - 300);
+    run(w, 6000);
+    EXPECT_EQ(w->n_removed, is_missed(w, rank));
+    if (w->n_removed > 0)
+        EXPECT(w->removed_ms[rank] <= k->hangs_ms + 2 * TIMEOUT_MS + 4 * VERDICT_MS);
+}
+
+/* Nor, beside it, one whose own wait begins long after the others'. */
+static void waits_who_is_late_beside_one_that_hangs_is_not_to_blame(void)
+{
+    for_each_seed("late", one_hangs_and_one_is_late);
+}
+
 static void some_fail(world *w)
 {
     w->slow_ms       = w->seed % 2 == 0 ? 400 : 0;
@@ -600,6 +629,7 @@ static void waits_nobody_is_removed_for_being_slow(void) { for_each_seed("slow",
 
 static const bt_test tests[] = {
     BT_TEST(waits_a_rank_that_hangs_is_removed_in_time),
+    BT_TEST(waits_who_is_late_beside_one_that_hangs_is_not_to_blame),
     BT_TEST(waits_faults_take_nobody_else),
     BT_TEST(waits_a_coordinator_that_stands_still_takes_nobody_else),
     BT_TEST(waits_a_cut_takes_one_of_its_ends),

@@ -5,7 +5,7 @@
 #include "core/alloc.h"
 #include "core/clock.h"
 
-enum { REFUSED_MS = 200, NO_RANK = -1, LOOK_BEHIND = 1024, KEPT_MAX = 4 };
+enum { REFUSED_MS = 200, NO_RANK = -1, LOOK_BEHIND = 1024, KEPT_MAX = 4, AVOID_S = 600 };
 /* Of looks in a pass over the queue: so many in vain may follow each message; beyond so many no
  * long prompt is asked whether it is a short one where its prefix is; after so many it ends. */
 enum { LOOKS_CHEAP = 1024, LOOKS_LONG = 4096, LOOKS_MAX = 16384 };
@@ -153,7 +153,8 @@ static int choose_decode(const bt_relay *r, const bt_relay_request *q, uint32_t 
         const bt_rank_state *k = &r->ranks[i];
         int64_t              much;
 
-        if (!bt_relay_decodes(r, i) || k->kept || k->refused_until_ns > now_ns) continue;
+        if (!bt_relay_decodes(r, i) || k->kept || k->cut_off || k->refused_until_ns > now_ns)
+            continue;
         if (pages_with(r, q, need, i) + others > k->limits.n_pages) continue;
         if (!bt_rank_has_rows(k, q->n_open)) continue;
         much = (int64_t)k->taken_pages + need - prefix_pages(r, q, i);
@@ -195,12 +196,19 @@ static bool has_pages(const bt_rank_state *k, bool many, uint32_t n_pages)
            (uint64_t)own + n_pages + k->awaited[!many] <= k->limits.n_pages;
 }
 
+static bool is_avoided(const bt_relay *r, uint32_t prefill, int decode)
+{
+    for (uint32_t i = 0; i < r->n_avoided; i++)
+        if (r->avoided[i].prefill == prefill && (int)r->avoided[i].decode == decode) return true;
+    return false;
+}
+
 /* The prefill rank that would be done with the prompt first: the one with the fewest tokens to
  * compute, less those of its cached prefix, among those that have room.  Prompts of one step and
  * longer ones have a window each, so that the former never wait for the latter; none passes an
- * older one of its kind.  Where none is chosen, full_out says whether one had room, and a full
- * window. */
-static int choose_prefill(const bt_relay *r, const bt_relay_request *q, bool *full_out)
+ * older one of its kind, and none goes where hand-offs to its decode rank stood still.  Where none
+ * is chosen, full_out says whether one had room, and a full window. */
+static int choose_prefill(const bt_relay *r, const bt_relay_request *q, int decode, bool *full_out)
 {
     uint32_t n_pages = bt_relay_pages(r, q->n_prompt);
     int      best    = NO_RANK;
@@ -212,7 +220,7 @@ static int choose_prefill(const bt_relay *r, const bt_relay_request *q, bool *fu
         uint32_t             rest;
         bool                 many;
 
-        if (!bt_relay_prefills(r, i)) continue;
+        if (!bt_relay_prefills(r, i) || is_avoided(r, i, decode)) continue;
         rest = rest_of(r, q, i);
         many = takes_steps(k, rest);
         if (k->passed_over[many]) continue;
@@ -411,7 +419,7 @@ static bool waits_behind(bt_relay *r, bt_relay_request *q)
 /* No prefill rank has taken it: wherever it may go those of its kind that follow do not pass it,
  * and others leave it its pages.  False: it may go nowhere, since all that could hold it are lost.
  */
-static bool let_wait(bt_relay *r, const bt_relay_request *q)
+static bool let_wait(bt_relay *r, const bt_relay_request *q, int decode)
 {
     uint32_t n_pages = bt_relay_pages(r, q->n_prompt);
     bool     may_go  = false;
@@ -420,7 +428,7 @@ static bool let_wait(bt_relay *r, const bt_relay_request *q)
         bt_rank_state *k    = &r->ranks[i];
         bool           many = is_long(r, q, i);
 
-        if (!may_prefill(r, q, i)) continue;
+        if (!may_prefill(r, q, i) || is_avoided(r, i, decode)) continue;
         may_go = true;
         r->n_open[many] -= !k->passed_over[many];
         k->passed_over[many] = true;
@@ -441,7 +449,7 @@ static bool keep_decode(bt_relay *r, const bt_relay_request *q)
         bt_rank_state *k = &r->ranks[i];
         int64_t        lacks;
 
-        if (!bt_relay_decodes(r, i) || k->kept || need > k->limits.n_pages) continue;
+        if (!bt_relay_decodes(r, i) || k->kept || k->cut_off || need > k->limits.n_pages) continue;
         lacks = pages_with(r, q, need, i) - k->limits.n_pages;
         if (!bt_rank_has_rows(k, q->n_open))
             lacks += (int64_t)(k->n_choices + q->n_open - k->limits.max_rows) << 32;
@@ -452,6 +460,60 @@ static bool keep_decode(bt_relay *r, const bt_relay_request *q)
     }
     if (best != NULL) best->kept = true;
     return best != NULL;
+}
+
+/* ---- pairs that are avoided */
+
+static void drop_avoided(bt_relay *r, uint32_t i)
+{
+    r->n_avoided--;
+    memmove(&r->avoided[i], &r->avoided[i + 1], (r->n_avoided - i) * sizeof(r->avoided[0]));
+}
+
+/* Those of its prefill ranks that are left. */
+static uint32_t n_avoided_of(const bt_relay *r, uint32_t decode)
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < r->n_avoided; i++)
+        n += r->avoided[i].decode == decode && bt_relay_prefills(r, r->avoided[i].prefill);
+    return n;
+}
+
+/* Their time may be over, and ranks lost.  Where no pair would be left all are tried again. */
+static void look_at_avoided(bt_relay *r, uint64_t now_ns)
+{
+    uint32_t taken[2], n_cut_off = 0;
+
+    while (r->n_avoided > 0 && now_ns >= r->avoided[0].until_ns)
+        drop_avoided(r, 0);
+    bt_relay_count_seats(r, taken);
+    for (uint32_t i = 0; i < r->cfg.n_ranks; i++) {
+        r->ranks[i].cut_off = r->n_avoided > 0 && bt_relay_decodes(r, i) &&
+                              n_avoided_of(r, i) == taken[BT_SEATED_PREFILL];
+        n_cut_off += r->ranks[i].cut_off;
+    }
+    if (n_cut_off == 0 || n_cut_off < taken[BT_SEATED_DECODE]) return;
+    r->n_avoided = 0;
+    for (uint32_t i = 0; i < r->cfg.n_ranks; i++)
+        r->ranks[i].cut_off = false;
+}
+
+bool bt_relay_avoid(bt_relay *relay, const bt_relay_request *q, uint64_t now_ns)
+{
+    bt_avoided_pair pair = {q->prefill_rank, q->decode_rank, now_ns + AVOID_S * BT_NS_PER_S};
+
+    if (bt_relay_both(relay)) return false;
+    for (uint32_t i = 0; i < relay->n_avoided; i++)
+        if (relay->avoided[i].prefill == pair.prefill && relay->avoided[i].decode == pair.decode)
+            drop_avoided(relay, i);
+    if (relay->n_avoided == BT_AVOIDED_PAIRS) drop_avoided(relay, 0);
+    relay->avoided[relay->n_avoided++] = pair;
+    look_at_avoided(relay, now_ns);
+    if (relay->n_avoided > 0)
+        BT_WARN("a hand-off from rank %u to rank %u stood still: none goes there for %d s",
+                pair.prefill, pair.decode, (int)AVOID_S);
+    return relay->n_avoided > 0;
 }
 
 static void forget_waiting(bt_relay *r)
@@ -479,6 +541,7 @@ void bt_relay_place(bt_relay *relay, uint64_t now_ns)
     relay->blocked = BT_BLOCKED_NOT;
     relay->freed   = false;
     relay->looks   = 0;
+    look_at_avoided(relay, now_ns);
     forget_waiting(relay);
     for (; q != NULL && n_passed < LOOK_BEHIND && relay->looks < LOOKS_MAX; q = next) {
         int  decode, prefill;
@@ -494,7 +557,7 @@ void bt_relay_place(bt_relay *relay, uint64_t now_ns)
         remember_matches(relay, q);
         relay->looks += relay->cfg.n_ranks;
         decode      = choose_decode(relay, q, passed_pages, now_ns);
-        prefill     = bt_relay_both(relay) ? decode : choose_prefill(relay, q, &full);
+        prefill     = bt_relay_both(relay) ? decode : choose_prefill(relay, q, decode, &full);
         q->short_of = decode != NO_RANK && full ? BT_SHORT_OF_WINDOW : BT_SHORT_OF_ROOM;
         if ((decode == NO_RANK || prefill == NO_RANK) && relay->blocked == BT_BLOCKED_NOT)
             relay->blocked = decode == NO_RANK ? BT_BLOCKED_DECODE : BT_BLOCKED_PREFILL;
@@ -506,7 +569,7 @@ void bt_relay_place(bt_relay *relay, uint64_t now_ns)
             continue;
         }
         if (prefill == NO_RANK) { /* those of the other kind may pass that leave it its pages */
-            if (let_wait(relay, q)) passed_pages += pages_now(relay, q);
+            if (let_wait(relay, q, decode)) passed_pages += pages_now(relay, q);
             n_passed++;
             continue;
         }
@@ -527,10 +590,12 @@ bool bt_relay_has_room(const bt_relay *relay, const bt_relay_request *q, uint64_
 {
     bool             full  = false;
     bt_relay_request asked = *q;
+    int              decode;
 
     asked.matches = NULL; /* those of another relay are of its ranks */
-    return choose_decode(relay, &asked, 0, now_ns) != NO_RANK &&
-           (bt_relay_both(relay) || choose_prefill(relay, &asked, &full) != NO_RANK);
+    decode        = choose_decode(relay, &asked, 0, now_ns);
+    return decode != NO_RANK &&
+           (bt_relay_both(relay) || choose_prefill(relay, &asked, decode, &full) != NO_RANK);
 }
 
 /* The rank has no pages although it should have: the request goes back to the queue, with a new

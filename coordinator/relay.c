@@ -9,7 +9,7 @@
 #include "core/alloc.h"
 #include "core/clock.h"
 
-enum { SCAN_MS = 250, MESSAGE_MAX = 512 };
+enum { SCAN_MS = 250, MESSAGE_MAX = 512, STILL_MAX = 8 };
 
 static void request_free(bt_relay *r, bt_relay_request *q)
 {
@@ -290,13 +290,32 @@ static void on_retracted(bt_relay *r, uint32_t rank, const bt_up *m, uint64_t no
     bt_relay_place_soon(r, now_ns);
 }
 
+/* Nothing comes from the request's prefill rank to its decode rank: it is placed again, and so is
+ * what else waits for the same, and holds the prefill rank's slots meanwhile. */
+static void place_elsewhere(bt_relay *r, bt_relay_request *still, uint64_t now_ns)
+{
+    uint32_t          prefill = still->prefill_rank, decode = still->decode_rank;
+    bt_relay_request *q, *older;
+
+    still->n_still++;
+    for (q = r->placed.last; q != NULL; q = older) {
+        older = q->prev;
+        if (q->state == BT_ENDED || q->prefill_rank != prefill || q->decode_rank != decode)
+            continue;
+        if (q == still || q->state == BT_RESERVING || q->prefill_holds)
+            bt_relay_requeue(r, q, true, now_ns);
+    }
+}
+
 static void on_failed(bt_relay *r, uint32_t rank, const bt_up *m, uint64_t now_ns)
 {
     bt_relay_request *q = bt_table_get(&r->numbers, m->u.failed.request);
 
     if (q == NULL || q->state == BT_ENDED || m->u.failed.epoch != q->epoch) return;
     if (q->state == BT_QUEUED || (rank != q->decode_rank && rank != q->prefill_rank)) return;
-    if (m->u.failed.message[0] != '\0')
+    if (m->u.failed.stands_still && bt_relay_avoid(r, q, now_ns) && q->n_still < STILL_MAX)
+        place_elsewhere(r, q, now_ns);
+    else if (m->u.failed.message[0] != '\0')
         bt_relay_end_request(r, q, (grpc_status_code)m->u.failed.code, "%s", m->u.failed.message);
     else
         bt_relay_end_request(

@@ -46,6 +46,7 @@ struct bt_relay_request {
     size_t      n_form_map_bytes;
     uint64_t    arrival; /* the smaller, the older */
     bool        resumed; /* placed before: it waits as long as its cell moves */
+    uint32_t    n_still; /* times that it was placed again since its hand-off stood still */
     uint32_t    n_held;  /* prompt tokens that its decode rank had, as the ticket says */
     bt_sampling sampling;
     uint32_t    n_choices, n_open;    /* all, and those that have not ended */

@@ -23,6 +23,7 @@ typedef struct {
     bool          passed_over[2];        /* in a look at the queue: a short one, a long one */
     uint32_t      awaited[2];            /* likewise: the pages that it waits for */
     bool          kept;                  /* likewise: for one that waits to decode here */
+    bool          cut_off;               /* hand-offs to it have stood still from all */
     uint64_t      progress, progress_ns; /* the beat's counter and when anything last moved */
     uint64_t      prompt_rows, rows_ns;  /* likewise: rows of prompts, and when one was computed */
     uint64_t      refused_until_ns;
@@ -52,6 +53,14 @@ static inline bool bt_rank_has_rows(const bt_rank_state *k, uint32_t n_choices)
     return k->n_choices == 0 || k->n_choices + n_choices <= k->limits.max_rows;
 }
 
+/* A hand-off from the one to the other has stood still. */
+typedef struct {
+    uint32_t prefill, decode;
+    uint64_t until_ns;
+} bt_avoided_pair;
+
+enum { BT_AVOIDED_PAIRS = 16 };
+
 struct bt_relay {
     bt_relay_config  cfg;
     bt_relay_events  events;
@@ -77,6 +86,8 @@ struct bt_relay {
     uint32_t         epoch;         /* of the cell: what is placed now */
     bt_seats         seats[2];      /* owned: of the groups */
     uint64_t         verdict_ns[2]; /* when it is decided whom a group waits for; 0: nothing to */
+    bt_avoided_pair  avoided[BT_AVOIDED_PAIRS]; /* the oldest first */
+    uint32_t         n_avoided;
     bool             has_met[2]; /* a report says that all of the group have been in an exchange */
     grpc_status_code stop_code;
     char             stop_reason[256];
@@ -148,6 +159,9 @@ void bt_relay_grew(bt_relay *relay, bt_relay_request *q);
 void bt_relay_learn(bt_relay *relay, const bt_relay_request *q, uint32_t choice);
 /* A decode rank's answer to a Reserve. */
 void bt_relay_ticket(bt_relay *relay, uint32_t rank, bt_up *m, uint64_t now_ns);
+/* The request's hand-off has stood still: nothing is placed on its two ranks together for a while.
+ * False: no others are left. */
+bool bt_relay_avoid(bt_relay *relay, const bt_relay_request *q, uint64_t now_ns);
 
 /* relay_orders.c: copies into an order.  NO_MEMORY: what is there already goes with it. */
 bt_status bt_relay_fill_reserve(const bt_relay *relay, const bt_relay_request *q,

@@ -199,6 +199,7 @@ typedef struct {
             uint64_t request;
             uint32_t epoch, code;
             char    *message;
+            bool     stands_still;
         } failed;
         struct {
             uint64_t request;

@@ -229,9 +229,10 @@ static bt_status take_failed(const PB(Failed) *pb, bt_up *m)
     BT_REQUIRE(pb->code >= 1 && pb->code <= 16, BT_ERR_PROTOCOL,
                "request %llu failed with code %u, expected 1 to 16",
                (unsigned long long)pb->request, pb->code);
-    m->u.failed.request = pb->request;
-    m->u.failed.epoch   = pb->epoch;
-    m->u.failed.code    = pb->code;
+    m->u.failed.request      = pb->request;
+    m->u.failed.epoch        = pb->epoch;
+    m->u.failed.code         = pb->code;
+    m->u.failed.stands_still = pb->stands_still;
     BT_TRY(bt_pb_take_string(pb->message, &m->u.failed.message));
 out:
     return st;

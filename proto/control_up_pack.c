@@ -167,10 +167,11 @@ static bt_status make_up(const bt_up *m, up_body *b, hello_parts *parts, PB(From
         break;
     case BT_UP_FAILED:
         BODY(FAILED, failed);
-        b->failed.request = m->u.failed.request;
-        b->failed.epoch   = m->u.failed.epoch;
-        b->failed.code    = m->u.failed.code;
-        b->failed.message = text(m->u.failed.message);
+        b->failed.request      = m->u.failed.request;
+        b->failed.epoch        = m->u.failed.epoch;
+        b->failed.code         = m->u.failed.code;
+        b->failed.message      = text(m->u.failed.message);
+        b->failed.stands_still = m->u.failed.stands_still;
         break;
     case BT_UP_RELEASED:
         BODY(RELEASED, released);

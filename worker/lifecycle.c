@@ -9,19 +9,25 @@ enum { LEASE_TIMEOUTS = 6 }; /* a hand-off may stand still for so many deadlines
 
 #define LEASES_NS (100 * BT_NS_PER_MS)
 
-bt_status bt_worker_send_failed(bt_worker *w, uint64_t request, uint32_t epoch, uint32_t code,
-                                const char *why)
+static bt_status say_failed(bt_worker *w, uint64_t request, uint32_t epoch, uint32_t code,
+                            const char *why, bool stands_still)
 {
     bt_status st   = BT_OK;
     char     *text = bt_strdup(why);
     bt_up     m    = {
-               .kind = BT_UP_FAILED, .u.failed = {request, epoch, code, text}
+               .kind = BT_UP_FAILED, .u.failed = {request, epoch, code, text, stands_still}
     };
 
     BT_REQUIRE(text != NULL, BT_ERR_NO_MEMORY, "the reason of a failed request");
     st = bt_worker_up(w, &m);
 out:
     return st;
+}
+
+bt_status bt_worker_send_failed(bt_worker *w, uint64_t request, uint32_t epoch, uint32_t code,
+                                const char *why)
+{
+    return say_failed(w, request, epoch, code, why, false);
 }
 
 bt_status bt_worker_send_released(bt_worker *w, uint64_t request, uint32_t epoch)
@@ -197,15 +203,17 @@ uint64_t bt_worker_awake_ns(bt_worker *w)
 
 static bt_status check_lease(bt_worker *w, bt_request *r, uint64_t now)
 {
-    uint64_t lease = lease_ns(w);
-    char     text[200];
+    bt_status st    = BT_OK;
+    uint64_t  lease = lease_ns(w);
+    char      text[200];
 
     if (r->in.moved_ns != 0 && now - r->in.moved_ns > lease)
         snprintf(text, sizeof(text),
                  "the hand-off from rank %u stands still after %llu of %llu rows", r->peer,
                  (unsigned long long)r->in.n_rows,
                  (unsigned long long)r->in.n_layers * r->n_prompt);
-    else if (r->state == BT_REQUEST_SENDING && now - r->out.moved_ns > lease)
+    else if (r->state == BT_REQUEST_SENDING && r->out.n_in_flight > 0 && /* else: for a slot */
+             now - r->out.moved_ns > lease)
         snprintf(text, sizeof(text), "rank %u takes no pages: %u messages wait", r->peer,
                  r->out.n_in_flight);
     else
@@ -213,7 +221,11 @@ static bt_status check_lease(bt_worker *w, bt_request *r, uint64_t now)
     bt_log_set_request(r->id);
     BT_WARN("%s", text);
     bt_log_set_request(0);
-    return bt_worker_fail(w, r, BT_RPC_UNAVAILABLE, text);
+    if (r->state != BT_REQUEST_DRAINING)
+        BT_TRY(say_failed(w, r->id, r->epoch, BT_RPC_UNAVAILABLE, text, true));
+    BT_TRY(bt_worker_end(w, r));
+out:
+    return st;
 }
 
 bt_status bt_worker_check_leases(bt_worker *w)

@@ -147,6 +147,7 @@ static inline bt_up say_failed(liars *c, const bt_relay_request *q)
     bt_up m = sim_failed(q->number, 1 + sim_random(&c->s, 16));
 
     if (sim_random(&c->s, 2) == 0) m.u.failed.message[0] = '\0';
+    m.u.failed.stands_still = m.u.failed.code == GRPC_STATUS_UNAVAILABLE;
     return m;
 }
 

@@ -154,6 +154,8 @@ static inline bt_up sample_up(bt_up_kind kind)
         m.u.failed.epoch   = 2;
         m.u.failed.code    = 13;
         m.u.failed.message = bt_strdup("no");
+
+        m.u.failed.stands_still = true;
         break;
     case BT_UP_RELEASED:
         m.u.released.request = 1ull << 60;

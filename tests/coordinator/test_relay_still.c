@@ -1,0 +1,215 @@
+/* Hand-offs that stand still between two ranks which are well otherwise, in a simulated cell. */
+#include "tests/coordinator/relay_sim.h"
+
+enum { AVOID_S = 600, CLIENTS = 40 };
+
+typedef struct {
+    uint32_t n, pairs[16][2];
+    uint32_t n_still[MAX_RANKS][MAX_RANKS]; /* hand-offs, by prefill and decode rank */
+    uint64_t pause_ns;                      /* after each of them */
+} cuts;
+
+static bool is_cut(const cuts *c, uint32_t from, uint32_t to)
+{
+    for (uint32_t i = 0; i < c->n; i++)
+        if (c->pairs[i][0] == from && c->pairs[i][1] == to) return true;
+    return false;
+}
+
+/* The prompt is computed, and nothing of it comes to its decode rank: one of the two says so when
+ * its lease is over, and lets it go. */
+static void stand_still(sim *s, cuts *c, uint32_t from, const sim_work *w)
+{
+    uint32_t  to = w->decode_rank, teller = sim_random(s, 2) == 0 ? from : to;
+    sim_work *left = sim_find(&s->ranks[teller], w->number);
+    bt_up     m;
+
+    c->n_still[from][to]++;
+    s->now += c->pause_ns;
+    if (left == NULL) return; /* its Abort has come */
+    sim_say_first(s, from, w);
+    m = sim_in(sim_failed(w->number, GRPC_STATUS_UNAVAILABLE), w->epoch);
+
+    m.u.failed.stands_still = true;
+    sim_up(s, teller, m);
+    sim_drop(s, teller, left);
+}
+
+static void step(sim *s, cuts *c, uint32_t rank)
+{
+    sim_rank *k = &s->ranks[rank];
+
+    for (uint32_t i = 0; i < k->n_work; i++)
+        if (k->work[i].prefilling && is_cut(c, rank, k->work[i].decode_rank)) {
+            stand_still(s, c, rank, &k->work[i]);
+            return;
+        }
+    sim_step(s, rank);
+}
+
+/* Until nothing moves any more. */
+static void settle(sim *s, cuts *c)
+{
+    for (int i = 0; i < 20000; i++) {
+        sim_take_down(s, sim_random(s, s->cfg.n_ranks));
+        sim_take_up(s, sim_random(s, s->cfg.n_ranks));
+        step(s, c, sim_random(s, s->cfg.n_ranks));
+        if (i % 64 == 0) bt_relay_tick(s->relay, s->now);
+    }
+    sim_expect_idle(s);
+}
+
+static void ask(sim *s, sim_client *clients, uint32_t n)
+{
+    char name[24];
+
+    for (uint32_t i = 0; i < n; i++) {
+        snprintf(name, sizeof(name), "%u", i);
+        EXPECT_EQ(
+            sim_submit(s, &clients[i], name, 1 + sim_random(s, 20), 2 + sim_random(s, 8), 100),
+            BT_OK);
+    }
+}
+
+/* Everybody gets all tokens, once; what comes later goes by other pairs, until it is long ago. */
+static void relay_handoff_that_stands_still_is_made_by_others(void)
+{
+    static sim_client clients[CLIENTS];
+
+    for (uint64_t seed = 1; seed <= 40; seed++) {
+        sim  s;
+        cuts c = {
+            .n = 1 + seed % 2, .pairs = {{0, 2}, {1, 3}}
+        };
+        uint32_t before;
+
+        sim_init(&s, 2, 2, 4, 64);
+        s.state = seed;
+        ask(&s, clients, CLIENTS);
+        settle(&s, &c);
+        before = c.n_still[0][2] + c.n_still[1][3];
+        EXPECT(before > 0);
+        for (int i = 0; i < CLIENTS; i++)
+            sim_expect_done(&clients[i]);
+        for (int late = 0; late < 2; late++) {
+            if (late) s.now += AVOID_S * BT_NS_PER_S;
+            ask(&s, clients, CLIENTS);
+            settle(&s, &c);
+            EXPECT_EQ(c.n_still[0][2] + c.n_still[1][3] > before, late);
+            for (int i = 0; i < CLIENTS; i++)
+                sim_expect_done(&clients[i]);
+        }
+        sim_fini(&s);
+    }
+}
+
+/* What else waits for the same two ranks goes with it, and nothing that goes between others. */
+static void relay_handoffs_of_a_pair_that_stands_still_go_together(void)
+{
+    enum { N = 6 };
+    uint32_t   n_placed = 0;
+    sim        s;
+    sim_client clients[N];
+    cuts       none = {0};
+    bt_up      m;
+
+    sim_init(&s, 1, 2, 3, 64);
+    ask(&s, clients, N);
+    for (int i = 0; i < N; i++)
+        for (uint32_t rank = 0; rank < 3; rank++)
+            for (int k = 0; k < N; k++)
+                sim_take_down(&s, rank), sim_take_up(&s, rank);
+    for (uint32_t rank = 1; rank < 3; rank++)
+        EXPECT_EQ(s.ranks[rank].n_work, N / 2);
+    m                       = sim_failed(s.ranks[1].work[0].number, GRPC_STATUS_UNAVAILABLE);
+    m.u.failed.stands_still = true;
+    sim_up(&s, 0, m);
+    sim_drop(&s, 0, sim_find(&s.ranks[0], s.ranks[1].work[0].number));
+    settle(&s, &none);
+    for (int i = 0; i < N; i++) {
+        sim_expect_done(&clients[i]);
+        n_placed += clients[i].n_placed;
+    }
+    EXPECT_EQ(n_placed, N + N / 2);
+    sim_fini(&s);
+}
+
+/* Once for each pair, with what the rank says. */
+static void relay_handoff_that_stands_still_between_the_last_ranks_fails(void)
+{
+    for (uint32_t n_decode = 1; n_decode <= 2; n_decode++) {
+        sim        s;
+        sim_client c;
+        cuts       all = {
+                  .n = 2, .pairs = {{0, 1}, {0, 2}}
+        };
+
+        sim_init(&s, 1, n_decode, 1 + n_decode, 64);
+        ask(&s, &c, 1);
+        settle(&s, &all);
+        EXPECT_EQ(c.n_placed, n_decode);
+        EXPECT(all.n_still[0][1] > 0 && (all.n_still[0][2] > 0) == (n_decode == 2));
+        EXPECT_EQ(c.ends, 1);
+        EXPECT_EQ(c.end.code, GRPC_STATUS_UNAVAILABLE);
+        all.n = 0; /* mended: all are tried again at once */
+        ask(&s, &c, 1);
+        settle(&s, &all);
+        sim_expect_done(&c);
+        sim_fini(&s);
+    }
+}
+
+/* Where the other ranks are lost meanwhile it is tried again. */
+static void relay_avoided_pair_is_taken_when_it_is_the_last(void)
+{
+    sim        s;
+    sim_client c;
+    cuts       one = {.n = 1, .pairs = {{0, 2}}};
+
+    sim_init_as(&s, 2, 1, 3, 64, true);
+    do {
+        ask(&s, &c, 1);
+        settle(&s, &one);
+        sim_expect_done(&c);
+    } while (one.n_still[0][2] == 0);
+    one.n = 0;
+    sim_lose(&s, 1);
+    ask(&s, &c, 1);
+    settle(&s, &one);
+    sim_expect_done(&c);
+    sim_fini(&s);
+}
+
+/* Wherever it is, for so long that pairs are forgotten meanwhile. */
+static void relay_request_that_always_stands_still_ends(void)
+{
+    sim        s;
+    sim_client c;
+    cuts       all = {
+              .n = 2, .pairs = {{0, 1}, {0, 2}},
+                   .pause_ns = AVOID_S * BT_NS_PER_S
+    };
+
+    sim_init(&s, 1, 2, 3, 64);
+    s.relay->cfg.stall_ns = s.relay->cfg.queue_ns = INT64_MAX;
+    ask(&s, &c, 1);
+    settle(&s, &all);
+    EXPECT_EQ(c.n_placed, 1 + 8);
+    EXPECT_EQ(c.ends, 1);
+    EXPECT_EQ(c.end.code, GRPC_STATUS_UNAVAILABLE);
+    sim_fini(&s);
+}
+
+static const bt_test TESTS[] = {
+    BT_TEST(relay_handoff_that_stands_still_is_made_by_others),
+    BT_TEST(relay_handoffs_of_a_pair_that_stands_still_go_together),
+    BT_TEST(relay_handoff_that_stands_still_between_the_last_ranks_fails),
+    BT_TEST(relay_avoided_pair_is_taken_when_it_is_the_last),
+    BT_TEST(relay_request_that_always_stands_still_ends),
+};
+
+int main(int argc, char **argv)
+{
+    bt_log_init("test", BT_LOG_ERROR);
+    return BT_RUN_TESTS(TESTS, argc > 1 ? argv[1] : NULL);
+}

@@ -110,6 +110,10 @@ class Host:
     def mend(self):
         run("ip", "link", "set", self.link, "up")
 
+    def lose_to(self, other):
+        """What goes from here to that host goes to nobody; what comes from it comes."""
+        run(*self.enter(), "ip", "neigh", "replace", other.address, "lladdr", "02:00:0a:4d:01:00", "dev", "eth0", "nud", "permanent")
+
     def slow(self, rate):
         """What comes to the host comes at so many bits a second."""
         run("tc", "qdisc", "replace", "dev", self.link, "root", "tbf", "rate", rate, "burst", "8kb", "latency", "1s")

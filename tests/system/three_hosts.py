@@ -9,6 +9,7 @@ node_killed: a host loses power under load; the cell is started again once the h
 node_replaced: with a hostfile and --on-death=replace the ranks that are left go on without a restart, those on the host of a killed rank and those
 beside a killed host, and spares on another host join.
 link_cut_3s: nothing is lost and nobody is removed, nor by a slow link; then baton-run itself is killed, and nothing is left on any host.
+one_way: what a prefill rank sends does not come to one of the decode ranks: every stream goes on by the other one.
 slow_link: the log, the page and the metrics name the two ranks of each pair that a slow link is between, hand-offs and exchanges; nobody is removed.
 link_cut_for_good: the side without the coordinator stops by itself; the cell is started again without that host, whose name the log and the page
 give, the open requests go on, and the next start has the host again."""
@@ -248,6 +249,30 @@ def link_cut_for_good(a, pb, rpc, hosts):
     print(f"a link cut for good: found after {found:.1f} s, the other hosts served after {back:.1f} s, and the cut one when it was back", flush=True)
 
 
+def one_way(a, pb, rpc, hosts):
+    cell = spread(a, hosts, "--on-death", "replace", "--timeout-s", "2")
+    cell.wait_ready()
+    requests = Load(pb, rpc, cell)
+    requests.learn(8, 60)
+    requests.start()
+    requests.finish(cell)
+    hosts[0].lose_to(hosts[1])    # the prefill rank to one of the decode ranks
+    begin = time.monotonic()
+    requests.start()
+    requests.finish(cell)
+    took = time.monotonic() - begin
+    avoided = [line for line in cell.lines if "a hand-off from rank 0 to rank 1 stood still" in line]
+    assert len(avoided) == 1, cell.log()
+    at = len(cell.lines)
+    for _ in range(3):
+        requests.start()
+        requests.finish(cell)
+    assert not any("takes no pages" in line or "stands still" in line for line in cell.lines[at:]), cell.log()
+    assert not any("was lost" in line or "starting again" in line for line in cell.lines), cell.log()
+    stop(cell, hosts)
+    print(f"pages of n1 do not come to n2: every stream exact after {took:.1f} s, and then by n3", flush=True)
+
+
 def slow_link(a, pb, rpc, hosts):
     cell = spread(a, hosts, "--http-port", "0", rank_map="prefill n1\ndecode n1\ndecode n2\ndecode n3\n")
     cell.wait_ready()
@@ -297,7 +322,7 @@ def slow_link(a, pb, rpc, hosts):
     stop(cell, hosts)
 
 
-CASES = [first_token, program_missing, node_killed, slow_agent, node_replaced, link_cut_3s, slow_link, link_cut_for_good]
+CASES = [first_token, program_missing, node_killed, slow_agent, node_replaced, link_cut_3s, one_way, slow_link, link_cut_for_good]
 
 
 def main():

@@ -1,7 +1,6 @@
 #include "cli/bench_load.h"
 
 #include <grpc/grpc.h>
-#include <grpc/grpc_security.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>

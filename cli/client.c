@@ -1,7 +1,6 @@
 #include "cli/client_call.h"
 
 #include <grpc/grpc.h>
-#include <grpc/grpc_security.h>
 #include <stdio.h>
 #include <string.h>
 

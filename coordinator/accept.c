@@ -14,7 +14,6 @@
 #include "core/limits.h"
 #include "core/log.h"
 #include "core/machine.h"
-#include "proto/rpc.h"
 
 enum {
     FILES_MAX = 1 << 16,

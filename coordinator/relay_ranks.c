@@ -14,7 +14,6 @@
  *     its beats show that it does not get on; and all are when the coordinator has stood still;
  *   - where nobody is named the same ranks form the group anew. */
 #include <stdio.h>
-#include <string.h>
 
 #include "coordinator/relay_state.h"
 #include "core/alloc.h"

@@ -1,7 +1,5 @@
 #include "coordinator/relay_view.h"
 
-#include <stdio.h>
-
 #include "coordinator/relay_state.h"
 #include "proto/text.h"
 

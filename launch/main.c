@@ -9,7 +9,6 @@
 #include <string.h>
 #include <sys/wait.h>
 #include <sysexits.h>
-#include <unistd.h>
 
 #include "core/clock.h"
 #include "core/file.h"

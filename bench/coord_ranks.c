@@ -49,7 +49,6 @@ static void say_hello(bench_ranks *b, uint32_t rank)
                                                         .rank        = rank,
                                                         .n_ranks     = l->n_ranks,
                                                         .page_tokens = PAGE_TOKENS,
-                                                        .page_bytes  = 4096,
                                                         .n_pages     = n_pages,
                                                         .max_rows    = 65536,
                                                         .vocab_size  = BENCH_VOCAB,

@@ -112,7 +112,6 @@ typedef struct {
     uint64_t  model_fingerprint;
     char     *arithmetic;
     uint32_t  n_pages, page_tokens;
-    uint64_t  page_bytes;
     uint32_t  max_rows, epoch, vocab_size, max_context, n_eos;
     uint32_t *eos_tokens;
     int64_t   bos_token, pad_token;
@@ -217,8 +216,7 @@ typedef struct {
         bt_up_eval_rows       eval_rows;
         bt_up_prompt_logprobs prompt_logprobs;
         struct {
-            uint32_t code;
-            char    *reason;
+            char *reason;
         } leaving;
     } u;
 } bt_up;

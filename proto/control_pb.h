@@ -22,7 +22,7 @@
     X(prefix_hit_tokens) X(draft_tokens) X(drafts) X(draft_right_tokens) X(at_ns)
 #define BT_PB_HELLO(X) \
     X(protocol) X(rank) X(n_ranks) X(n_prefill) X(n_decode) X(pid) X(model_fingerprint) X(n_pages) \
-    X(page_tokens) X(page_bytes) X(max_rows) X(epoch) X(vocab_size) X(max_context) X(bos_token) \
+    X(page_tokens) X(max_rows) X(epoch) X(vocab_size) X(max_context) X(bos_token) \
     X(pad_token) X(weight_bytes) X(n_spares) X(share_generated) X(speculates) X(mtp) \
     X(config_hash) X(incarnation) X(prefix_seed)
 #define BT_PB_HELLO_TEXTS(X) \

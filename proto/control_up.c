@@ -318,8 +318,7 @@ static bt_status take_up(const PB(FromWorker) *pb, bt_up *m)
         return take_eval_rows(pb->eval_rows, &m->u.eval_rows);
     case BATON__CONTROL__V1__FROM_WORKER__BODY_DRAIN: m->kind = BT_UP_DRAIN; return BT_OK;
     case BATON__CONTROL__V1__FROM_WORKER__BODY_LEAVING:
-        m->kind           = BT_UP_LEAVING;
-        m->u.leaving.code = pb->leaving->code;
+        m->kind = BT_UP_LEAVING;
         return bt_pb_take_string(pb->leaving->reason, &m->u.leaving.reason);
     default:
         BT_REQUIRE(false, BT_ERR_PROTOCOL, "a worker's message has an unknown body (%d)",

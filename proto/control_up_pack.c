@@ -224,7 +224,6 @@ static bt_status make_up(const bt_up *m, up_body *b, hello_parts *parts, PB(From
     case BT_UP_DRAIN: BODY(DRAIN, drain); break;
     case BT_UP_LEAVING:
         BODY(LEAVING, leaving);
-        b->leaving.code   = m->u.leaving.code;
         b->leaving.reason = text(m->u.leaving.reason);
         break;
     }

@@ -40,7 +40,6 @@ bt_status bt_rank_make_hello(const bt_rank *r, bt_up *hello_out)
                        .model_fingerprint = r->fingerprint,
                        .n_pages           = r->memory.n_pages,
                        .page_tokens       = BT_PAGE_TOKENS,
-                       .page_bytes        = r->memory.page_bytes,
                        .max_rows          = r->opt.max_rows,
                        .epoch             = r->epoch,
                        .vocab_size        = r->cfg.vocab_size,

@@ -13,12 +13,11 @@
 
 enum { GOODBYE_S = 10 }; /* then an alarm ends the process, whatever hangs */
 
-static void say_leaving(bt_rank *r, int code, const char *reason)
+static void say_leaving(bt_rank *r, const char *reason)
 {
     bt_up m = {.kind = BT_UP_LEAVING};
 
     if (r->client == NULL) return;
-    m.u.leaving.code   = (uint32_t)code;
     m.u.leaving.reason = bt_strdup(reason);
     if (m.u.leaving.reason != NULL) bt_control_client_send(r->client, &m);
     bt_control_client_stop(r->client, FLUSH_NS);
@@ -32,7 +31,7 @@ void bt_rank_leave(bt_rank *r, int code, const char *reason)
         bt_log_write(code == EXIT_SUCCESS ? BT_LOG_INFO : BT_LOG_WARN, __FILE__, __LINE__,
                      "leaving: %s", reason);
     alarm(GOODBYE_S);
-    say_leaving(r, code, reason);
+    say_leaving(r, reason);
     bt_world_exit(code);
 }
 
@@ -53,7 +52,7 @@ void bt_rank_leave_together(bt_rank *r)
     bt_worker_destroy(r->worker);
     if (bt_kv_pool_check(r->pool) != BT_OK)
         bt_rank_leave(r, EXIT_FAILURE, "the page pool does not add up");
-    say_leaving(r, EXIT_SUCCESS, "told to leave");
+    say_leaving(r, "told to leave");
     bt_handoff_destroy(r->handoff);
     bt_model_destroy(r->model);
     bt_store_close(r->store);

@@ -70,7 +70,6 @@ static void say_hello(void)
                                                     .model_fingerprint = fault("other_model") ? 2 : 1,
                                                     .n_pages           = N_PAGES,
                                                     .page_tokens       = PAGE_TOKENS,
-                                                    .page_bytes        = 4096,
                                                     .max_rows          = 512,
                                                     .vocab_size        = VOCAB,
                                                     .max_context       = 8192,
@@ -164,7 +163,6 @@ static void say_leaving(const char *reason)
 {
     bt_up m = {.kind = BT_UP_LEAVING};
 
-    m.u.leaving.code   = 1;
     m.u.leaving.reason = bt_strdup(reason);
     send_up(&m);
     bt_control_client_stop(g_client, BT_NS_PER_S);

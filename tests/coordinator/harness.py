@@ -81,7 +81,7 @@ class Rank:
         self.end = None  # the status that ended the stream
         facts = dict(protocol=1, cell=name, rank=rank, n_ranks=cell.n, n_prefill=cell.prefill, n_decode=cell.decode,
                      host="testhost", pid=1000 + rank, model_fingerprint=77, arithmetic="test", n_pages=cell.pages,
-                     page_tokens=PAGE_TOKENS, page_bytes=4096, max_rows=cell.max_rows, epoch=4, vocab_size=VOCAB,
+                     page_tokens=PAGE_TOKENS, max_rows=cell.max_rows, epoch=4, vocab_size=VOCAB,
                      max_context=CONTEXT, eos_tokens=[EOS], bos_token=0, pad_token=-1, model_type="deepseek_v3",
                      architecture="DeepseekV3ForCausalLM",
                      default_sampling_json='{"temperature": 0.6, "top_p": 0.95}')
@@ -161,7 +161,7 @@ class Cell:
                 rank.held.pop(m.request, None)
                 rank.send(released=control.Released(request=m.request, epoch=m.epoch))
             elif kind == "shutdown" and self.leave_on_shutdown:
-                rank.send(leaving=control.Leaving(code=0, reason="as asked"))
+                rank.send(leaving=control.Leaving(reason="as asked"))
                 rank.leave()
 
     def on_reserve(self, rank, m):

@@ -136,7 +136,7 @@ class Start(unittest.TestCase):
         c = self.coordinator()
         cell = self.cell(c).attach()
         wait_for(lambda: len(cell.seen("welcome")) == 4, "the welcomes")
-        cell.ranks[1].send(leaving=control.Leaving(code=3, reason="the file model.safetensors is truncated"))
+        cell.ranks[1].send(leaving=control.Leaving(reason="the file model.safetensors is truncated"))
         cell.ranks[1].leave()
         self.assertEqual(c.wait(), 1)
         self.assertIn("prefill rank 1 (pid 1001 on testhost) was lost while the cell was starting: the file "
@@ -186,7 +186,7 @@ class Start(unittest.TestCase):
         cell.ranks = [Rank(cell, 0), Rank(cell, 1)]
         cell.ranks[0].send(progress=control.Progress(done_bytes=5, total_bytes=10))
         c.line("progress")
-        cell.ranks[1].send(leaving=control.Leaving(code=3, reason="no memory"))
+        cell.ranks[1].send(leaving=control.Leaving(reason="no memory"))
         cell.ranks[1].leave()
         c.line("failed")
         wait_for(lambda: cell.seen("shutdown"), "the shutdown")

@@ -289,7 +289,7 @@ class Log(Hostile):
         began = time.monotonic()
         for _ in range(self.FLOOD):
             self.cell.ranks[0].send(eval_rows=control.EvalRows(n_rows=1))
-        self.cell.ranks[0].send(leaving=control.Leaving(code=1, reason="had enough"))
+        self.cell.ranks[0].send(leaving=control.Leaving(reason="had enough"))
         self.cell.ranks[0].leave()
         self.assertEqual(self.coordinator.wait(), 1)
         self.assertIn("had enough", self.coordinator.line("failed"))

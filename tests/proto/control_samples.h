@@ -39,7 +39,6 @@ static inline bt_up sample_hello(uint32_t rank, uint32_t n_ranks)
                               .arithmetic            = bt_strdup("dp2"),
                               .n_pages               = 64,
                               .page_tokens           = 64,
-                              .page_bytes            = 4096,
                               .max_rows              = 256,
                               .epoch                 = 3,
                               .vocab_size            = 32000,
@@ -212,10 +211,7 @@ static inline bt_up sample_up(bt_up_kind kind)
         m.u.expired.what  = bt_strdup("experts of layer 3");
         m.u.expired.n_met = 7;
         break;
-    case BT_UP_LEAVING:
-        m.u.leaving.code   = 1;
-        m.u.leaving.reason = bt_strdup("why");
-        break;
+    case BT_UP_LEAVING: m.u.leaving.reason = bt_strdup("why"); break;
     }
     return m;
 }

@@ -32,6 +32,7 @@ void bt_account_read(const char *line, uint32_t n_ranks, bt_account *accounts)
 
 static const char *role_of(const bt_cell_options *cell, uint32_t rank)
 {
+    if (rank >= bt_cell_n_ranks(cell) - cell->n_spares) return "spare";
     if (cell->n_both != 0) return "both roles";
     return rank < cell->n_prefill ? "prefill" : "decode";
 }

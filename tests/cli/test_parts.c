@@ -220,6 +220,18 @@ static void account_of_an_idle_rank_claims_no_work(void)
     EXPECT_HAS(printed(&one, accounts), "14 generated (of 7 that were drafted 5 were right)\n");
 }
 
+static void account_names_a_spare(void)
+{
+    const bt_cell_options split       = {.n_prefill = 1, .n_decode = 1, .n_spares = 1};
+    const bt_cell_options both        = {.n_both = 2, .n_spares = 1};
+    bt_account            accounts[3] = {{.known = true}, {.known = true}, {.known = true}};
+
+    EXPECT_HAS(printed(&split, accounts), "rank 1, decode: 0 steps");
+    EXPECT_HAS(printed(&split, accounts), "rank 2, spare: 0 steps");
+    EXPECT_HAS(printed(&both, accounts), "rank 1, both roles: 0 steps");
+    EXPECT_HAS(printed(&both, accounts), "rank 2, spare: 0 steps");
+}
+
 /* ---- outlet */
 
 static size_t fill(int fd)
@@ -471,6 +483,7 @@ static const bt_test TESTS[] = {
     BT_TEST(echo_bar_stays_in_its_row),
     BT_TEST(account_is_read_from_a_ranks_line),
     BT_TEST(account_of_an_idle_rank_claims_no_work),
+    BT_TEST(account_names_a_spare),
     BT_TEST(outlet_waits_in_memory),
     BT_TEST(outlet_tells_what_is_lost_on_a_full_disk),
     BT_TEST(client_open_unwinds_at_every_allocation),

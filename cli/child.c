@@ -97,14 +97,14 @@ static BT_NORETURN void run_child(const bt_child_spec *spec, pid_t parent, int g
     sigset_t         none;
     int              null;
 
-    if (spec->own_group) setpgid(0, 0);
+    if (!spec->in_front) setpgid(0, 0);
     prctl(PR_SET_PDEATHSIG, SIGTERM);
     if (getppid() != parent) _exit(128 + SIGTERM);
-    for (size_t i = 0; spec->own_group && i < sizeof(OURS) / sizeof(OURS[0]); i++)
+    for (size_t i = 0; !spec->in_front && i < sizeof(OURS) / sizeof(OURS[0]); i++)
         signal(OURS[i], SIG_DFL); /* an ignored one would be lost until the program has its own */
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
-    if (spec->own_group && (null = open("/dev/null", O_RDONLY)) >= 0) dup2(null, STDIN_FILENO);
+    if (!spec->in_front && (null = open("/dev/null", O_RDONLY)) >= 0) dup2(null, STDIN_FILENO);
     if (err_fd >= 0) dup2(err_fd, STDERR_FILENO);
     if (report_fd >= 0) {
         fcntl(report_fd, F_SETFD, 0);
@@ -147,7 +147,7 @@ bt_status bt_child_spawn(const bt_child_spec *spec, bt_child *child_out)
 
     BT_ASSERT(g_n_started < STARTED_MAX);
     BT_TRY(make_pipe(spec->held, true, go));
-    BT_TRY(make_pipe(!spec->own_stderr, false, err));
+    BT_TRY(make_pipe(!spec->in_front, false, err));
     BT_TRY(make_pipe(spec->reports, false, report));
     pid = fork();
     if (pid == 0) {
@@ -155,7 +155,7 @@ bt_status bt_child_spawn(const bt_child_spec *spec, bt_child *child_out)
         run_child(spec, self, go[1], err[1], report[1]);
     }
     BT_REQUIRE(pid > 0, BT_ERR_IO, "fork for %s: %s", spec->name, strerror(errno));
-    if (spec->own_group) setpgid(pid, pid);
+    if (!spec->in_front) setpgid(pid, pid);
     g_started[g_n_started++] = pid;
     bt_child_init(child_out);
     child_out->name      = spec->name;

@@ -38,11 +38,10 @@ typedef struct {
 
 typedef struct {
     const char *name;
-    char      **argv;       /* NULL-terminated; argv[0] is a path */
-    bool        held;       /* exec only when bt_child_go() gives the last argument */
-    bool        reports;    /* gets a pipe; its number replaces the argument "@report" */
-    bool        own_stderr; /* leave stderr as ours: nothing to read */
-    bool        own_group;  /* false: stays in our process group, with the terminal as its input */
+    char      **argv;     /* NULL-terminated; argv[0] is a path */
+    bool        held;     /* exec only when bt_child_go() gives the last argument */
+    bool        reports;  /* gets a pipe; its number replaces the argument "@report" */
+    bool        in_front; /* has our process group, terminal input and stderr: nothing to read */
 } bt_child_spec;
 
 /* Not started: what a bt_child is before spawn. */

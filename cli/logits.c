@@ -232,9 +232,8 @@ static bt_status start_cell(session *s, const options *opt)
     BT_TRY(bt_cell_launch_argv(&opt->cell, "?", &argv));
     /* The child exists before gRPC's threads do, and waits for the address. */
     BT_TRY(bt_secret_provide()); /* its ranks inherit it */
-    BT_TRY(bt_child_spawn(
-        &(bt_child_spec){.name = "launch", .argv = argv, .held = true, .own_group = true},
-        &s->launch));
+    BT_TRY(
+        bt_child_spawn(&(bt_child_spec){.name = "launch", .argv = argv, .held = true}, &s->launch));
     BT_TRY(bt_rpc_loop_create(&s->loop));
     BT_TRY(bt_eval_cell_create(s->loop, &eval, &s->cases, &s->cell, address));
     BT_TRY(bt_child_go(&s->launch, address));

@@ -111,8 +111,7 @@ static bt_status ask(supervisor *s, bool all, uint64_t now_ns)
         snprintf(s->hosts.at[i].why, sizeof(s->hosts.at[i].why), "nobody could ask it");
     }
     s->hosts.asked_ns = now_ns;
-    st = bt_child_spawn(&(bt_child_spec){.name = "baton-check", .argv = argv, .own_group = true},
-                        &s->asker);
+    st = bt_child_spawn(&(bt_child_spec){.name = "baton-check", .argv = argv}, &s->asker);
 out:
     return st;
 }

@@ -47,9 +47,8 @@ bt_status bt_supervisor_start_coordinator(supervisor *s)
     ADD("@report");
     ADD(NULL);
 #undef ADD
-    st = bt_child_spawn(
-        &(bt_child_spec){.name = "coordinator", .argv = argv, .reports = true, .own_group = true},
-        &s->coordinator);
+    st = bt_child_spawn(&(bt_child_spec){.name = "coordinator", .argv = argv, .reports = true},
+                        &s->coordinator);
 out:
     return st;
 }
@@ -60,8 +59,7 @@ static bt_status start_cell(const bt_cell_options *cell, const char *control, bt
     char    **argv = NULL;
 
     BT_TRY(bt_cell_launch_argv(cell, control, &argv));
-    st = bt_child_spawn(&(bt_child_spec){.name = "baton-launch", .argv = argv, .own_group = true},
-                        child);
+    st = bt_child_spawn(&(bt_child_spec){.name = "baton-launch", .argv = argv}, child);
 out:
     bt_free(argv);
     return st;
@@ -105,7 +103,7 @@ bt_status bt_supervisor_start_client(supervisor *s)
     for (uint32_t i = 0; i < s->opt->n_chat_args; i++)
         argv[N_CLIENT_ARGS + i] = (char *)s->opt->chat_args[i];
     BT_TRY(bt_program_path("baton-chat", path));
-    st = bt_child_spawn(&(bt_child_spec){.name = "chat", .argv = argv, .own_stderr = true},
+    st = bt_child_spawn(&(bt_child_spec){.name = "chat", .argv = argv, .in_front = true},
                         &s->client);
 out:
     return st;

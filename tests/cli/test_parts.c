@@ -407,7 +407,7 @@ static BT_NORETURN void be_parent(int told_fd, int pid_fd)
 static int end_beside_others(int told[2], int pid_fd)
 {
     char *const         argv[] = {(char *)"/bin/sleep", (char *)"600", NULL};
-    const bt_child_spec spec   = {.name = "ours", .argv = (char **)argv, .own_group = true};
+    const bt_child_spec spec   = {.name = "ours", .argv = (char **)argv};
     bt_child            ours;
     pid_t               helper = fork(), parent;
 
@@ -431,7 +431,7 @@ static void child_that_was_killed_tells_of_memory_unless_we_did_it(void)
         "was ended by signal 9 (Killed); if nobody did that, memory had run out: see dmesg",
         "was ended by signal 9 (Killed)"};
     char *const         argv[] = {(char *)"/bin/sleep", (char *)"600", NULL};
-    const bt_child_spec spec   = {.name = "sleep", .argv = (char **)argv, .own_group = true};
+    const bt_child_spec spec   = {.name = "sleep", .argv = (char **)argv};
 
     for (int ours = 0; ours < 2; ours++) {
         bt_child child, *children[] = {&child};

@@ -132,9 +132,7 @@ bt_status bt_client_open(const char *address, const bt_rpc_client_tls *tls, uint
     bt_client *client = bt_calloc(1, sizeof(*client));
 
     BT_REQUIRE(client != NULL, BT_ERR_NO_MEMORY, "client");
-    BT_REQUIRE(snprintf(client->address, sizeof(client->address), "%s", address) <
-                   (int)sizeof(client->address),
-               BT_ERR_INVALID_ARG, "an address of %zu bytes", strlen(address));
+    snprintf(client->address, sizeof(client->address), "%s", address);
     client->limit_ns = limit_ns;
     client->stop     = stop;
     client->tls      = tls->on;

@@ -18,7 +18,7 @@ enum { BT_CLIENT_CHOICES = 64, BT_CLIENT_STOP_BYTES = 1024 };
 
 typedef struct bt_client bt_client;
 
-/* address: "127.0.0.1:8000".  Nothing is connected yet.  *stop, when it is given, is looked at
+/* address: bt_parse_address().  Nothing is connected yet.  *stop, when it is given, is looked at
  * while a call waits: nonzero cancels it. */
 bt_status bt_client_open(const char *address, const bt_rpc_client_tls *tls, uint64_t limit_ns,
                          const atomic_int *stop, bt_client **client_out);

@@ -37,7 +37,7 @@ struct bt_eval_cell {
     size_t             n_active, n_done;
     bt_up_hello        first; /* owned: of the rank that the others must agree with */
     uint32_t           n_attached, n_ready;
-    uint32_t           wake[2]; /* by group; with both roles only the first */
+    uint64_t           wake[2]; /* by group; with both roles only the first */
     uint64_t           progress;
     bool               blocked; /* a ticket was refused: wait until pages come back */
     bool               leaving;
@@ -334,7 +334,7 @@ out:
     return st;
 }
 
-static void on_wake_request(bt_eval_cell *cell, uint32_t rank, uint32_t seen)
+static void on_wake_request(bt_eval_cell *cell, uint32_t rank, uint64_t seen)
 {
     int group = both_roles(cell) || rank < cell->opt.n_prefill ? PREFILL_GROUP : DECODE_GROUP;
 

@@ -248,11 +248,12 @@ static void destroy(bt_control_client *c)
 static bt_status start_threads(bt_control_client *c)
 {
     bt_status st = BT_OK;
+    bool      both;
 
     c->has_reader = pthread_create(&c->reader, NULL, reader_main, c) == 0;
-    c->has_writer = c->has_reader && pthread_create(&c->writer, NULL, writer_main, c) == 0;
-    if (!c->has_writer) grpc_call_cancel(c->call, NULL);
-    BT_REQUIRE(c->has_writer, BT_ERR_NO_MEMORY, "threads of the control stream");
+    both          = c->has_reader && pthread_create(&c->writer, NULL, writer_main, c) == 0;
+    if (!both) grpc_call_cancel(c->call, NULL);
+    BT_REQUIRE(both, BT_ERR_NO_MEMORY, "threads of the control stream");
 out:
     return st;
 }

@@ -18,13 +18,13 @@ struct bt_control_client {
     char                   address[BT_ADDRESS_BYTES], secret[BT_SECRET_MAX + 1];
     grpc_channel          *channel; /* owned, as all of gRPC's here */
     grpc_completion_queue *cq;
-    grpc_call             *call;
+    grpc_call             *call; /* NULL: none is under way */
     grpc_metadata_array    headers, trailers;
     grpc_status_code       code, refusal; /* refusal: of the last attempt to attach */
     grpc_slice             details;
     grpc_byte_buffer      *received; /* of the RECV_MESSAGE in flight */
     pthread_t              reader, writer;
-    bool                   has_call, has_reader, has_writer;
+    bool                   has_reader;
     bool                   heard; /* the reader's: a message has come */
     uint64_t               quiet_ns;
     int                    fd;

@@ -59,10 +59,9 @@ static void call_begin(bt_control_client *c)
     ops[0].data.send_initial_metadata.metadata = &secret;
     grpc_metadata_array_init(&c->headers);
     grpc_metadata_array_init(&c->trailers);
-    c->details  = grpc_empty_slice();
-    c->call     = grpc_channel_create_call(c->channel, NULL, GRPC_PROPAGATE_DEFAULTS, c->cq, method,
-                                           NULL, gpr_inf_future(GPR_CLOCK_REALTIME), NULL);
-    c->has_call = true;
+    c->details = grpc_empty_slice();
+    c->call    = grpc_channel_create_call(c->channel, NULL, GRPC_PROPAGATE_DEFAULTS, c->cq, method,
+                                          NULL, gpr_inf_future(GPR_CLOCK_REALTIME), NULL);
     ops[1].data.recv_initial_metadata.recv_initial_metadata = &c->headers;
     status.data.recv_status_on_client.trailing_metadata     = &c->trailers;
     status.data.recv_status_on_client.status                = &c->code;
@@ -76,12 +75,12 @@ static void call_begin(bt_control_client *c)
 
 static void call_end(bt_control_client *c)
 {
-    if (!c->has_call) return;
+    if (c->call == NULL) return;
     grpc_metadata_array_destroy(&c->headers);
     grpc_metadata_array_destroy(&c->trailers);
     grpc_slice_unref(c->details);
     grpc_call_unref(c->call);
-    c->has_call = false;
+    c->call = NULL;
 }
 
 static bool is_coordinator(const grpc_metadata_array *headers)

@@ -42,9 +42,8 @@ enum {
 
 typedef struct {
     bt_mpirun_options mpirun;
-    bt_rank_map       map;     /* owned */
-    uint32_t          n_ranks; /* as --ranks has it */
-    bt_rank_options   rank;    /* with as_rank */
+    bt_rank_map       map;  /* owned */
+    bt_rank_options   rank; /* with as_rank */
     bool              as_rank, tell_mpi;
 } options;
 
@@ -93,9 +92,9 @@ static void check(struct argp_state *state, options *opt)
 {
     bt_mpirun_options *m = &opt->mpirun;
 
-    if (m->map != NULL && opt->n_ranks != 0)
+    if (m->map != NULL && m->n_ranks != 0)
         argp_error(state, "--rank-map says how many ranks there are: it goes without --ranks");
-    m->n_ranks = m->map != NULL ? m->map->n_ranks : opt->n_ranks;
+    if (m->map != NULL) m->n_ranks = m->map->n_ranks;
     if (!opt->as_rank && m->n_ranks == 0) argp_error(state, "--ranks is missing");
     if ((m->hosts != NULL) + (m->hostfile != NULL) + (m->map != NULL) + m->slurm > 1)
         argp_error(state, "--host, --hostfile, --rank-map and --slurm exclude each other");
@@ -108,7 +107,8 @@ static error_t parse(int key, char *arg, struct argp_state *state)
 
     switch (key) {
     case 'n':
-        opt->n_ranks = (uint32_t)bt_option_number(state, "--ranks", arg, 1, BT_JOB_RANKS_MAX);
+        opt->mpirun.n_ranks =
+            (uint32_t)bt_option_number(state, "--ranks", arg, 1, BT_JOB_RANKS_MAX);
         return 0;
     case OPT_MAP:
         bt_rank_map_fini(&opt->map);

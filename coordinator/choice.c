@@ -6,14 +6,11 @@
 
 enum { CAPACITY_INIT = 64 }; /* tokens */
 
-bt_status bt_choice_init(bt_choice *c, const bt_intake_answer *how, uint32_t max_tokens,
-                         const bt_tokenizer *tokenizer)
+bt_status bt_choice_init(bt_choice *c, const bt_intake_answer *how, const bt_tokenizer *tokenizer)
 {
     bt_status st = BT_OK;
 
-    *c            = (bt_choice){.matched = BT_STOP_NONE};
-    c->max_tokens = max_tokens;
-    c->n_top      = how->n_top;
+    *c = (bt_choice){.matched = BT_STOP_NONE, .n_top = how->n_top};
     if (how->stop != NULL) {
         c->stop         = how->stop;
         c->tokenizer    = tokenizer;
@@ -91,7 +88,6 @@ bt_status bt_choice_token(bt_choice *c, const bt_token *token, bt_finish *finish
     bt_status st     = BT_OK;
     bt_finish finish = token->finish;
 
-    BT_ASSERT(c->n < c->max_tokens);
     if (c->n == c->capacity) BT_TRY(grow(c));
     c->ids[c->n]      = token->id;
     c->logprobs[c->n] = token->logprob;

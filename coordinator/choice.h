@@ -14,10 +14,10 @@ typedef struct {
     bt_finish finish;    /* NONE: it goes on */
     bool      completed; /* its last message has been sent */
 
-    uint32_t  n, n_ready, n_sent;   /* tokens: that came, may be sent, were sent */
-    uint32_t  max_tokens, capacity; /* the arrays grow as tokens come */
-    uint32_t *ids;                  /* owned [capacity] */
-    float    *logprobs;             /* owned [capacity] */
+    uint32_t  n, n_ready, n_sent; /* tokens: that came, may be sent, were sent */
+    uint32_t  capacity;           /* the arrays grow as tokens come */
+    uint32_t *ids;                /* owned [capacity] */
+    float    *logprobs;           /* owned [capacity] */
     uint32_t  n_top;
     uint8_t  *tops;         /* owned [capacity]: how many alternatives each token has */
     uint32_t *top_ids;      /* owned [capacity][n_top] */
@@ -32,11 +32,10 @@ typedef struct {
 } bt_choice;
 
 /* NO_MEMORY (logged).  fini() takes a half-built one and one that is all zero. */
-bt_status bt_choice_init(bt_choice *c, const bt_intake_answer *how, uint32_t max_tokens,
-                         const bt_tokenizer *tokenizer);
+bt_status bt_choice_init(bt_choice *c, const bt_intake_answer *how, const bt_tokenizer *tokenizer);
 void      bt_choice_fini(bt_choice *c);
 
-/* One more token, of at most max_tokens.  *finish_out: how it ends the choice: as the rank said, or
+/* One more token.  *finish_out: how it ends the choice: as the rank said, or
  * by a stop string.  NO_MEMORY (logged): the choice is as it was. */
 bt_status bt_choice_token(bt_choice *c, const bt_token *token, bt_finish *finish_out);
 /* Nothing more will come: what was held back is ready. */

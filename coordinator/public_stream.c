@@ -47,7 +47,7 @@ void bt_stream_free(bt_stream *stream)
     if (stream == NULL) return;
     stream->call->pub->n_streams--;
     bt_cork_leave(&stream->call->pub->corks, stream->connection);
-    for (uint32_t i = 0; i < stream->n_choices && stream->choices != NULL; i++)
+    for (uint32_t i = 0; i < stream->n_choices; i++)
         bt_choice_fini(&stream->choices[i]);
     bt_free(stream->choices);
     bt_input_logprobs_fini(&stream->input);
@@ -297,8 +297,7 @@ static bt_stream *stream_create(bt_call *call, const bt_dialect *dialect,
     for (uint32_t i = 0; i < how->n; i++) {
         bt_choice *c = &s->choices[i];
 
-        if (bt_choice_init(c, &s->how, r->sampling.max_tokens, call->pub->tokenizer) != BT_OK)
-            goto fail;
+        if (bt_choice_init(c, &s->how, call->pub->tokenizer) != BT_OK) goto fail;
         c->index = i;
     }
     if (r->sampling.prompt_logprobs != 0 &&
@@ -357,7 +356,7 @@ static bt_status read_salt(const bt_call *call, char salt_out[BT_CACHE_SALT_MAX 
 
 void bt_public_generate(bt_call *call, const ProtobufCMessage *request, const bt_dialect *dialect)
 {
-    bt_relay_submission r = {0}, nothing = {.name = "", .sampling.max_tokens = 1};
+    bt_relay_submission r = {0}, nothing = {.name = ""};
     bt_intake_answer    how = {.n = 1};
     char                salt[BT_CACHE_SALT_MAX + 1];
     bt_status           st;

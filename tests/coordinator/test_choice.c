@@ -33,7 +33,7 @@ static void same_bytes(grpc_byte_buffer *a, grpc_byte_buffer *b)
         grpc_byte_buffer         *bytes, *again;                                                   \
         bt_choice                 c;                                                               \
                                                                                                    \
-        EXPECT_EQ(bt_choice_init(&c, &how, MOST, NULL), BT_OK);                                    \
+        EXPECT_EQ(bt_choice_init(&c, &how, NULL), BT_OK);                                          \
         c.index = index;                                                                           \
         for (uint32_t i = 0; i < n; i++)                                                           \
             EXPECT_EQ(bt_choice_token(&c, &(bt_token){.id = ids[i], .logprob = -0.25f}, &finish),  \
@@ -120,7 +120,7 @@ static void choice_memory_grows_with_its_tokens(void)
     bt_choice        c;
     long             live = bt_alloc_live();
 
-    EXPECT_EQ(bt_choice_init(&c, &how, UINT32_MAX, NULL), BT_OK);
+    EXPECT_EQ(bt_choice_init(&c, &how, NULL), BT_OK);
     EXPECT_EQ(bt_alloc_live(), live);
     for (uint32_t i = 0; i < TOKENS; i++) {
         token.id         = i;
@@ -144,7 +144,7 @@ static void choice_short_memory_leaves_it_as_it_was(void)
     bt_choice        c;
     long             live = bt_alloc_live(), k;
 
-    EXPECT_EQ(bt_choice_init(&c, &how, 200, NULL), BT_OK);
+    EXPECT_EQ(bt_choice_init(&c, &how, NULL), BT_OK);
     while (c.n < 128) {
         for (k = 0;; k++) {
             bt_alloc_fail_at(k);

@@ -606,17 +606,17 @@ static void refused(bt_relay *r, bt_relay_request *q, uint64_t now_ns)
     bt_relay_free_prefill(r, q);
     bt_relay_prefill_done(r, q);
     r->ranks[q->decode_rank].refused_until_ns = now_ns + REFUSED_MS * BT_NS_PER_MS;
-    bt_table_remove(&r->numbers, q->number);
     bt_log_set_request(q->number);
     BT_DEBUG("no pages on rank %u: queued again as %llu", q->decode_rank,
              (unsigned long long)r->next_number);
     bt_log_set_request(0);
+    bt_table_remove(&r->numbers, q->number);
     q->number = r->next_number++;
+    (void)bt_table_put(&r->numbers, q->number, q); /* in the place of the one before */
     bt_relay_list_remove(&r->placed, q);
     bt_relay_list_insert(&r->queue, q);
     bt_relay_count_queued(r, q, true);
     bt_relay_turn(r, q, BT_QUEUED);
-    if (bt_table_put(&r->numbers, q->number, q) != BT_OK) bt_relay_end_no_memory(r, q);
 }
 
 static bool pages_are_sound(const bt_relay *r, const bt_relay_request *q, const bt_up *m)

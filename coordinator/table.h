@@ -20,7 +20,7 @@ typedef struct {
 } bt_table;
 
 void bt_table_fini(bt_table *table); /* a table of zeroes is an empty one */
-/* key: not 0 and not in the table yet. */
+/* key: not 0 and not in the table yet.  NO_MEMORY; not where one has gone since the last put. */
 bt_status bt_table_put(bt_table *table, uint64_t key, void *value);
 void     *bt_table_get(const bt_table *table, uint64_t key); /* or NULL */
 void      bt_table_remove(bt_table *table, uint64_t key);    /* an absent key is allowed */

@@ -198,7 +198,6 @@ static bt_status create_relay(bt_fleet_cell *c)
     config.ranks           = ranks;
     config.n_spares        = facts->n_spares;
     config.epoch           = c->cell.max_epoch + 1;
-    config.group_epoch     = c->cell.max_epoch;
     config.page_tokens     = facts->page_tokens;
     config.vocab_size      = facts->vocab_size;
     config.share_generated = facts->share_generated;

@@ -40,8 +40,8 @@ typedef struct {
     uint32_t               n_ranks, n_prefill, n_decode; /* 0 and 0: every rank has both roles */
     uint32_t               n_spares;                     /* the last of n_ranks */
     const bt_relay_rank   *ranks;                        /* [n_ranks], copied */
-    uint32_t               epoch, page_tokens, vocab_size;
-    uint32_t               group_epoch; /* that the ranks' groups were formed in, below epoch */
+    uint32_t               epoch; /* above 0; the ranks' groups were formed in the one before */
+    uint32_t               page_tokens, vocab_size;
     const bt_down_regroup *seats; /* who sits where, borrowed by create(); NULL: as launched */
     uint64_t               first_number; /* of requests: above those of the coordinator before */
     bool                   replace;      /* a rank that is stuck is removed, and the others go on */

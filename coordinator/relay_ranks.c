@@ -30,7 +30,7 @@ static bt_status number_seats(bt_relay *r, uint32_t group, uint32_t n, uint32_t 
     seats->ranks = bt_calloc(n, sizeof(*seats->ranks));
     BT_REQUIRE(seats->ranks != NULL, BT_ERR_NO_MEMORY, "%u seats", n);
     seats->n     = n;
-    seats->epoch = r->cfg.group_epoch;
+    seats->epoch = r->cfg.epoch - 1;
     for (uint32_t i = 0; i < n; i++)
         seats->ranks[i] = first + i;
 out:

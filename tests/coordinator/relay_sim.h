@@ -173,12 +173,12 @@ static inline void sim_init_as(sim *s, uint32_t n_prefill, uint32_t n_decode, ui
         s->limits[i]           = (bt_relay_rank){.n_pages = n_pages, .max_rows = 16};
         s->ranks[i].free_pages = n_pages;
     }
-    s->cfg          = (bt_relay_config){.n_ranks        = n_ranks,
-                                        .n_prefill      = n_prefill,
-                                        .n_decode       = n_decode,
-                                        .ranks          = s->limits,
-                                        .epoch          = EPOCH,
-                                        .group_epoch    = EPOCH - 1,
+    s->cfg          = (bt_relay_config){.n_ranks   = n_ranks,
+                                        .n_prefill = n_prefill,
+                                        .n_decode  = n_decode,
+                                        .ranks     = s->limits,
+                                        .epoch     = EPOCH,
+
                                         .verdict_ns     = 100 * BT_NS_PER_MS,
                                         .page_tokens    = SIM_PAGE,
                                         .vocab_size     = SIM_VOCAB,

@@ -386,7 +386,6 @@ static void launch(world *w, uint32_t n_prefill, uint32_t n_decode, uint32_t n_s
                               .n_spares      = n_spares,
                               .ranks         = limits,
                               .epoch         = EPOCH,
-                              .group_epoch   = EPOCH - 1,
                               .verdict_ns    = VERDICT_MS * BT_NS_PER_MS,
                               .rank_quiet_ns = QUIET_MS * BT_NS_PER_MS,
                               .page_tokens   = 4,

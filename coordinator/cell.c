@@ -178,7 +178,7 @@ void bt_cell_rank_text(const bt_cell *cell, uint32_t rank, char *buf, size_t cap
 
 const char *bt_cell_title(const bt_cell *cell, char buf[BT_CELL_TITLE])
 {
-    if (cell->name == NULL || cell->name[0] == 0)
+    if (cell->name[0] == 0)
         snprintf(buf, BT_CELL_TITLE, "the cell");
     else
         snprintf(buf, BT_CELL_TITLE, "cell \"%.*s\"", BT_CELL_NAME_MAX, cell->name);

@@ -221,10 +221,10 @@ static void serve(bt_fleet_cell *c)
     char      title[BT_CELL_TITLE];
 
     BT_TRY(create_relay(c));
-    if (!fleet->has_facts) BT_TRY(bt_hello_copy(bt_cell_facts(&c->cell), &fleet->facts));
-    fleet->has_facts = true;
-    c->state         = BT_CELL_SERVING;
-    c->deadline_ns   = UINT64_MAX;
+    if (bt_fleet_facts(fleet) == NULL)
+        BT_TRY(bt_hello_copy(bt_cell_facts(&c->cell), &fleet->facts));
+    c->state       = BT_CELL_SERVING;
+    c->deadline_ns = UINT64_MAX;
 
     fleet->next_lobby_ns = 0;
     for (uint32_t i = 0; i < fleet->n_cells; i++)
@@ -330,19 +330,25 @@ static void check_drained(bt_fleet_cell *c)
     bt_fleet_over_if_last(c->fleet, true, "the last cell has drained");
 }
 
+/* Whether the rank is still attached, which the log tells. */
+static bool lingers(const bt_fleet_cell *c, uint32_t rank, uint32_t after_s)
+{
+    char who[192];
+
+    if (c->streams[rank].peer == NULL) return false;
+    bt_cell_rank_text(&c->cell, rank, who, sizeof(who));
+    BT_WARN("%s has not left within %u s", who, after_s);
+    return true;
+}
+
 /* True when the cell has gone. */
 static bool bury(bt_fleet_cell *c, uint64_t now_ns)
 {
     if (c->state != BT_CELL_LEAVING || (c->n_peers > 0 && now_ns < c->deadline_ns)) return false;
-    for (uint32_t i = 0; i < c->cell.n_ranks; i++) {
-        char who[192];
-
-        if (c->streams[i].peer == NULL) continue;
-        bt_cell_rank_text(&c->cell, i, who, sizeof(who));
-        BT_WARN("%s has not left within %d s", who, LEAVE_S);
-        bt_control_refuse(c->streams[i].peer, GRPC_STATUS_FAILED_PRECONDITION,
-                          "this cell is no longer served");
-    }
+    for (uint32_t i = 0; i < c->cell.n_ranks; i++)
+        if (lingers(c, i, LEAVE_S))
+            bt_control_refuse(c->streams[i].peer, GRPC_STATUS_FAILED_PRECONDITION,
+                              "this cell is no longer served");
     bt_announce(c->fleet->cfg.announce_fd, true, "left %s", c->cell.name);
     bt_fleet_remove(c->fleet, c);
     return true;
@@ -435,20 +441,15 @@ uint32_t bt_fleet_n_peers(const bt_fleet *fleet)
 void bt_fleet_name_stragglers(const bt_fleet *fleet, uint32_t after_s)
 {
     for (uint32_t i = 0; i < fleet->n_cells; i++)
-        for (uint32_t k = 0; k < fleet->cells[i]->cell.n_ranks; k++) {
-            char who[192];
-
-            if (fleet->cells[i]->streams[k].peer == NULL) continue;
-            bt_cell_rank_text(&fleet->cells[i]->cell, k, who, sizeof(who));
-            BT_WARN("%s has not left within %u s", who, after_s);
-        }
+        for (uint32_t k = 0; k < fleet->cells[i]->cell.n_ranks; k++)
+            lingers(fleet->cells[i], k, after_s);
 }
 
 /* ---- what is shown */
 
 const bt_up_hello *bt_fleet_facts(const bt_fleet *fleet)
 {
-    return fleet->has_facts ? &fleet->facts : NULL;
+    return fleet->facts.n_ranks != 0 ? &fleet->facts : NULL;
 }
 
 uint32_t bt_fleet_n_cells(const bt_fleet *fleet) { return fleet->n_cells; }

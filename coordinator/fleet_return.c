@@ -72,7 +72,7 @@ static void take_seed(bt_fleet_cell *c)
 
     for (uint32_t i = 0; i < fleet->n_cells; i++)
         if (fleet->cells[i]->incarnation != 0) return;
-    if (seed != 0 && !fleet->has_facts) fleet->prefix_seed = seed;
+    if (seed != 0 && bt_fleet_facts(fleet) == NULL) fleet->prefix_seed = seed;
 }
 
 void bt_fleet_welcome(bt_fleet_cell *c)

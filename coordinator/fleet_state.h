@@ -34,8 +34,8 @@ struct bt_fleet {
     bt_fleet_events  events;
     bt_fleet_cell   *cells[BT_FLEET_CELLS]; /* owned [n_cells] */
     uint32_t         n_cells;
-    bt_up_hello      facts;                       /* owned */
-    bool             has_facts, stopped, no_more; /* no_more: nobody starts a cell again */
+    bt_up_hello      facts;                  /* owned; zeroes before a cell serves */
+    bool             stopped, no_more;       /* no_more: nobody starts a cell again */
     uint32_t         life;                   /* this process's own part of incarnations: never 0 */
     char             refusal[BT_FLEET_TEXT]; /* the last rank that was refused, and why */
     uint64_t         arrivals, prefix_seed;  /* of all cells, so that one list of keys serves */

@@ -61,7 +61,7 @@ typedef struct {
     bool           tls_refused; /* the files of now: the ones before stay in use */
     uint64_t       at_ns, started_ns;
     double         unix_s, started_unix_s;
-    const char    *model, *served_name, *version; /* of the process's life */
+    const char    *model, *served_name; /* of the process's life */
     char           public_address[BT_ADDRESS_BYTES];
     uint32_t       n_ranks, n_prefill, n_decode, page_tokens;
     bt_relay_loads loads;

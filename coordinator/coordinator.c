@@ -94,7 +94,6 @@ static void open_port(void *ctx)
     bt_public_config config = {.model_path  = c->opt->model,
                                .public_path = c->opt->public_path,
                                .served_name = c->opt->served_name,
-                               .version     = BT_VERSION,
                                .facts       = bt_fleet_facts(c->fleet),
                                .metrics     = bt_observer_metrics(c->observer),
                                .tls         = c->tls,
@@ -303,8 +302,7 @@ static bt_status start(coordinator *c)
     char              address[BT_ADDRESS_BYTES];
     const char       *colon = strrchr(c->opt->control, ':');
 
-    bt_observer_config seen = {
-        .model = c->opt->model, .served_name = c->opt->served_name, .version = BT_VERSION};
+    bt_observer_config seen = {.model = c->opt->model, .served_name = c->opt->served_name};
 
     BT_TRY(check_secret(c->opt));
     BT_TRY(create_fleet(c));

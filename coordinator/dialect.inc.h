@@ -331,9 +331,10 @@ static grpc_byte_buffer *model_info(bt_call *call, const ProtobufCMessage *reque
     char                    *architectures[1] = {h->architecture};
 
     (void)request;
-    reply.model_path         = pub->public_path;
-    reply.tokenizer_path     = pub->public_path; /* must be there on the gateway's machine too */
-    reply.served_model_name  = pub->served_name;
+    reply.model_path = (char *)pub->public_path;
+    reply.tokenizer_path =
+        (char *)pub->public_path; /* must be there on the gateway's machine too */
+    reply.served_model_name  = (char *)pub->served_name;
     reply.is_generation      = 1;
     reply.max_context_length = (int32_t)bt_intake_max_context(&pub->limits);
     reply.max_req_input_len  = (int32_t)bt_intake_max_prompt(&pub->limits);
@@ -397,7 +398,7 @@ static grpc_byte_buffer *get_loads(bt_call *call, const ProtobufCMessage *reques
     load.max_running_requests        = bt_public_clamp(l.max_running);
     load.num_waiting_uncached_tokens = bt_public_clamp(bt_fleet_queued_tokens(call->pub->fleet));
     reply.timestamp                  = stamp;
-    reply.version                    = call->pub->version;
+    reply.version                    = (char *)BT_VERSION;
     reply.dp_rank_count              = 1;
     reply.n_loads                    = 1;
     reply.loads                      = list;

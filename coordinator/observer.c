@@ -345,7 +345,6 @@ static void publish(bt_observer *o, bt_fleet *fleet, uint32_t n_ranks, const bt_
     s->started_unix_s = o->started_unix_s;
     s->model          = o->config.model;
     s->served_name    = o->config.served_name;
-    s->version        = o->config.version;
     s->metrics        = o->metrics;
     s->loads          = *loads;
     s->n_ranks        = n_ranks;

@@ -9,7 +9,7 @@
 typedef struct bt_observer bt_observer;
 
 typedef struct {
-    const char *model, *served_name, *version; /* borrowed for the observer's life */
+    const char *model, *served_name; /* borrowed for the observer's life */
 } bt_observer_config;
 
 bt_status bt_observer_create(const bt_observer_config *config, bt_observer **observer_out);

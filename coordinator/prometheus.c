@@ -346,7 +346,7 @@ char *bt_exposition_prometheus(const bt_snapshot *s, size_t *n_out)
     if (p.model != NULL) p.f = open_memstream(&text, n_out);
     if (p.f == NULL) goto out;
     family(&p, "baton_info", "gauge", "The version; always 1.");
-    fprintf(p.f, "baton_info{model_name=\"%s\",version=\"%s\"} 1\n", p.model, s->version);
+    fprintf(p.f, "baton_info{model_name=\"%s\",version=\"" BT_VERSION "\"} 1\n", p.model);
     one(&p, "baton_ready", "gauge", "1 while the public port takes requests, else 0.",
         s->phase == BT_PHASE_SERVING);
     one(&p, "baton_tls_files_refused", "gauge",

@@ -402,13 +402,10 @@ static bt_status init(bt_public *pub, const bt_public_config *config)
     bt_public_grow(pub);
     BT_TRY(bt_reflection_create(&pub->reflection));
     open_tokenizer(pub, config->model_path);
-    pub->public_path      = bt_strdup(config->public_path);
-    pub->served_name      = bt_strdup(config->served_name);
-    pub->version          = bt_strdup(config->version);
+    pub->public_path      = config->public_path;
+    pub->served_name      = config->served_name;
     pub->default_sampling = supported_defaults(config->facts->default_sampling_json);
-    BT_REQUIRE(pub->public_path != NULL && pub->served_name != NULL && pub->version != NULL &&
-                   pub->default_sampling != NULL,
-               BT_ERR_NO_MEMORY, "facts of the model");
+    BT_REQUIRE(pub->default_sampling != NULL, BT_ERR_NO_MEMORY, "facts of the model");
 out:
     return st;
 }
@@ -496,9 +493,6 @@ void bt_public_destroy(bt_public *pub)
     bt_cork_fini(&pub->corks);
     bt_reflection_destroy(pub->reflection);
     bt_tokenizer_close(pub->tokenizer);
-    bt_free(pub->public_path);
-    bt_free(pub->served_name);
-    bt_free(pub->version);
     bt_free(pub->default_sampling);
     bt_free(pub);
 }

@@ -14,14 +14,15 @@
 typedef struct bt_public bt_public;
 
 typedef struct {
-    const char        *model_path, *served_name, *version; /* copied */
-    const char        *public_path; /* of the model, for clients; "": unsaid; copied */
-    const bt_up_hello *facts;       /* borrowed while the port is open */
-    bt_metrics        *metrics;     /* the same; requests write there */
-    bt_rpc_tls_files  *tls;         /* borrowed while the port is open; NULL: plain */
-    bool               sglang;      /* speak that protocol too */
-    uint64_t           unread_ns;   /* a client that takes nothing, does not finish its request, or
-                                       has no call for so long is cut off */
+    const char        *model_path;
+    const char        *served_name; /* borrowed while the port is open, as all that follows */
+    const char        *public_path; /* of the model, for clients; "": unsaid */
+    const bt_up_hello *facts;
+    bt_metrics        *metrics;   /* requests write there */
+    bt_rpc_tls_files  *tls;       /* NULL: plain */
+    bool               sglang;    /* speak that protocol too */
+    uint64_t           unread_ns; /* a client that takes nothing, does not finish its request, or
+                                     has no call for so long is cut off */
 } bt_public_config;
 
 /* Listens and serves from now on. */

@@ -106,9 +106,10 @@ struct bt_public {
     size_t            n_listeners;
     const bt_dialect *dialects[2]; /* [n_dialects]: the protocols that are spoken */
     size_t            n_dialects;
-    char             *public_path, *served_name, *version, *default_sampling; /* owned */
-    uint64_t          n_calls;      /* not yet freed, waiting ones too */
-    uint32_t          n_streams;    /* Generate calls not yet freed */
+    const char       *public_path, *served_name; /* borrowed */
+    char             *default_sampling;          /* owned */
+    uint64_t          n_calls;                   /* not yet freed, waiting ones too */
+    uint32_t          n_streams;                 /* Generate calls not yet freed */
     bool              hung_up;      /* on a client, for too many calls, since the last poll */
     uint32_t          most_streams; /* since there was none */
     uint64_t          started_ns;

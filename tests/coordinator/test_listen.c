@@ -58,7 +58,6 @@ static void listen_without_memory_is_tried_again(void)
     bt_public_config config       = {.model_path  = "no such model",
                                      .public_path = "",
                                      .served_name = "m",
-                                     .version     = "1",
                                      .facts       = &facts,
                                      .metrics     = &metrics,
                                      .unread_ns   = 60 * BT_NS_PER_S};

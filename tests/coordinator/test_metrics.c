@@ -131,7 +131,6 @@ static bt_snapshot *snapshot(bt_rank_view *rank)
     NEED(s != NULL);
     s->model       = "m";
     s->served_name = "a\"b\\c";
-    s->version     = "1";
     s->ranks       = rank;
     s->n_ranks     = 1;
     return s;

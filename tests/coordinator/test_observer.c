@@ -19,7 +19,7 @@ typedef struct {
 
 static void begin(view *v, uint32_t n_requests)
 {
-    static const bt_observer_config CONFIG = {"model", "name", "version"};
+    static const bt_observer_config CONFIG = {"model", "name"};
 
     set_up(&v->s, n_requests);
     EXPECT_EQ(bt_observer_create(&CONFIG, &v->observer), BT_OK);
@@ -257,7 +257,6 @@ static void observer_publishes_in_time_or_a_new_phase(void)
     EXPECT(bt_board_read(board)->started_unix_s > 0);
     EXPECT(strcmp(bt_board_read(board)->model, "model") == 0);
     EXPECT(strcmp(bt_board_read(board)->served_name, "name") == 0);
-    EXPECT(strcmp(bt_board_read(board)->version, "version") == 0);
     end(&v);
 }
 
@@ -351,7 +350,7 @@ static void observer_says_for_what_cells_wait(void)
 
 static void observer_create_unwinds_at_every_allocation(void)
 {
-    static const bt_observer_config CONFIG = {"model", "name", "version"};
+    static const bt_observer_config CONFIG = {"model", "name"};
     bt_observer                    *o      = NULL;
 
     EXPECT_EQ(BT_SWEEP(bt_observer_create(&CONFIG, &o), (bt_observer_destroy(o), o = NULL)), 2);

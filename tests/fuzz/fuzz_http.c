@@ -33,12 +33,12 @@ static bt_board *make_board(void)
     memset(s->ranks, 0, 3 * sizeof(*s->ranks));
     *s       = (bt_snapshot){.ranks = s->ranks, .rank_cap = s->rank_cap};
     s->phase = BT_PHASE_SERVING;
-    s->model = s->served_name = s->version = "demo";
-    s->n_ranks                             = 3;
-    s->n_prefill                           = 1;
-    s->n_decode                            = 2;
-    s->page_tokens                         = 64;
-    s->n_requests                          = 1;
+    s->model = s->served_name = "demo";
+    s->n_ranks                = 3;
+    s->n_prefill              = 1;
+    s->n_decode               = 2;
+    s->page_tokens            = 64;
+    s->n_requests             = 1;
     snprintf(s->requests[0].name, sizeof(s->requests[0].name), "</script>\"\\\xc3\xa9");
     s->requests[0].state = "decode";
     for (uint32_t i = 0; i < 3; i++)

@@ -17,6 +17,7 @@
 #include "core/log.h"
 #include "core/parse.h"
 #include "core/settings.h"
+#include "proto/secret.h"
 #include "proto/text.h"
 
 static const char doc[] =
@@ -161,13 +162,20 @@ static double seconds(struct argp_state *state, const char *option, const char *
 
 static bool g_has_port, g_restarts;
 
+static void check_host(struct argp_state *state, const char *option, const char *host)
+{
+    if (strlen(host) > BT_HOST_MAX)
+        argp_error(state, "%s has %zu bytes, expected at most %d", option, strlen(host),
+                   BT_HOST_MAX);
+}
+
 static void check(struct argp_state *state, bt_coordinator_options *o)
 {
     if (o->model == NULL) argp_error(state, "--model DIR is missing");
     if (!g_has_port) argp_error(state, "--port N is missing (0 takes any free port)");
     if (g_restarts && o->cell_wait_s == 0) o->cell_wait_s = BT_DEFAULT_CELL_WAIT_S;
-    if (strlen(o->host) > BT_HOST_MAX || strlen(o->http_host) > BT_HOST_MAX)
-        argp_error(state, "--host or --http-host is too long");
+    check_host(state, "--host", o->host);
+    check_host(state, "--http-host", o->http_host);
     if ((o->tls_cert == NULL) != (o->tls_key == NULL))
         argp_error(state, "--tls-cert and --tls-key go together");
     if (o->tls_client_ca != NULL && o->tls_cert == NULL)
@@ -233,7 +241,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case OPT_TLS_CERT: o->tls_cert = bt_option_name(state, "--tls-cert", "a file", arg); break;
     case OPT_SECRET_FILE:
         bt_option_name(state, "--secret-file", "a file", arg);
-        if (setenv("BATON_SECRET_FILE", arg, 1) != 0) argp_failure(state, 1, errno, "secret-file");
+        if (setenv(BT_SECRET_FILE_ENV, arg, 1) != 0) argp_failure(state, 1, errno, "secret-file");
         break;
     case OPT_TLS_KEY: o->tls_key = bt_option_name(state, "--tls-key", "a file", arg); break;
     case OPT_TLS_CLIENT_CA:

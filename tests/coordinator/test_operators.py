@@ -835,6 +835,10 @@ class Settings(unittest.TestCase):
         self.addCleanup(c.close)
         self.assertEqual(c.wait(), 64)
         self.assertIn("--announce-fd is 999, expected a descriptor that is open", c.text())
+        c = Coordinator("--host", 300 * "a")
+        self.addCleanup(c.close)
+        self.assertEqual(c.wait(), 64)
+        self.assertIn("--host has 300 bytes, expected at most 251", c.text())
 
     def test_names_that_are_no_utf8_are_refused(self):
         """Nobody could parse what tells them: GetModelInfo, /metrics, /status.json."""

@@ -390,6 +390,7 @@ bt_status bt_eval_cell_create(bt_rpc_loop *loop, const bt_eval_options *options,
     bt_eval_cell     *cell   = bt_calloc(1, sizeof(*cell));
     bt_control_events events = {.message = on_message, .lost = on_lost, .ctx = cell};
     uint16_t          port   = 0;
+    char              host[BT_ADDRESS_BYTES];
 
     BT_REQUIRE(cell != NULL, BT_ERR_NO_MEMORY, "evaluation cell");
     cell->opt   = *options;
@@ -399,8 +400,8 @@ bt_status bt_eval_cell_create(bt_rpc_loop *loop, const bt_eval_options *options,
     BT_REQUIRE(cell->ranks != NULL && cell->runs != NULL, BT_ERR_NO_MEMORY,
                "%u ranks and %zu cases", options->n_ranks, cases->n);
     BT_TRY(bt_control_server_create(loop, options->address, &events, &cell->server, &port));
-    snprintf(address_out, BT_ADDRESS_BYTES, "%.*s:%u",
-             (int)(strrchr(options->address, ':') - options->address), options->address, port);
+    bt_split_address(options->address, host);
+    bt_join_address(host, port, address_out);
     *cell_out = cell;
     cell      = NULL;
 out:

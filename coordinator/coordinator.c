@@ -299,8 +299,7 @@ static bt_status start(coordinator *c)
     bt_status         st     = BT_OK;
     bt_control_events events = {.message = bt_fleet_message, .lost = bt_fleet_lost};
     uint16_t          port   = 0;
-    char              address[BT_ADDRESS_BYTES];
-    const char       *colon = strrchr(c->opt->control, ':');
+    char              host[BT_ADDRESS_BYTES], address[BT_ADDRESS_BYTES];
 
     bt_observer_config seen = {.model = c->opt->model, .served_name = c->opt->served_name};
 
@@ -319,9 +318,10 @@ static bt_status start(coordinator *c)
     if (c->opt->tls_cert != NULL)
         BT_TRY(bt_rpc_tls_open(c->opt->tls_cert, c->opt->tls_key, c->opt->tls_client_ca,
                                c->opt->host, &c->tls));
-    BT_INFO("workers attach on %.*s:%u", (int)(colon - c->opt->control), c->opt->control, port);
-    bt_announce(c->opt->announce_fd, true, "control %.*s:%u", (int)(colon - c->opt->control),
-                c->opt->control, port);
+    bt_split_address(c->opt->control, host);
+    bt_join_address(host, port, address);
+    BT_INFO("workers attach on %s", address);
+    bt_announce(c->opt->announce_fd, true, "control %s", address);
 out:
     if (st != BT_OK) bt_announce(c->opt->announce_fd, true, "failed %s", bt_error_text());
     return st;

@@ -10,7 +10,8 @@
  *     burst256     256 streams, one rank, all their tokens at once every 50 ms
  *     flood256     256 streams over 4 ranks, steps as fast as the clients keep up
  *     flood2048    2,048 streams over 8 ranks, likewise
- *     flood12288   12,288 streams over 8 ranks, likewise; only with --case
+ *     flood12288   12,288 streams over 8 ranks, likewise; only with --case, as the next
+ *     wide10000    10,000 streams over 8 ranks, likewise, on 2,000 connections
  *
  * wire: from the packet that completes a rank's message to the packet that completes each client's
  * (bench/coord_wire.h); - where this process may not read packets, or steps overlap.
@@ -52,11 +53,12 @@ typedef struct {
 } bench_case;
 
 static const bench_case CASES[] = {
-    {"stream32",   1, 32,    500,  1, 10 * BT_NS_PER_MS, 0 },
-    {"burst256",   1, 256,   100,  1, 50 * BT_NS_PER_MS, 0 },
-    {"flood256",   4, 256,   4000, 1, 0,                 32},
-    {"flood2048",  8, 2048,  800,  4, 0,                 32},
-    {"flood12288", 8, 12288, 160,  8, 0,                 32},
+    {"stream32",   1, 32,    500,  1,    10 * BT_NS_PER_MS, 0 },
+    {"burst256",   1, 256,   100,  1,    50 * BT_NS_PER_MS, 0 },
+    {"flood256",   4, 256,   4000, 1,    0,                 32},
+    {"flood2048",  8, 2048,  800,  4,    0,                 32},
+    {"flood12288", 8, 12288, 160,  8,    0,                 32},
+    {"wide10000",  8, 10000, 160,  2000, 0,                 32},
 };
 enum { N_CASES = sizeof(CASES) / sizeof(CASES[0]), ALL_MAX = 4096 /* streams, without --case */ };
 

@@ -12,7 +12,7 @@
 
 #define GENERATE "/vllm.grpc.engine.VllmEngine/Generate"
 
-enum { LIMIT_S = 300, CONNECTIONS = 16 };
+enum { LIMIT_S = 300, CONNECTIONS = 4096, ARGS = 16 };
 
 typedef struct clients clients;
 
@@ -150,10 +150,10 @@ static void open_channels(clients *c, const char *address, uint32_t n)
 {
     grpc_channel_credentials *plain = grpc_insecure_credentials_create();
     const grpc_channel_args  *usual = bt_rpc_client_args();
-    grpc_arg                  args[CONNECTIONS];
+    grpc_arg                  args[ARGS];
     grpc_channel_args         all = {usual->num_args + 1, args};
 
-    BT_ASSERT(usual->num_args < CONNECTIONS);
+    BT_ASSERT(usual->num_args < ARGS);
     memcpy(args, usual->args, usual->num_args * sizeof(*args));
     args[usual->num_args] = (grpc_arg){.type          = GRPC_ARG_INTEGER,
                                        .key           = (char *)GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL,

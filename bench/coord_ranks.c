@@ -34,8 +34,12 @@ struct bench_ranks {
 
 static void send_up(bench_ranks *b, rank_state *k, bt_up *m)
 {
-    if (bt_control_client_send(k->client, m) != BT_OK && !k->leaves)
-        atomic_store(&b->shared->failed, true);
+    char why[512];
+
+    if (bt_control_client_send(k->client, m) == BT_OK || k->leaves) return;
+    bt_control_client_loss(k->client, why, sizeof(why));
+    if (!atomic_exchange(&b->shared->failed, true))
+        BT_WARN("rank %d: %s", (int)(k - b->ranks), why);
 }
 
 static void say_hello(bench_ranks *b, uint32_t rank)

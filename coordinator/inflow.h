@@ -11,6 +11,7 @@
 #ifndef BT_COORDINATOR_INFLOW_H
 #define BT_COORDINATOR_INFLOW_H
 
-enum { BT_INFLOW_BYTES = 128 << 10 };
+/* Some sixty calls: ranks wait behind so many of each client at a time. */
+enum { BT_INFLOW_BYTES = 16 << 10 };
 
 #endif

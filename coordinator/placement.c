@@ -697,6 +697,7 @@ static void prefill(bt_relay *r, bt_relay_request *q, bt_up *ticket, uint64_t no
     bt_relay_forget_matches(q);
 
     bt_relay_turn(r, q, BT_PREFILL);
+    bt_relay_log_number(q);
     q->heard_ns = now_ns;
     if (q->prefill_rank != q->decode_rank) {
         q->prefill_holds = true;

@@ -57,6 +57,16 @@ void bt_relay_finish(bt_relay *r, bt_relay_request *q, const bt_relay_end *end)
     }
 }
 
+void bt_relay_log_number(bt_relay_request *q)
+{
+    if (q->logged == q->number) return;
+    bt_log_set_request(q->logged);
+    BT_INFO("goes on as %llu: its decode ranks had no pages for it before",
+            (unsigned long long)q->number);
+    bt_log_set_request(0);
+    q->logged = q->number;
+}
+
 void bt_relay_end_request(bt_relay *relay, bt_relay_request *q, grpc_status_code code,
                           const char *fmt, ...)
 {
@@ -67,6 +77,7 @@ void bt_relay_end_request(bt_relay *relay, bt_relay_request *q, grpc_status_code
     va_start(ap, fmt);
     vsnprintf(message, sizeof(message), fmt, ap);
     va_end(ap);
+    bt_relay_log_number(q);
     bt_log_set_request(q->number);
     BT_INFO("ends with status %d: %s", (int)code, message);
     bt_log_set_request(0);
@@ -253,14 +264,15 @@ void bt_relay_requeue(bt_relay *r, bt_relay_request *q, bool abort_decode, uint6
     }
     *again      = *q;
     again->prev = again->next = NULL;
-    again->number             = r->next_number++;
-    again->state              = BT_QUEUED;
-    again->resumed            = true;
+    again->number = again->logged = r->next_number++;
+    again->state                  = BT_QUEUED;
+    again->resumed                = true;
     bt_relay_request_unplace(again); /* held_pages stay with q */
     bt_relay_forget_early(again);
     again->heard_ns = now_ns;
     bt_table_remove(&r->names, q->name_key);
     (void)bt_table_put(&r->names, q->name_key, again); /* in its place */
+    bt_relay_log_number(q);
     bt_log_set_request(q->number);
     BT_INFO("queued again as %llu after %u tokens", (unsigned long long)again->number, q->n_out);
     bt_log_set_request(0);

@@ -32,7 +32,7 @@ bt_status bt_relay_enter(bt_relay *relay, bt_relay_request *q)
     named = true;
     BT_TRY(bt_table_put(&relay->numbers, number, q));
     relay->next_number++;
-    q->number = number;
+    q->number = q->logged = number;
     bt_relay_list_insert(&relay->queue, q);
     relay->n_in[BT_QUEUED]++;
     bt_relay_count_queued(relay, q, true);

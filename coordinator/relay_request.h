@@ -30,6 +30,7 @@ typedef enum { BT_SHORT_UNKNOWN, BT_SHORT_OF_ROOM, BT_SHORT_OF_WINDOW } bt_relay
 struct bt_relay_request {
     bt_relay_request      *prev, *next; /* list of the relay: the queue, or the placed ones */
     uint64_t               number, name_key;
+    uint64_t               logged;     /* the number by which the log knows it */
     uint32_t               epoch;      /* of its placement */
     char                  *name;       /* owned */
     char                  *cache_salt; /* owned; NULL: none */

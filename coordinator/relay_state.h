@@ -182,6 +182,9 @@ void bt_relay_finish(bt_relay *relay, bt_relay_request *q, const bt_relay_end *e
 void bt_relay_send_abort(bt_relay *relay, const bt_relay_request *q, uint32_t rank,
                          uint32_t only_choice);
 
+/* Each refusal gives a request another number: the log is told the last one, by the one it knows.
+ */
+void bt_relay_log_number(bt_relay_request *q);
 BT_PRINTF(4, 5)
 void bt_relay_end_request(bt_relay *relay, bt_relay_request *q, grpc_status_code code,
                           const char *fmt, ...);

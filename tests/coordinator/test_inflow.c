@@ -11,7 +11,7 @@
 #include "core/clock.h"
 #include "tests/support/test.h"
 
-enum { PIECE = 48 << 10, SENT = 2 * BT_INFLOW_BYTES + 1000 };
+enum { PIECE = BT_INFLOW_BYTES / 8 * 3, SENT = 2 * BT_INFLOW_BYTES + 1000 };
 
 typedef struct {
     int fds[2], poll_fd; /* what goes into fds[0] comes out of fds[1] */

@@ -2,6 +2,7 @@
 #include "coordinator/relay_state.h"
 #include "proto/prefix_key.h"
 #include "tests/coordinator/relay_sim.h"
+#include "tests/support/own_stderr.h"
 
 static const bt_down *last_down(const sim *s, uint32_t rank)
 {
@@ -201,6 +202,40 @@ static void relay_retracted_request_outwaits_the_queue(void)
     bt_relay_tick(s.relay, s.now);
     EXPECT_EQ(c.ends, 0);
     EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 3);
+    sim_fini(&s);
+}
+
+/* From the number by which the log knows it to the one by which it goes on, in one line. */
+static void relay_request_that_was_refused_is_followed_in_the_log(void)
+{
+    sim         s;
+    sim_client  c;
+    own_stderr  own;
+    const char *text;
+    char        line[96];
+    bt_up       gone = {.kind = BT_UP_RETRACTED};
+
+    sim_bring(&s, &c, AT_DECODE);
+    gone.u.retracted.request = c.number;
+    gone.u.retracted.epoch   = EPOCH;
+    bt_log_init("test", BT_LOG_INFO);
+    own = begin_stderr();
+    sim_tell(&s, 1, gone);
+    for (uint32_t i = 1; i <= 3; i++) {
+        sim_tell(&s, 1, sim_ticket(c.number + i, 0)); /* refused */
+        s.now += BT_NS_PER_S;
+        sim_tell(&s, 0, (bt_up){.kind = BT_UP_BEAT, .u.beat = {.progress = i}});
+        sim_tell(&s, 1, (bt_up){.kind = BT_UP_BEAT, .u.beat = {.progress = i}});
+        bt_relay_tick(s.relay, s.now);
+    }
+    sim_tell(&s, 1, sim_ticket(c.number + 4, 2));
+    text = end_stderr(own);
+    bt_log_init("test", BT_LOG_WARN);
+    snprintf(line, sizeof(line), "req=%llu ", (unsigned long long)c.number + 1);
+    EXPECT(strstr(text, line) != NULL);
+    snprintf(line, sizeof(line), "goes on as %llu: ", (unsigned long long)c.number + 4);
+    EXPECT(strstr(text, line) != NULL);
+    EXPECT(strstr(strstr(text, "goes on as") + 1, "goes on as") == NULL);
     sim_fini(&s);
 }
 
@@ -520,6 +555,7 @@ static const bt_test TESTS[] = {
     BT_TEST(relay_form_map_binds_a_replay),
     BT_TEST(relay_form_map_of_the_decode_rank_binds_a_replay),
     BT_TEST(relay_retracted_request_outwaits_the_queue),
+    BT_TEST(relay_request_that_was_refused_is_followed_in_the_log),
     BT_TEST(relay_retracted_request_waits_while_others_move),
     BT_TEST(relay_retracted_request_waits_for_its_role),
     BT_TEST(relay_choices_without_a_first_token_replay),

@@ -177,7 +177,7 @@ typedef struct {
 
 /* The CPU back end.  Sets DAZ and FTZ on the calling thread and on its pool's. */
 bt_status bt_device_cpu_create(const bt_device_cpu_options *opt, bt_device **dev_out);
-/* Comma-separated kernel families that this CPU can run, best first: "amx,avx512bf16,avx512,avx2,
+/* Comma-separated kernel families that this CPU can run, best first: "avx512bf16,avx512,avx2,
  * scalar", "neon,scalar".  Static storage. */
 const char *bt_device_cpu_kernels(void);
 

@@ -30,6 +30,15 @@ static uint32_t saved_state(void)
 static bool has(uint32_t word, unsigned bit) { return (word >> bit & 1) != 0; }
 static bool covers(uint32_t state, uint32_t need) { return (state & need) == need; }
 
+/* Intel's cores since Sapphire Rapids; Cooper Lake, whose pairs are quick, has no VBMI. */
+static bool has_slow_pairs(void)
+{
+    uint32_t a, b, c, d;
+
+    return (g_features & BT_CPU_AVX512VBMI) != 0 && __get_cpuid(0, &a, &b, &c, &d) != 0 &&
+           b == signature_INTEL_ebx;
+}
+
 /* The tile state is large, so Linux wants to be asked before a process uses it. */
 static bool tiles_granted(void)
 {
@@ -54,6 +63,7 @@ static void detect(void)
     if (has(c, 1)) g_features |= BT_CPU_AVX512VBMI;
     if (!has(sub_a, 5)) return;
     g_features |= BT_CPU_AVX512BF16;
+    if (has_slow_pairs()) g_features |= BT_CPU_SLOW_PAIRS;
     if (has(c, 1) && covers(state, STATE_TILE) && has(d, 22) && has(d, 24) && tiles_granted())
         g_features |= BT_CPU_AMX;
 }

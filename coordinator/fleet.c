@@ -13,7 +13,8 @@
 #include "proto/hello.h"
 
 enum { LEAVE_S = 4 };
-#define NUMBERS 1000000000ull /* of requests in a life of a coordinator */
+#define NUMBERS        1000000000ull /* of requests in a life of a coordinator */
+#define NONE_WILL_COME "the server is draining: no cell is left, and none will come"
 
 const char *bt_cell_state_name(bt_cell_state state)
 {
@@ -122,7 +123,7 @@ void bt_fleet_over_if_last(bt_fleet *fleet, bool well, const char *reason)
 void bt_fleet_lose(bt_fleet_cell *c, const char *fmt, ...)
 {
     bt_fleet *fleet = c->fleet;
-    char      reason[BT_FLEET_TEXT], told[BT_FLEET_TEXT + 32];
+    char      reason[BT_FLEET_TEXT], told[BT_FLEET_TEXT + 64];
     va_list   ap;
 
     if (c->state == BT_CELL_LEAVING) return;
@@ -136,7 +137,8 @@ void bt_fleet_lose(bt_fleet_cell *c, const char *fmt, ...)
     /* baton run --coordinator looks for this: such a cell it starts again. */
     snprintf(told, sizeof(told), "the cell has failed: %s", reason);
     bt_fleet_dismiss(c, told);
-    bt_fleet_over_if_last(fleet, false, reason);
+    snprintf(told, sizeof(told), "%s%s", reason, fleet->no_more ? "; " NONE_WILL_COME : "");
+    bt_fleet_over_if_last(fleet, false, told);
 }
 
 /* ---- from attached ranks to a serving cell */
@@ -409,9 +411,7 @@ void bt_fleet_tick(bt_fleet *fleet, uint64_t now_ns)
 void bt_fleet_wait_no_more(bt_fleet *fleet)
 {
     fleet->no_more = true;
-    if (fleet->n_lobby > 0)
-        bt_fleet_over_if_last(fleet, false,
-                              "the server is draining: no cell is left, and none will come");
+    if (fleet->n_lobby > 0) bt_fleet_over_if_last(fleet, false, NONE_WILL_COME);
 }
 
 void bt_fleet_stop(bt_fleet *fleet, grpc_status_code code, const char *reason)

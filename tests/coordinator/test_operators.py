@@ -635,6 +635,19 @@ class Waiting(Served):
         self.assertIn("the server is draining: no cell is left, and none will come", details)
         self.assertEqual(self.coordinator.wait(), 1)
 
+    def test_request_whose_cell_is_lost_in_a_drain_is_told_of_both(self):
+        self.cell.gate.clear()
+        call = self.generate()
+        wait_for(lambda: self.cell.seen("prefill"), "the request")
+        self.coordinator.process.send_signal(signal.SIGUSR1)
+        self.coordinator.line("draining")
+        for rank in self.cell.ranks:
+            rank.cut()
+        code, details, n = self.error(call)
+        self.assertEqual((code, n), (UNAVAILABLE, 0))
+        self.assertRegex(details, "^(prefill|decode) rank .* was lost: .*; the server is draining: no cell is left, and none will come$")
+        self.assertEqual(self.coordinator.wait(), 1)
+
     def test_every_port_says_so(self):
         r = health.HealthCheckResponse
         stub = health_grpc.HealthStub(self.channel)

@@ -223,6 +223,11 @@ static void serve(bt_fleet_cell *c)
     char      title[BT_CELL_TITLE];
 
     BT_TRY(create_relay(c));
+    if (c->comes_to_drain) {
+        c->state       = BT_CELL_DRAINING;
+        c->deadline_ns = UINT64_MAX;
+        goto out;
+    }
     if (bt_fleet_facts(fleet) == NULL)
         BT_TRY(bt_hello_copy(bt_cell_facts(&c->cell), &fleet->facts));
     c->state       = BT_CELL_SERVING;
@@ -329,6 +334,7 @@ static void check_drained(bt_fleet_cell *c)
     if (loads.n_running + loads.n_waiting > 0) return;
     BT_INFO("%s has drained", bt_cell_title(&c->cell, title));
     bt_fleet_dismiss(c, "the cell has drained");
+    if (c->comes_to_drain) return; /* others are on their way back, too */
     bt_fleet_over_if_last(c->fleet, true, "the last cell has drained");
 }
 

@@ -131,12 +131,16 @@ static void on_leaving(bt_fleet_cell *c, uint32_t rank, bt_up *up)
     up->u.leaving.reason = NULL; /* ours now */
 }
 
-/* Somebody has signalled a rank: what runs goes on, what waits goes elsewhere. */
+/* Somebody has signalled a rank: what runs goes on, what waits goes elsewhere.  Of a cell that
+ * comes back nothing runs: it leaves once all its ranks are there, which then do so together. */
 static void on_drain(bt_fleet_cell *c)
 {
+    bool opening = c->state == BT_CELL_ATTACHING || c->state == BT_CELL_LOADING;
     char title[BT_CELL_TITLE];
 
-    if (c->state == BT_CELL_ATTACHING || c->state == BT_CELL_LOADING) {
+    if (opening && c->cell.incarnation != 0) {
+        c->comes_to_drain = true;
+    } else if (opening) {
         bt_fleet_dismiss(c, "drained before it served");
         bt_fleet_over_if_last(c->fleet, true, "the last cell has drained");
     } else if (c->state == BT_CELL_SERVING) {

@@ -24,6 +24,7 @@ struct bt_fleet_cell {
     uint64_t        incarnation;          /* as its ranks were welcomed; 0: not yet */
     bt_relay       *relay;                /* owned; NULL unless serving or draining */
     uint64_t        deadline_ns;          /* of the state; UINT64_MAX: none */
+    bool            comes_to_drain;       /* it comes back, was to drain, and has lost what ran */
     uint32_t        n_worn;               /* empty seats without a spare, as announced */
     uint64_t        short_since_ns;       /* a group has no rank left; 0: none has */
     char            stuck[BT_FLEET_TEXT]; /* by the relay, acted upon after it returns */

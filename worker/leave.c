@@ -39,9 +39,10 @@ void bt_rank_pass_on_drain(bt_rank *r)
 {
     bt_up m = {.kind = BT_UP_DRAIN};
 
-    /* Without a coordinator it stays due: the next one hears of it. */
-    if (*r->drain == 0 || r->client == NULL || bt_links_orphaned(&r->links)) return;
-    *r->drain = 0;
+    /* Without a coordinator it stays due, and each further one hears of it too. */
+    if (*r->drain == 0 || r->told_drain || r->client == NULL || bt_links_orphaned(&r->links))
+        return;
+    r->told_drain = true;
     bt_links_send(&r->links, &m); /* a lost stream shows by itself */
 }
 

@@ -23,7 +23,8 @@ static void let_go(bt_rank *r)
         BT_WARN("%s: its requests are dropped; another one at %s is looked for, for %.0f s", why,
                 r->opt.coordinator, (double)r->opt.orphan_ns * 1e-9);
     bt_control_client_stop(r->client, 0);
-    r->client = NULL;
+    r->client     = NULL;
+    r->told_drain = false;
     bt_links_set_client(&r->links, NULL);
 }
 
@@ -63,6 +64,7 @@ static bt_status present_itself(bt_rank *r)
     bt_status st = BT_OK;
 
     bt_links_set_client(&r->links, r->client);
+    bt_rank_pass_on_drain(r); /* before it is ready, so that the cell gets no request */
     if (r->worker != NULL) BT_TRY(bt_rank_say_ready(r));
     BT_DEBUG("attached to the coordinator at %s, %.2f s after the loss of the last one",
              r->opt.coordinator, (double)(bt_awake_ns() - r->orphan_ns) * 1e-9);

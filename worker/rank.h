@@ -59,13 +59,14 @@ typedef struct {
     uint64_t           fingerprint, config_hash; /* of the model; bt_config_hash() */
     uint32_t           n_in_vain; /* exchanges in a row that have failed with nobody missing */
 
+    bool               told_drain;   /* the coordinator knows that the cell is to drain */
     uint64_t           orphan_ns;    /* since when no coordinator drives it; 0: one does */
     bt_control_attach *search;       /* for the next one; NULL: none under way */
     uint64_t           search_ns;    /* when to begin the next search */
     char               refusal[512]; /* why the last one has not taken it */
 
     atomic_int *signal; /* borrowed: not 0 asks the rank to leave */
-    atomic_int *drain;  /* borrowed: not 0 until the coordinator has been told */
+    atomic_int *drain;  /* borrowed: not 0 asks the cell to drain */
     atomic_int *tell;   /* borrowed: set once there is somebody to be told why */
 } bt_rank;
 
@@ -118,7 +119,7 @@ bt_status bt_rank_regroup(bt_rank *r, bt_down *m);
  * word comes; `why` when that has happened several times in a row and nobody was missing. */
 bt_status bt_rank_await_regroup(bt_rank *r, bt_status why);
 
-/* leave.c.  Tells the coordinator that somebody wants this cell to drain, once for each signal. */
+/* leave.c.  Tells the coordinator, each one once, that somebody wants this cell to drain. */
 void bt_rank_pass_on_drain(bt_rank *r);
 /* Alone, at once and without MPI's consent: says Leaving, then ends the process. */
 void bt_rank_leave(bt_rank *r, int code, const char *reason) __attribute__((noreturn));

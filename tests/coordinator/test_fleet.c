@@ -427,6 +427,27 @@ static void fleet_takes_one_seed_of_cells_that_come_back(void)
     tear_down(&s);
 }
 
+/* It was to drain when its coordinator was lost, and says so again; other cells may follow. */
+static void fleet_cell_that_comes_back_to_drain_leaves(void)
+{
+    site            s;
+    bt_control_peer a;
+    bt_up           drain = {.kind = BT_UP_DRAIN};
+
+    set_up(&s, 1);
+    submit(&s, 0);
+    s.fleet->cfg.wait_ns = 0; /* a coordinator ends with its last cell */
+    come_back(&s, &a, "a", 1, 0);
+    bt_fleet_message(s.fleet, &a, &drain);
+    EXPECT_EQ(bt_fleet_state(s.fleet, 0), BT_CELL_LOADING);
+    be_ready(&s, &a);
+    EXPECT_EQ(bt_fleet_state(s.fleet, 0), BT_CELL_DRAINING);
+    bt_fleet_tick(s.fleet, s.now + 1);
+    EXPECT_EQ(bt_fleet_state(s.fleet, 0), BT_CELL_LEAVING);
+    EXPECT_EQ(a.n_reserved, 0);
+    tear_down(&s);
+}
+
 /* Ranks that come back are all running already; no cell is waited for longer than a new one. */
 static void fleet_waits_less_for_ranks_that_come_back(void)
 {
@@ -528,6 +549,7 @@ int main(int argc, char **argv)
         BT_TEST(fleet_cell_that_drains_takes_nothing_new),
         BT_TEST(fleet_cell_without_ranks_keeps_its_requests),
         BT_TEST(fleet_takes_one_seed_of_cells_that_come_back),
+        BT_TEST(fleet_cell_that_comes_back_to_drain_leaves),
         BT_TEST(fleet_waits_less_for_ranks_that_come_back),
         BT_TEST(fleet_rank_of_another_model_is_refused),
         BT_TEST(fleet_cell_that_comes_without_memory_leaves_nothing),

@@ -6,7 +6,7 @@
 moments: it is killed idle, and with requests in prefill, hand-off and decode; while the ranks regroup after a death, and while a spare
 takes the place. loading: while the ranks read weights. stopped: longer than its deadline; when it wakes the cell is another one's.
 strangers: with another secret or another model it is refused by name, and the ranks wait on. gone: nobody comes; the ranks leave, and
-nothing is left of them. two_cells: both come back. worn: the last rank of a role dies, and the cell is started again under its coordinator.
+nothing is left of them. two_cells: both come back, and one that was to drain leaves then. worn: the last rank of a role dies, and the cell is started again under its coordinator.
 
 With --measure N the coordinator of an idle 2+2 cell is killed and started N times: seconds from its start to the first token of a request."""
 import os
@@ -385,7 +385,21 @@ def two_cells(a, pb, rpc):
             assert time.monotonic() < end, site.state()
             time.sleep(0.02)
         assert [pids(r) for r in runs] == before
-        print("both cells have come back", flush=True)
+        threads = ended(site, 6, [], again=True)
+        while site.state()["running"] < len(threads):
+            time.sleep(0.005)
+        runs[0].kill(signal.SIGUSR1)
+        front.wait_line("cell \"one\" drains")
+        front.kill()
+        front.wait(60)
+        front = site.front(on_death="restart")
+        site.check()
+        assert runs[0].wait(BACK_S) == 0, runs[0].log()
+        front.wait_line("cell \"one\" has drained")
+        assert pids(runs[1]) == before[1] and [c["name"] for c in site.state()["cells"] if c["state"] == "serving"] == ["two"]
+        for t in threads:
+            t.join(BACK_S)
+        print("both cells have come back, and the one that drained has left then", flush=True)
 
 
 def worn(a, pb, rpc):

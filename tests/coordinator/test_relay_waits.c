@@ -19,7 +19,7 @@
 #include "tests/coordinator/relay_words.h"
 #include "tests/support/test.h"
 
-enum { MOST = 40, MAIL = 256, TICK_MS = 10, TIMEOUT_MS = 2000, VERDICT_MS = 250, BEAT_MS = 200 };
+enum { MOST = 40, MAIL = 128, TICK_MS = 10, TIMEOUT_MS = 2000, VERDICT_MS = 250, BEAT_MS = 200 };
 enum { QUIET_MS = 6000, NEVER = INT32_MAX };
 
 typedef struct {
@@ -92,6 +92,23 @@ static bool has_sent(const world *w, uint32_t from, uint32_t to)
     return a->epoch == b->epoch && a->entered >= b->entered && a->lost_to[to] >= b->entered;
 }
 
+static bool waits_for(const world *w, uint32_t rank, uint32_t from)
+{
+    const node *k = &w->nodes[rank];
+
+    return from != rank && !has_sent(w, from, rank) &&
+           sends(w, k->epoch, k->entered - 1, from, rank);
+}
+
+static bool has_met_all(const world *w, uint32_t rank)
+{
+    const node *k = &w->nodes[rank];
+
+    for (uint32_t i = 0; i < k->n_seats; i++)
+        if (waits_for(w, rank, k->seats[i])) return false;
+    return true;
+}
+
 /* For whom the rank waits. */
 static uint32_t find_missing(const world *w, uint32_t rank, uint32_t *ranks_out)
 {
@@ -99,9 +116,7 @@ static uint32_t find_missing(const world *w, uint32_t rank, uint32_t *ranks_out)
     uint32_t    n = 0;
 
     for (uint32_t i = 0; i < k->n_seats; i++)
-        if (k->seats[i] != rank && sends(w, k->epoch, k->entered - 1, k->seats[i], rank) &&
-            !has_sent(w, k->seats[i], rank))
-            ranks_out[n++] = k->seats[i];
+        if (waits_for(w, rank, k->seats[i])) ranks_out[n++] = k->seats[i];
     return n;
 }
 
@@ -112,10 +127,9 @@ static void enter(world *w, uint32_t rank)
     k->entered++;
     k->waits    = true;
     k->waits_ms = w->now_ms;
-    for (uint32_t i = 0; i < w->n; i++)
-        if (k->lost_to[i] == NEVER && rank == w->cut_from && i == w->cut_to &&
-            w->now_ms >= w->cut_ms && sends(w, k->epoch, k->entered - 1, rank, i))
-            k->lost_to[i] = k->entered - 1;
+    if (rank == w->cut_from && w->now_ms >= w->cut_ms && k->lost_to[w->cut_to] == NEVER &&
+        sends(w, k->epoch, k->entered - 1, rank, w->cut_to))
+        k->lost_to[w->cut_to] = k->entered - 1;
 }
 
 /* ---- streams */
@@ -300,9 +314,8 @@ static void beat(world *w, uint32_t rank)
 
 static void live(world *w, uint32_t rank)
 {
-    node    *k = &w->nodes[rank];
-    uint32_t missing[MOST];
-    mail     m;
+    node *k = &w->nodes[rank];
+    mail  m;
 
     while (k->reads_until_ms == 0 && take(w, &k->down, &m)) {
         if (m.down.kind == BT_DOWN_REGROUP) hear_regroup(w, rank, &m.down.u.regroup);
@@ -319,7 +332,7 @@ static void live(world *w, uint32_t rank)
     if (!k->waits && w->now_ms >= k->next_ms) enter(w, rank);
     if (k->waits) beat(w, rank); /* none while it computes */
     if (!k->waits || k->reported) return;
-    if (find_missing(w, rank, missing) == 0) {
+    if (has_met_all(w, rank)) {
         k->waits   = false;
         k->next_ms = w->now_ms + draw(w, 20);
         if (rank == w->late_rank && w->now_ms >= w->late_ms) {

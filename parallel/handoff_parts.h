@@ -191,7 +191,5 @@ bool bt_handoff_send_progress(bt_handoff *h, uint64_t now_ns);
 void bt_handoff_on_ask(bt_handoff *h, uint32_t from, const bt_signal *c);
 void bt_handoff_on_withdraw(bt_handoff *h, uint32_t from, uint64_t serial);
 bool bt_handoff_recv_progress(bt_handoff *h, uint64_t now_ns);
-/* Checks what lies in `wire` (header, then n_bytes - header of payload) and tells the events. */
-void bt_handoff_accept(bt_handoff *h, uint32_t from, uint8_t *wire, size_t n_bytes);
 
 #endif

@@ -62,7 +62,8 @@ static bool pay_owed(bt_handoff *h)
     return moved;
 }
 
-void bt_handoff_accept(bt_handoff *h, uint32_t from, uint8_t *wire, size_t n_bytes)
+/* Checks what lies in `wire` (header, then n_bytes - header of payload) and tells the events. */
+static void accept_payload(bt_handoff *h, uint32_t from, uint8_t *wire, size_t n_bytes)
 {
     bt_status       st = BT_OK;
     bt_page_message m  = {.request = 0};
@@ -105,7 +106,7 @@ static bool finish_inboxes(bt_handoff *h)
             continue;
         }
         if (code == MPI_SUCCESS) {
-            bt_handoff_accept(h, in->from, bt_handoff_header(in->memory), in->n_bytes);
+            accept_payload(h, in->from, bt_handoff_header(in->memory), in->n_bytes);
         } else {
             bt_log_error(__FILE__, __LINE__, bt_status_str(BT_ERR_PEER),
                          "receiving pages from rank %u: %s", in->from, bt_mpi_text(code));

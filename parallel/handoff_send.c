@@ -204,19 +204,6 @@ static uint32_t pick_slot(const bt_handoff *h)
     return best;
 }
 
-/* A message to this rank itself needs no MPI. */
-static void deliver_to_self(bt_handoff *h, uint32_t i)
-{
-    bt_slot        *s = &h->slots[i];
-    bt_page_message m = s->message;
-
-    s->state = BT_SLOT_SENDING;
-    bt_handoff_accept(h, s->to, bt_handoff_header(s->memory),
-                      BT_PAGE_MESSAGE_BYTES + m.payload_bytes);
-    s->state = BT_SLOT_FREE;
-    h->events.sent(h->events.ctx, &m);
-}
-
 static bool ask_next(bt_handoff *h, uint64_t now_ns)
 {
     uint32_t i;
@@ -227,10 +214,6 @@ static bool ask_next(bt_handoff *h, uint64_t now_ns)
     if (i == BT_NO_SLOT) return false;
     s             = &h->slots[i];
     h->last_asked = s->to;
-    if (s->to == h->world->rank) {
-        deliver_to_self(h, i);
-        return true;
-    }
     if (!bt_signal_send(h, s->to, BT_SIGNAL_ASK, h->world->next_serial, s->message.request))
         return false;
     s->state        = BT_SLOT_ASKED;

@@ -9,7 +9,6 @@
 
 #include "core/alloc.h"
 #include "device/cuda/checksum.h"
-#include "device/cuda/gemm.h"
 #include "device/cuda/module.h"
 #include "device/cuda/rows.h"
 #include "device/linear.h"
@@ -156,7 +155,8 @@ static bt_status linear_alloc(bt_device *dev, uint32_t n, uint32_t k, bt_weight_
     void      *w = NULL, *scale = NULL;
 
     BT_REQUIRE(n >= 1 && k >= 1 && n <= INT32_MAX && k <= BT_CUDA_ROWS_BYTES / sizeof(bt_bf16),
-               BT_ERR_INVALID_ARG, "a weight matrix of [%u, %u]", n, k);
+               BT_ERR_INVALID_ARG, "a weight matrix of [%u, %u]: expected 1 to %d rows of 1 to %zu",
+               n, k, INT32_MAX, BT_CUDA_ROWS_BYTES / sizeof(bt_bf16));
     linear = bt_calloc(1, sizeof(*linear));
     BT_REQUIRE(linear != NULL, BT_ERR_NO_MEMORY, "weight matrix header");
     linear->n     = n;
@@ -340,7 +340,6 @@ static void cuda_destroy(bt_device *dev)
     if (cuda->main != NULL) (void)cudaStreamSynchronize(cuda->main);
     bt_cuda_staging_fini(&cuda->staging);
     bt_device_free(dev, cuda->index);
-    bt_device_free(dev, cuda->row_at);
     if (cuda->forked != NULL) (void)cudaEventDestroy(cuda->forked);
     if (cuda->done != NULL) (void)cudaEventDestroy(cuda->done);
     for (int i = 0; i < BT_N_MARKS; i++)
@@ -537,8 +536,6 @@ static bt_status cuda_create(uint32_t device, bt_device **dev_out)
         BT_TRY(CUDA(cudaEventCreateWithFlags(&cuda->marks[i], cudaEventDisableTiming)));
     BT_TRY(bt_device_alloc(&cuda->super, INDEX_ROWS * sizeof(*cuda->index), &mem));
     cuda->index = mem;
-    BT_TRY(bt_device_alloc(&cuda->super, (BT_CUDA_MAX_GROUPS + 1) * sizeof(*cuda->row_at), &mem));
-    cuda->row_at = mem;
     BT_TRY(bt_cuda_staging_init(&cuda->staging));
     cuda->super.pinned_bytes += BT_CUDA_STAGING_BYTES;
     *dev_out = &cuda->super;

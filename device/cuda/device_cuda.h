@@ -36,8 +36,7 @@ typedef struct {
     cudaEvent_t     marks[BT_N_MARKS]; /* owned */
     bool            capturing;
     char            arithmetic[48], bus_id[32], uuid[33];
-    uint32_t       *index;  /* owned, device: of gather_rows */
-    uint32_t       *row_at; /* owned, device: first rows of a product's groups */
+    uint32_t       *index; /* owned, device: of gather_rows */
     bt_cuda_staging staging;
 } bt_device_cuda;
 

@@ -19,67 +19,51 @@ static bool same_shape(const bt_gemm *a, const bt_gemm *b)
            a->y_dtype == b->y_dtype && a->w->kind == b->w->kind;
 }
 
-/* How many of g[0 .. n) are one launch: of equal shape, and with equal rows at one stride (heads:
- * *by_rows false), or with rows that follow each other in x and y (experts: true). */
-static uint32_t run_of(const bt_gemm *g, uint32_t n, bool *by_rows, size_t *x_group,
-                       size_t *y_group)
+/* How many of g[0 .. n) are one launch: of equal shape, and with as many rows at one stride, as
+ * heads have them. */
+static uint32_t run_of(const bt_gemm *g, uint32_t n, size_t *x_group, size_t *y_group)
 {
     size_t   y_bytes = bt_dtype_bytes(g->y_dtype), x_step, y_step;
     uint32_t count   = 1;
 
-    *by_rows = false;
     *x_group = *y_group = 0;
     for (; count < n && count < BT_CUDA_MAX_GROUPS; count++) {
         const bt_gemm *last = &g[count - 1], *next = &g[count];
-        bool           rows, strided;
 
-        if (!same_shape(g, next) || !distance(last->x, next->x, sizeof(bt_bf16), &x_step) ||
+        if (!same_shape(g, next) || next->m != g->m ||
+            !distance(last->x, next->x, sizeof(bt_bf16), &x_step) ||
             !distance(last->y, next->y, y_bytes, &y_step))
             break;
-        rows    = x_step == last->m * g->ld_x && y_step == last->m * g->ld_y;
-        strided = next->m == g->m && (count == 1 || (x_step == *x_group && y_step == *y_group));
         if (count == 1) {
-            *by_rows = rows;
             *x_group = x_step;
             *y_group = y_step;
         }
-        if (*by_rows ? !rows : !strided) break;
+        if (x_step != *x_group || y_step != *y_group) break;
     }
-    if (count == 1) *by_rows = false;
     return count;
 }
 
-static bt_status run_group(bt_device_cuda *cuda, const bt_gemm *g, uint32_t n, bool by_rows,
-                           size_t x_group, size_t y_group)
+static bt_status run_group(bt_device_cuda *cuda, const bt_gemm *g, uint32_t n, size_t x_group,
+                           size_t y_group)
 {
-    bt_status    st                             = BT_OK;
-    bt_cuda_gemm run                            = {.n        = g->w->n,
-                                                   .kind     = g->w->kind,
-                                                   .k        = g->w->k,
-                                                   .n_groups = n,
-                                                   .out      = g->y_dtype == BT_F32 ? BT_CUDA_OUT_F32 : BT_CUDA_OUT_BF16,
-                                                   .max_rows = g->m,
-                                                   .x_group  = by_rows ? 0 : x_group,
-                                                   .y_group  = by_rows ? 0 : y_group,
-                                                   .x        = g->x,
-                                                   .ld_x     = g->ld_x,
-                                                   .y        = g->y,
-                                                   .ld_y     = g->ld_y};
-    uint32_t     row_at[BT_CUDA_MAX_GROUPS + 1] = {0};
+    bt_cuda_gemm run = {.n        = g->w->n,
+                        .kind     = g->w->kind,
+                        .k        = g->w->k,
+                        .n_groups = n,
+                        .out      = g->y_dtype == BT_F32 ? BT_CUDA_OUT_F32 : BT_CUDA_OUT_BF16,
+                        .max_rows = g->m,
+                        .x_group  = x_group,
+                        .y_group  = y_group,
+                        .x        = g->x,
+                        .ld_x     = g->ld_x,
+                        .y        = g->y,
+                        .ld_y     = g->ld_y};
 
     for (uint32_t i = 0; i < n; i++) {
         run.w[i]       = g[i].w->packed;
         run.w_scale[i] = g[i].w->scale;
-        row_at[i + 1]  = row_at[i] + g[i].m;
     }
-    if (by_rows) {
-        run.max_rows = row_at[n];
-        run.row_at   = cuda->row_at;
-        BT_TRY(bt_cuda_staging_upload(cuda, cuda->row_at, row_at, (n + 1) * sizeof(*row_at)));
-    }
-    BT_TRY(CUDA(bt_cuda_gemm_run(cuda->stream, &run)));
-out:
-    return st;
+    return CUDA(bt_cuda_gemm_run(cuda->stream, &run));
 }
 
 static bt_status run_list(bt_device_cuda *cuda, uint32_t n_gemms, const bt_gemm *gemms)
@@ -87,11 +71,10 @@ static bt_status run_list(bt_device_cuda *cuda, uint32_t n_gemms, const bt_gemm 
     bt_status st = BT_OK;
 
     for (uint32_t i = 0, n; i < n_gemms; i += n) {
-        bool   by_rows = false;
-        size_t x_group = 0, y_group = 0;
+        size_t x_group, y_group;
 
-        n = run_of(&gemms[i], n_gemms - i, &by_rows, &x_group, &y_group);
-        BT_TRY(run_group(cuda, &gemms[i], n, by_rows, x_group, y_group));
+        n = run_of(&gemms[i], n_gemms - i, &x_group, &y_group);
+        BT_TRY(run_group(cuda, &gemms[i], n, x_group, y_group));
     }
 out:
     return st;

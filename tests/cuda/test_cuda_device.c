@@ -227,7 +227,7 @@ static void weights_in_4_bits_want_whole_groups(void)
     drop(dev);
 }
 
-/* A product, three heads, and experts with 0, 3 and 2 rows: right, and in as few launches. */
+/* A product, three heads, which are one launch, and products with 0, 3 and 2 rows. */
 static void products_are_grouped_and_right(void)
 {
     enum { N = 9, K = 24, ROWS = 5, HEADS = 3 };

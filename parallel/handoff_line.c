@@ -36,12 +36,10 @@ uint64_t bt_line_pause_ns(const bt_handoff *h, uint32_t n_in_vain)
 
 static size_t words_of(size_t bytes) { return (bytes + 7) / 8 * 8; }
 
-static uint8_t *rows_at(const bt_line *l, uint32_t i) { return l->rows + i * l->stride; }
-
-void *bt_line_rows(const bt_line *line, uint32_t i) { return rows_at(line, i); }
+void *bt_line_rows(const bt_line *line, uint32_t i) { return line->rows + i * line->stride; }
 
 /* Rows that come in lie behind those of all slots. */
-static uint8_t *rows_in(const bt_handoff *h) { return rows_at(h->line, h->n_slots); }
+static uint8_t *rows_in(const bt_handoff *h) { return bt_line_rows(h->line, h->n_slots); }
 
 static size_t rows_bytes(const bt_page_message *m)
 {
@@ -240,7 +238,7 @@ static bt_status launch_send(bt_handoff *h, uint32_t i, uint64_t now_ns)
     bt_slot  *s       = &h->slots[i];
     uint64_t  head[3] = {l->number, s->order};
     size_t    n = rows_bytes(&s->message), wire = BT_LINE_PREFIX + BT_PAGE_MESSAGE_BYTES;
-    uint8_t  *rows = rows_at(l, i);
+    uint8_t  *rows = bt_line_rows(l, i);
     uint32_t  to   = index_of(l, s->to);
     int       code;
 

@@ -57,13 +57,12 @@ uint64_t bt_pages_tag(uint32_t n, const uint32_t *ids, const uint32_t *generatio
 /* rows * layers * kv_dim * 2 and the tail; 0 when a factor is out of range. */
 static uint64_t payload_bytes_of(const bt_page_message *m)
 {
-    uint64_t rows, bytes;
+    uint64_t rows;
 
     if (m->token0 >= m->token1 || m->layer0 >= m->layer1 || m->kv_dim == 0) return 0;
     rows = (uint64_t)(m->token1 - m->token0) * (m->layer1 - m->layer0); /* < 2^64 */
     if (rows > PAYLOAD_MAX / BF16_BYTES / m->kv_dim) return 0;
-    bytes = rows * m->kv_dim * BF16_BYTES;
-    return bytes + m->tail_bytes;
+    return rows * m->kv_dim * BF16_BYTES + m->tail_bytes;
 }
 
 static void encode(const bt_page_message *m, uint8_t wire[BT_PAGE_MESSAGE_BYTES])
@@ -91,27 +90,25 @@ static uint64_t checksum_of(const uint8_t *wire, const void *payload, uint64_t p
     return XXH3_64bits_withSeed(wire, CHECKSUM_AT, XXH3_64bits(payload, payload_bytes));
 }
 
-static void seal(bt_page_message *m, const void *covered, uint64_t n_bytes, uint8_t *wire_out)
+static void seal(bt_page_message *m, const void *covered, bool whole, uint8_t *wire_out)
 {
+    m->payload_bytes = payload_bytes_of(m);
+    BT_ASSERT(m->request != 0 && m->payload_bytes > 0);
     encode(m, wire_out);
-    m->checksum = checksum_of(wire_out, covered, n_bytes);
+    m->checksum = checksum_of(wire_out, covered, whole ? m->payload_bytes : m->tail_bytes);
     put64(wire_out + CHECKSUM_AT, m->checksum);
 }
 
 void bt_page_message_seal(bt_page_message *m, const void *payload,
                           uint8_t wire_out[BT_PAGE_MESSAGE_BYTES])
 {
-    m->payload_bytes = payload_bytes_of(m);
-    BT_ASSERT(m->request != 0 && m->payload_bytes > 0);
-    seal(m, payload, m->payload_bytes, wire_out);
+    seal(m, payload, true, wire_out);
 }
 
 void bt_page_message_seal_tail(bt_page_message *m, const void *tail,
                                uint8_t wire_out[BT_PAGE_MESSAGE_BYTES])
 {
-    m->payload_bytes = payload_bytes_of(m);
-    BT_ASSERT(m->request != 0 && m->payload_bytes > 0);
-    seal(m, tail, m->tail_bytes, wire_out);
+    seal(m, tail, false, wire_out);
 }
 
 static void decode(const uint8_t *wire, bt_page_message *m)

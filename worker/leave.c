@@ -24,7 +24,6 @@ static void say_leaving(bt_rank *r, const char *reason)
     r->client = NULL;
 }
 
-/* Alone, and without MPI's consent. */
 void bt_rank_leave(bt_rank *r, int code, const char *reason)
 {
     if (strcmp(reason, bt_error_text()) != 0) /* else logged */
@@ -46,7 +45,6 @@ void bt_rank_pass_on_drain(bt_rank *r)
     bt_links_send(&r->links, &m); /* a lost stream shows by itself */
 }
 
-/* Together with every other rank: the clean end. */
 void bt_rank_leave_together(bt_rank *r)
 {
     bt_worker_log_account(r->worker);

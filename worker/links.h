@@ -26,7 +26,7 @@ typedef struct {
 
     bt_down *inbox; /* owned: messages met while an exchange waited */
     uint32_t inbox_at, n_inbox, inbox_capacity;
-    uint64_t looked_ns, shutdown_ns; /* when stop() last looked; when a Shutdown was met, or 0 */
+    uint64_t looked_ns, shutdown_ns; /* at the stream; when a Shutdown was met, or 0 */
     bool     broken;                 /* the inbox could not grow */
     bool     regroup_due;            /* the inbox says that this rank's group has changed */
     bool     lost, orphaned;         /* the stream, when it was last looked at; see below */

@@ -231,7 +231,7 @@ bt_status bt_worker_admit(bt_worker *w);
 uint64_t bt_worker_awake_ns(bt_worker *w);
 /* Ends hand-offs that stand still, and what drains. */
 bt_status bt_worker_check_leases(bt_worker *w);
-/* Sends Failed with the sentence of the last error, then ends it as an abort does. */
+/* Sends Failed with this reason, unless it has ended, then ends it as an abort does. */
 bt_status bt_worker_fail(bt_worker *w, bt_request *r, uint32_t code, const char *why);
 /* What it says of a status. */
 static inline uint32_t bt_worker_rpc_code(bt_status st)

@@ -5,8 +5,6 @@
 #include "attention/variants/core.h"
 #include "core/alloc.h"
 
-static const bt_core_ops *const BACK_ENDS[] = {&bt_core_cpu_ops};
-
 /* ---- the layer ---- */
 
 typedef struct {
@@ -136,13 +134,11 @@ bt_status bt_study_create(bt_device *dev, const bt_mla_config *cfg, const bt_stu
 {
     bt_status          st  = BT_OK;
     bt_study          *s   = NULL;
-    const bt_core_ops *ops = NULL;
+    const bt_core_ops *ops = &bt_core_cpu_ops;
     bt_mla            *mla = NULL;
 
-    for (size_t i = 0; i < sizeof(BACK_ENDS) / sizeof(BACK_ENDS[0]); i++)
-        if (strcmp(BACK_ENDS[i]->attn->device, dev->ops->name) == 0) ops = BACK_ENDS[i];
-    BT_REQUIRE(ops != NULL, BT_ERR_UNSUPPORTED, "no attention study for device \"%s\"",
-               dev->ops->name);
+    BT_REQUIRE(strcmp(ops->attn->device, dev->ops->name) == 0, BT_ERR_UNSUPPORTED,
+               "no attention study for device \"%s\"", dev->ops->name);
     BT_REQUIRE(cfg->index_topk == 0, BT_ERR_UNSUPPORTED,
                "the study is one of dense attention: expected an index_topk of 0, found %u",
                cfg->index_topk);

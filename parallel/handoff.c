@@ -178,9 +178,8 @@ void bt_handoff_send(bt_handoff *handoff, uint32_t to, const bt_page_message *m,
     bt_slot *s    = staged_slot(handoff, slot);
     uint8_t *wire = bt_handoff_header(s->memory);
 
-    BT_ASSERT(to < handoff->world->size);
-    BT_ASSERT(handoff->line == NULL ||
-              (to != handoff->world->rank && m->tail_bytes <= BT_LINE_TAIL_MAX));
+    BT_ASSERT(to < handoff->world->size && to != handoff->world->rank);
+    BT_ASSERT(handoff->line == NULL || m->tail_bytes <= BT_LINE_TAIL_MAX);
     if (handoff->peers[to].excluded) {
         s->state = BT_SLOT_FREE;
         return;

@@ -76,7 +76,8 @@ void  bt_handoff_unstage(bt_handoff *handoff, void *slot);
  * done.
  */
 bt_page_payload bt_handoff_slot(bt_handoff *handoff, void *slot, const bt_page_message *m);
-/* Queues the message in `slot` for world rank `to`; m->payload_bytes of it count.  Seals it. */
+/* Queues the message in `slot` for world rank `to`, another one; m->payload_bytes of it count.
+ * Seals it. */
 void bt_handoff_send(bt_handoff *handoff, uint32_t to, const bt_page_message *m, void *slot);
 
 /* Pages have been taken for rows that will come: those are written behind all that the device has

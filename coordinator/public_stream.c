@@ -29,7 +29,6 @@ struct bt_stream {
     bt_input_logprobs input;                        /* owned; of n_prompt 0: not asked for */
     bool              input_sent;
     uint64_t          number; /* of the relay's request */
-    bool              open;   /* the relay has it */
     bool              sending, ended, status_sent, gone;
     bool              fresh; /* in the list of bt_public_poll() */
     bt_stream        *next_fresh;
@@ -207,7 +206,7 @@ static void on_closed(bt_rpc_tag *tag, bool ok)
 
     (void)ok;
     s->gone = true;
-    if (s->open) bt_fleet_abort_client(call->pub->fleet, s, s->name, "the client has gone");
+    bt_fleet_abort_client(call->pub->fleet, s, s->name, "the client has gone");
     bt_call_release(call);
 }
 
@@ -262,7 +261,6 @@ static void on_end(void *client, const bt_relay_end *end)
     bt_stream *s    = client;
     bt_call   *call = s->call;
 
-    s->open = false;
     bt_metrics_left_queue(call->pub->metrics, &s->clock, bt_now_ns());
     if (end->code != GRPC_STATUS_OK) {
         fail(s, end->code, end->message);
@@ -317,10 +315,8 @@ static void start(bt_stream *s, bt_relay_submission *r)
     grpc_status_code code       = GRPC_STATUS_OK;
 
     r->n_choices = s->n_choices;
-    s->open      = true;
     s->call->refs++; /* the relay's, until end() */
     if (bt_fleet_submit(s->call->pub->fleet, r, s, bt_now_ns(), &s->number, &code) != BT_OK) {
-        s->open = false;
         s->call->refs--;
         fail(s, code, bt_error_text());
         return;

@@ -448,9 +448,10 @@ class Draining(Served):
     def drain(self, number):
         """Two requests run, one of them before its first token; then the signal."""
         self.cell.split_after = 3
-        calls = [self.generate(), self.generate(stream=False)]
+        calls = [self.generate(request_id="live"), self.generate(stream=False)]
         next(calls[0])
         wait_for(lambda: len(self.cell.seen("prefill")) == 2, "the prefills")
+        self.assertEqual(self.error(self.generate(request_id="live"))[0], grpc.StatusCode.ALREADY_EXISTS)  # nothing of it is waited for
         self.watch = health_grpc.HealthStub(self.channel).Watch(health.HealthCheckRequest())
         self.assertEqual(next(self.watch).status, health.HealthCheckResponse.SERVING)
         self.coordinator.process.send_signal(number)

@@ -31,7 +31,7 @@ class Sampling(Served):
             return control.Token(request=m.request, choice=choice, position=len(m.prompt) + i, epoch=m.epoch, id=ids[i], logprob=-i,
                                  finish=finish if i + 1 == len(ids) else control.GOES_ON,
                                  top_ids=range(100, 100 + top), top_logprobs=[-k / 4 for k in range(top)],
-                                 cached_tokens=2)
+                                 cached_tokens=2 if i == 0 else 0)
 
         def run(rank, reserve, m):
             choices = list(m.choices) or [0]

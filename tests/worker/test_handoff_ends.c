@@ -285,13 +285,19 @@ static void handoff_without_its_first_token_holds_the_last_message(void)
 /* One field at a time is changed in a message that would be right. */
 static void handoff_refuses_what_does_not_fit_and_writes_nothing(void)
 {
-    static const char *const SAYS[] = {"tokens 0 to 151", "of layers 0 to 4",
-                                       "tokens 40 to 40", "elements",
-                                       "bytes",           "tag",
-                                       "finish",          "token 100",
-                                       "prompt of 150",   "other forms",
+    static const char *const SAYS[] = {"tokens 0 to 151",
+                                       "of layers 0 to 4",
+                                       "tokens 40 to 40",
+                                       "elements",
+                                       "bytes",
+                                       "tag",
+                                       "finish",
+                                       "token 100",
+                                       "prompt of 150",
+                                       "other forms",
+                                       "of layers 3 to 3",
                                        "a tail of 12"};
-    for (int fault = 0; fault < 11; fault++) {
+    for (int fault = 0; fault < 12; fault++) {
         ends             e;
         bt_page_message *m;
         bt_first_token  *tail;
@@ -312,6 +318,7 @@ static void handoff_refuses_what_does_not_fit_and_writes_nothing(void)
         case 7: tail[2].id = VOCAB; break;
         case 8: m->cached = PROMPT; break;
         case 9: e.payloads[0][m->payload_bytes - MAP] = 1; break; /* of what is fixed */
+        case 10: m->layer0 = m->layer1, m->payload_bytes = TAIL; break;
         default: m->tail_bytes = 12, m->payload_bytes -= TAIL - 12; break;
         }
         EXPECT_EQ(accept(&e, 0), BT_ERR_CHECKSUM);
@@ -329,6 +336,10 @@ static void handoff_refuses_rows_that_come_twice(void)
     set_up(&e, 9 * ROW_BYTES);
     run_prompt(&e, 40, 1000);
     EXPECT_EQ(accept(&e, 1), BT_OK);
+    EXPECT_EQ(accept(&e, 1), BT_ERR_CHECKSUM);
+    EXPECT_HAS(bt_error_text(), "twice");
+    EXPECT_EQ(accept(&e, 2), BT_OK); /* more of the same page */
+    EXPECT_EQ(e.messages[2].token0 / BT_PAGE_TOKENS, e.messages[1].token0 / BT_PAGE_TOKENS);
     EXPECT_EQ(accept(&e, 1), BT_ERR_CHECKSUM);
     EXPECT_HAS(bt_error_text(), "twice");
     tear_down(&e);
@@ -368,16 +379,18 @@ static void handoff_is_complete_with_one_last_message(void)
 /* They may be others' too.  A sender that knows of them leaves them out. */
 static void handoff_refuses_rows_of_pages_that_were_there(void)
 {
-    for (uint32_t held = 0; held <= BT_PAGE_TOKENS; held += BT_PAGE_TOKENS) {
+    enum { HELD = 2 * BT_PAGE_TOKENS };
+
+    for (uint32_t held = 0; held <= HELD; held += HELD) {
         uint32_t n_refused = 0;
         ends     e;
 
         set_up(&e, 9 * ROW_BYTES);
         start_out(&e, held);
-        run_prompt(&e, BT_PAGE_TOKENS, 1000);
-        start_in(&e, BT_PAGE_TOKENS);
+        run_prompt(&e, HELD, 1000);
+        start_in(&e, HELD);
         for (uint32_t i = 0; i < e.n; i++) {
-            bool there = e.messages[i].token0 < BT_PAGE_TOKENS;
+            bool there = e.messages[i].token0 < HELD;
 
             EXPECT(!bt_handoff_in_complete(&e.in));
             EXPECT_EQ(accept(&e, i), there ? BT_ERR_CHECKSUM : BT_OK);

@@ -205,6 +205,13 @@ static void abort_does_not_wait_for_rows_of_others(void)
     abort_one(&b, 1, 3);
     EXPECT_EQ(b.worker->requests.n, 1);
     EXPECT(b.n_up == 1 && b.up[0].kind == BT_UP_RELEASED);
+    m = bench_prefill(3, 10, 1, 1), bench_order(&b, &m);
+    abort_one(&b, 2, 3);
+    EXPECT(b.n_up == 1 && b.worker->requests.n == 2);
+    b.worker->requests.at[0]->n_launched = 0;
+    EXPECT_EQ(bt_worker_reap(b.worker), BT_OK);
+    EXPECT(b.n_up == 2 && b.up[1].u.released.request == 2);
+    EXPECT(b.worker->requests.n == 1 && b.worker->requests.at[0]->id == 3);
     bench_tear_down(&b);
 }
 

@@ -145,6 +145,7 @@ static uint32_t g_n_sent, g_first_layer; /* layers done when the first of them w
 static void send_in_a_layer(void *ctx, uint32_t to, const bt_page_message *m, void *slot)
 {
     if (g_n_sent++ == 0) g_first_layer = ((bench *)ctx)->worker->layers_done;
+    EXPECT(to == 1 && m->request == 1 && m->epoch == 3);
     bench_send(ctx, to, m, slot);
 }
 
@@ -172,6 +173,64 @@ static void full_messages_leave_while_the_step_runs(void)
         EXPECT_EQ(b.worker->requests.at[0]->out.moved_ns, b.now);
         bench_tear_down(&b);
     }
+}
+
+/* Its step is over long before: nothing else would send it. */
+static void message_without_room_leaves_as_soon_as_there_is_some(void)
+{
+    static bt_bf16 slot[1 << 15];
+    bench          b;
+    bt_down        m = bench_prefill(1, 10, 1, 1);
+
+    bench_set_up(&b, 0, 1, 1);
+    bench_order(&b, &m);
+    EXPECT_EQ(bench_run_step(&b), BT_OK);
+    bt_worker_background(b.worker);
+    EXPECT_EQ(b.sent, 0);
+    b.slot = slot;
+    bt_worker_background(b.worker); /* nothing has come: the slot was another request's */
+    EXPECT_EQ(b.sent, 1 << 1);
+    EXPECT(!b.worker->deferred);
+    bench_tear_down(&b);
+}
+
+static uint32_t g_n_unstaged;
+
+static void count_unstaged(void *ctx, void *slot)
+{
+    EXPECT(slot == ((bench *)ctx)->slot);
+    g_n_unstaged++;
+}
+
+static bt_page_payload slot_on_device(void *ctx, void *slot, const bt_page_message *m)
+{
+    (void)ctx, (void)m;
+    return (bt_page_payload){.rows = slot, .on_device = true};
+}
+
+/* What lies in its slot then is of another request. */
+static void message_that_the_device_does_not_pack_is_not_sent(void)
+{
+    static bt_bf16     slot[1 << 15];
+    const bt_attn_ops *ops;
+    bench              b;
+    bt_down            m = bench_prefill(1, 10, 1, 1);
+
+    bench_set_up(&b, 0, 1, 1);
+    b.worker->cfg.links.slot    = slot_on_device;
+    b.worker->cfg.links.unstage = count_unstaged;
+    bench_order(&b, &m);
+    EXPECT_EQ(bench_run_step(&b), BT_OK);
+    b.slot       = slot;
+    g_n_unstaged = 0;
+    ops          = b.pool->ops;
+    b.pool->ops  = NULL;
+    bt_worker_background(b.worker);
+    b.pool->ops = ops;
+    EXPECT_EQ(b.sent, 0);
+    EXPECT_EQ(g_n_unstaged, 1);
+    EXPECT_EQ(bt_worker_background_status(b.worker), BT_ERR_UNSUPPORTED);
+    bench_tear_down(&b);
 }
 
 /* All rows of the bench's ten tokens, and a tail, for the request that comes with the order. */
@@ -220,6 +279,7 @@ static void prompts_that_come_together_decode_together(void)
     bt_worker_background(b.worker);
     for (uint32_t i = 0; i < 2; i++)
         EXPECT_EQ(b.worker->requests.at[i]->state, BT_REQUEST_DECODE);
+    EXPECT(!bt_worker_expects_pages(b.worker));
     bt_worker_delivered(b.worker, 0, &again, &(bt_page_payload){.rows = NULL}); /* they have all */
     bt_worker_rejected(b.worker, 0, 1, BT_ERR_CHECKSUM);
     for (int i = 0; i < 8; i++) {
@@ -483,7 +543,7 @@ static void lease_does_not_run_while_the_rank_stands_still(void)
         if (!decodes) EXPECT_EQ(bench_run_step(&b), BT_OK);
         bench_forget(&b);
         pass(&b, LEASE_NS / 2);
-        b.now += 10 * LEASE_NS;
+        b.now += decodes ? 10 * LEASE_NS : LEASE_NS / 2;
         EXPECT_EQ(bt_worker_begin(b.worker, &plan, &next), BT_OK);
         pass(&b, LEASE_NS / 4);
         EXPECT_EQ(b.n_up, 0);
@@ -535,6 +595,8 @@ int main(int argc, char **argv)
         BT_TEST(page_that_an_equal_prompt_computes_is_counted_as_found),
         BT_TEST(hand_off_that_stands_still_ends_on_the_decode_rank),
         BT_TEST(full_messages_leave_while_the_step_runs),
+        BT_TEST(message_without_room_leaves_as_soon_as_there_is_some),
+        BT_TEST(message_that_the_device_does_not_pack_is_not_sent),
         BT_TEST(prompts_that_come_together_decode_together),
         BT_TEST(first_token_is_repeated_without_logprobs_alone),
         BT_TEST(evaluation_goes_on_behind_the_prompt_that_was_handed_over),

@@ -385,6 +385,37 @@ static void guard_of_a_killed_launcher_may_finish(void)
     rmdir(folder);
 }
 
+/* What waits, most often with its machine, takes nothing of its children's time. */
+static void children_have_their_time_after_a_standstill(void)
+{
+    int   waits[2], told[2], left[2];
+    char  byte;
+    pid_t verb;
+
+    EXPECT(pipe(waits) == 0 && pipe(told) == 0 && pipe(left) == 0);
+    verb = fork();
+    if (verb == 0) {
+        bt_child_adopt();
+        if (fork() == 0) _exit(read(told[0], &byte, 1) != 1 || write(left[1], "l", 1) != 1);
+        if (write(waits[1], "w", 1) != 1) _exit(1);
+        bt_child_end_all(2000 * BT_NS_PER_MS);
+        _exit(0);
+    }
+    EXPECT(read(waits[0], &byte, 1) == 1);
+    bt_sleep_ns(100 * BT_NS_PER_MS); /* it looks at the clock */
+    kill(verb, SIGSTOP);
+    bt_sleep_ns(2200 * BT_NS_PER_MS);
+    kill(verb, SIGCONT);
+    bt_sleep_ns(100 * BT_NS_PER_MS);
+    EXPECT(write(told[1], "t", 1) == 1);
+    EXPECT(waitpid(verb, NULL, 0) == verb);
+    close(left[1]);
+    EXPECT(read(left[0], &byte, 1) == 1); /* it was not killed */
+    for (int i = 0; i < 2; i++)
+        close(waits[i]), close(told[i]);
+    close(left[0]);
+}
+
 static BT_NORETURN void be_idle(void)
 {
     for (;;)
@@ -474,6 +505,7 @@ static void children_from_before_live_on(void)
 
 static const bt_test TESTS[] = {
     BT_TEST(guard_of_a_killed_launcher_may_finish),
+    BT_TEST(children_have_their_time_after_a_standstill),
     BT_TEST(children_from_before_live_on),
     BT_TEST(child_that_was_killed_tells_of_memory_unless_we_did_it),
     BT_TEST(lines_come_whole_whatever_the_reads),

@@ -42,14 +42,30 @@ uint64_t bt_relay_max_prompt(const bt_relay *relay)
     return most_pages(relay, bt_relay_prefills) * relay->cfg.page_tokens;
 }
 
+static bool could_hold(const bt_relay *r, uint32_t n_prompt, uint32_t max_tokens,
+                       uint32_t n_choices, bool (*decodes)(const bt_relay *, uint32_t))
+{
+    uint64_t full = n_prompt / r->cfg.page_tokens;
+    uint64_t each = bt_relay_pages(r, (uint64_t)n_prompt + max_tokens) - full;
+
+    return full + n_choices * each <= most_pages(r, decodes) &&
+           bt_relay_pages(r, n_prompt) <= most_pages(r, bt_relay_prefills);
+}
+
 bool bt_relay_could_hold(const bt_relay *relay, uint32_t n_prompt, uint32_t max_tokens,
                          uint32_t n_choices)
 {
-    uint64_t full = n_prompt / relay->cfg.page_tokens;
-    uint64_t each = bt_relay_pages(relay, (uint64_t)n_prompt + max_tokens) - full;
+    return could_hold(relay, n_prompt, max_tokens, n_choices, bt_relay_decodes);
+}
 
-    return full + n_choices * each <= most_pages(relay, bt_relay_decodes) &&
-           bt_relay_pages(relay, n_prompt) <= most_pages(relay, bt_relay_prefills);
+static bool is_reached(const bt_relay *r, uint32_t rank)
+{
+    return bt_relay_decodes(r, rank) && !r->ranks[rank].cut_off;
+}
+
+bool bt_relay_could_ever_hold(const bt_relay *relay, const bt_relay_request *q)
+{
+    return could_hold(relay, q->n_prompt, q->sampling.max_tokens, q->n_open, is_reached);
 }
 
 void bt_relay_wake(bt_relay *relay, uint32_t rank)
@@ -139,33 +155,6 @@ static int64_t pages_with(const bt_relay *r, const bt_relay_request *q, uint32_t
     return (int64_t)r->ranks[rank].taken_pages + need - held_pages(r, q, rank);
 }
 
-/* The decode rank that would hold the fewest pages, those of its prefix that are in the cache not
- * counted, since they need not be sent; of those that have room for it beside `others` pages and
- * are not kept for an older request. */
-static int choose_decode(const bt_relay *r, const bt_relay_request *q, uint32_t others,
-                         uint64_t now_ns)
-{
-    int      best  = NO_RANK;
-    uint32_t need  = pages_now(r, q);
-    int64_t  least = 0;
-
-    for (uint32_t i = 0; i < r->cfg.n_ranks; i++) {
-        const bt_rank_state *k = &r->ranks[i];
-        int64_t              much;
-
-        if (!bt_relay_decodes(r, i) || k->kept || k->cut_off || k->refused_until_ns > now_ns)
-            continue;
-        if (pages_with(r, q, need, i) + others > k->limits.n_pages) continue;
-        if (!bt_rank_has_rows(k, q->n_open)) continue;
-        much = (int64_t)k->taken_pages + need - prefix_pages(r, q, i);
-        if (is_better(r, i, much, best, least)) {
-            best  = (int)i;
-            least = much;
-        }
-    }
-    return best;
-}
-
 /* Tokens of the prompt that its prefill rank would probably compute. */
 static uint32_t rest_of(const bt_relay *r, const bt_relay_request *q, uint32_t rank)
 {
@@ -203,6 +192,16 @@ static bool is_avoided(const bt_relay *r, uint32_t prefill, int decode)
     return false;
 }
 
+/* Of the prefill ranks that are left, those that hand nothing over to the decode rank. */
+static uint32_t n_avoided_of(const bt_relay *r, uint32_t decode)
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < r->n_avoided; i++)
+        n += r->avoided[i].decode == decode && bt_relay_prefills(r, r->avoided[i].prefill);
+    return n;
+}
+
 /* The prefill rank that would be done with the prompt first: the one with the fewest tokens to
  * compute, less those of its cached prefix, among those that have room.  Prompts of one step and
  * longer ones have a window each, so that the former never wait for the latter; none passes an
@@ -237,6 +236,50 @@ static int choose_prefill(const bt_relay *r, const bt_relay_request *q, int deco
         }
     }
     return best;
+}
+
+/* Whether a prefill rank would take it now, of those that hand over to the decode rank. */
+static bool has_prefill(const bt_relay *r, const bt_relay_request *q, uint32_t decode)
+{
+    bool full;
+
+    return n_avoided_of(r, decode) == 0 || choose_prefill(r, q, (int)decode, &full) != NO_RANK;
+}
+
+/* The decode rank that would hold the fewest pages, those of its prefix that are in the cache not
+ * counted, since they need not be sent; of those that have room for it beside `others` pages and
+ * are not kept for an older request; with_prefill: and of which has_prefill() holds. */
+static int least_decode(const bt_relay *r, const bt_relay_request *q, uint32_t others,
+                        bool with_prefill, uint64_t now_ns)
+{
+    int      best  = NO_RANK;
+    uint32_t need  = pages_now(r, q);
+    int64_t  least = 0;
+
+    for (uint32_t i = 0; i < r->cfg.n_ranks; i++) {
+        const bt_rank_state *k = &r->ranks[i];
+        int64_t              much;
+
+        if (!is_reached(r, i) || k->kept || k->refused_until_ns > now_ns) continue;
+        if (pages_with(r, q, need, i) + others > k->limits.n_pages) continue;
+        if (!bt_rank_has_rows(k, q->n_open)) continue;
+        if (with_prefill && !has_prefill(r, q, i)) continue;
+        much = (int64_t)k->taken_pages + need - prefix_pages(r, q, i);
+        if (is_better(r, i, much, best, least)) {
+            best  = (int)i;
+            least = much;
+        }
+    }
+    return best;
+}
+
+/* Where hand-offs stood still the best may lack a prefill rank that another one has. */
+static int choose_decode(const bt_relay *r, const bt_relay_request *q, uint32_t others,
+                         uint64_t now_ns)
+{
+    int best = r->n_avoided == 0 ? NO_RANK : least_decode(r, q, others, true, now_ns);
+
+    return best != NO_RANK ? best : least_decode(r, q, others, false, now_ns);
 }
 
 /* A rank without work shows no progress: its quiet time begins with the work. */
@@ -379,11 +422,6 @@ static void reserve(bt_relay *r, bt_relay_request *q, uint32_t decode, uint32_t 
     r->events.send(r->events.ctx, decode, &m);
 }
 
-bool bt_relay_could_ever_hold(const bt_relay *relay, const bt_relay_request *q)
-{
-    return bt_relay_could_hold(relay, q->n_prompt, q->sampling.max_tokens, q->n_open);
-}
-
 /* Whether the prompt could be computed there, if not now. */
 static bool may_prefill(const bt_relay *r, const bt_relay_request *q, uint32_t rank)
 {
@@ -419,7 +457,7 @@ static bool waits_behind(bt_relay *r, bt_relay_request *q)
 /* No prefill rank has taken it: wherever it may go those of its kind that follow do not pass it,
  * and others leave it its pages.  False: it may go nowhere, since all that could hold it are lost.
  */
-static bool let_wait(bt_relay *r, const bt_relay_request *q, int decode)
+static bool let_wait(bt_relay *r, const bt_relay_request *q)
 {
     uint32_t n_pages = bt_relay_pages(r, q->n_prompt);
     bool     may_go  = false;
@@ -428,7 +466,7 @@ static bool let_wait(bt_relay *r, const bt_relay_request *q, int decode)
         bt_rank_state *k    = &r->ranks[i];
         bool           many = is_long(r, q, i);
 
-        if (!may_prefill(r, q, i) || is_avoided(r, i, decode)) continue;
+        if (!may_prefill(r, q, i)) continue;
         may_go = true;
         r->n_open[many] -= !k->passed_over[many];
         k->passed_over[many] = true;
@@ -449,7 +487,7 @@ static bool keep_decode(bt_relay *r, const bt_relay_request *q)
         bt_rank_state *k = &r->ranks[i];
         int64_t        lacks;
 
-        if (!bt_relay_decodes(r, i) || k->kept || k->cut_off || need > k->limits.n_pages) continue;
+        if (!is_reached(r, i) || k->kept || need > k->limits.n_pages) continue;
         lacks = pages_with(r, q, need, i) - k->limits.n_pages;
         if (!bt_rank_has_rows(k, q->n_open))
             lacks += (int64_t)(k->n_choices + q->n_open - k->limits.max_rows) << 32;
@@ -468,16 +506,6 @@ static void drop_avoided(bt_relay *r, uint32_t i)
 {
     r->n_avoided--;
     memmove(&r->avoided[i], &r->avoided[i + 1], (r->n_avoided - i) * sizeof(r->avoided[0]));
-}
-
-/* Those of its prefill ranks that are left. */
-static uint32_t n_avoided_of(const bt_relay *r, uint32_t decode)
-{
-    uint32_t n = 0;
-
-    for (uint32_t i = 0; i < r->n_avoided; i++)
-        n += r->avoided[i].decode == decode && bt_relay_prefills(r, r->avoided[i].prefill);
-    return n;
 }
 
 /* Their time may be over, and ranks lost.  Where no pair would be left all are tried again. */
@@ -569,7 +597,7 @@ void bt_relay_place(bt_relay *relay, uint64_t now_ns)
             continue;
         }
         if (prefill == NO_RANK) { /* those of the other kind may pass that leave it its pages */
-            if (let_wait(relay, q, decode)) passed_pages += pages_now(relay, q);
+            if (let_wait(relay, q)) passed_pages += pages_now(relay, q);
             n_passed++;
             continue;
         }

@@ -1,4 +1,5 @@
 /* Hand-offs that stand still between two ranks which are well otherwise, in a simulated cell. */
+#include "coordinator/relay_state.h"
 #include "tests/coordinator/relay_sim.h"
 
 enum { AVOID_S = 600, CLIENTS = 40 };
@@ -200,12 +201,83 @@ static void relay_request_that_always_stands_still_ends(void)
     sim_fini(&s);
 }
 
+static uint32_t count_reserves(const sim *s, uint32_t rank)
+{
+    const sim_rank *k = &s->ranks[rank];
+    uint32_t        n = 0;
+
+    for (uint32_t i = 0; i < k->n_down; i++)
+        n += k->down[(k->down_at + i) % FIFO].kind == BT_DOWN_RESERVE;
+    return n;
+}
+
+/* Of two prefill ranks and two decode ranks the first of each: nothing goes between them. */
+static void init_with_one_cut(sim *s, const uint32_t n_pages[4])
+{
+    sim_init(s, 2, 2, 4, 64);
+    for (uint32_t i = 0; i < 4; i++)
+        s->relay->ranks[i].limits.n_pages = n_pages[i];
+    s->relay->avoided[s->relay->n_avoided++] =
+        (bt_avoided_pair){0, 2, s->now + AVOID_S * BT_NS_PER_S};
+}
+
+/* Though it would go to the first one otherwise. */
+static void relay_decode_rank_is_one_that_its_prefill_rank_reaches(void)
+{
+    static const uint32_t EQUAL[] = {64, 64, 64, 64}, UNEQUAL[] = {64, 4, 64, 64};
+    sim                   s;
+    sim_client            c[4];
+
+    init_with_one_cut(&s, UNEQUAL);
+    EXPECT_EQ(sim_submit(&s, &c[0], "a", 30, 2, 100), BT_OK); /* the second holds no 8 pages */
+    EXPECT_EQ(count_reserves(&s, 3), 1);
+    bt_relay_stop(s.relay, GRPC_STATUS_UNAVAILABLE, "end");
+    sim_fini(&s);
+
+    init_with_one_cut(&s, EQUAL);
+    s.relay->ranks[1].prefill_tokens = 64; /* its window is full */
+    s.relay->ranks[3].taken_pages    = 16;
+    EXPECT_EQ(sim_submit(&s, &c[0], "a", 10, 2, 100), BT_OK);
+    EXPECT_EQ(count_reserves(&s, 3), 1);
+    s.relay->ranks[0].prefill_tokens = 64;
+    EXPECT_EQ(sim_submit(&s, &c[1], "b", 10, 2, 100), BT_OK); /* waits for either */
+    EXPECT_EQ(count_reserves(&s, 2) + count_reserves(&s, 3), 1);
+    s.relay->ranks[1].prefill_tokens = 0;
+    bt_relay_place(s.relay, s.now);
+    EXPECT_EQ(count_reserves(&s, 2), 1);
+    bt_relay_stop(s.relay, GRPC_STATUS_UNAVAILABLE, "end");
+    sim_fini(&s);
+}
+
+/* It waits until something is handed over there, and nobody behind it does. */
+static void relay_request_for_a_rank_that_is_cut_off_lets_others_pass(void)
+{
+    static const uint32_t PAGES[] = {64, 64, 64, 8};
+    sim                   s;
+    sim_client            big[6], brief;
+    char                  name[12];
+
+    init_with_one_cut(&s, PAGES);
+    s.relay->avoided[s.relay->n_avoided++] = (bt_avoided_pair){1, 2, s.now + AVOID_S * BT_NS_PER_S};
+    for (int i = 0; i < 6; i++) {
+        snprintf(name, sizeof(name), "%d", i);
+        EXPECT_EQ(sim_submit(&s, &big[i], name, 40, 2, 100), BT_OK);
+    }
+    EXPECT_EQ(sim_submit(&s, &brief, "brief", 8, 2, 100), BT_OK);
+    EXPECT_EQ(count_reserves(&s, 3), 1);
+    EXPECT_EQ(count_reserves(&s, 2), 0);
+    bt_relay_stop(s.relay, GRPC_STATUS_UNAVAILABLE, "end");
+    sim_fini(&s);
+}
+
 static const bt_test TESTS[] = {
     BT_TEST(relay_handoff_that_stands_still_is_made_by_others),
     BT_TEST(relay_handoffs_of_a_pair_that_stands_still_go_together),
     BT_TEST(relay_handoff_that_stands_still_between_the_last_ranks_fails),
     BT_TEST(relay_avoided_pair_is_taken_when_it_is_the_last),
     BT_TEST(relay_request_that_always_stands_still_ends),
+    BT_TEST(relay_decode_rank_is_one_that_its_prefill_rank_reaches),
+    BT_TEST(relay_request_for_a_rank_that_is_cut_off_lets_others_pass),
 };
 
 int main(int argc, char **argv)

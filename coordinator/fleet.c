@@ -334,7 +334,7 @@ static void check_drained(bt_fleet_cell *c)
     if (loads.n_running + loads.n_waiting > 0) return;
     BT_INFO("%s has drained", bt_cell_title(&c->cell, title));
     bt_fleet_dismiss(c, "the cell has drained");
-    if (c->comes_to_drain) return; /* others are on their way back, too */
+    if (bt_fleet_facts(c->fleet) == NULL) return; /* others are on their way back, too */
     bt_fleet_over_if_last(c->fleet, true, "the last cell has drained");
 }
 

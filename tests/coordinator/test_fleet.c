@@ -448,6 +448,36 @@ static void fleet_cell_that_comes_back_to_drain_leaves(void)
     tear_down(&s);
 }
 
+static void count_over(void *ctx, bool well, const char *reason)
+{
+    (void)reason;
+    *(uint32_t *)ctx += well;
+}
+
+/* No cell follows where one has served meanwhile, and was lost: the coordinator ends. */
+static void fleet_ends_with_a_cell_that_comes_back_to_drain_late(void)
+{
+    site            s;
+    bt_control_peer a, b;
+    bt_up           drain  = {.kind = BT_UP_DRAIN};
+    uint32_t        n_over = 0;
+
+    set_up(&s, 0);
+    s.fleet->cfg.wait_ns = 0;
+    s.fleet->events.over = count_over;
+    s.fleet->events.ctx  = &n_over;
+    come(&s, &b, "b", 64);
+    come_back(&s, &a, "a", 1, 0);
+    bt_fleet_message(s.fleet, &a, &drain);
+    bt_fleet_lost(s.fleet, &b);
+    be_ready(&s, &a);
+    EXPECT_EQ(n_over, 0);
+    bt_fleet_tick(s.fleet, s.now + 1);
+    EXPECT_EQ(bt_fleet_state(s.fleet, bt_fleet_n_cells(s.fleet) - 1), BT_CELL_LEAVING);
+    EXPECT_EQ(n_over, 1);
+    tear_down(&s);
+}
+
 /* Ranks that come back are all running already; no cell is waited for longer than a new one. */
 static void fleet_waits_less_for_ranks_that_come_back(void)
 {
@@ -550,6 +580,7 @@ int main(int argc, char **argv)
         BT_TEST(fleet_cell_without_ranks_keeps_its_requests),
         BT_TEST(fleet_takes_one_seed_of_cells_that_come_back),
         BT_TEST(fleet_cell_that_comes_back_to_drain_leaves),
+        BT_TEST(fleet_ends_with_a_cell_that_comes_back_to_drain_late),
         BT_TEST(fleet_waits_less_for_ranks_that_come_back),
         BT_TEST(fleet_rank_of_another_model_is_refused),
         BT_TEST(fleet_cell_that_comes_without_memory_leaves_nothing),

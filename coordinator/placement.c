@@ -541,7 +541,7 @@ bool bt_relay_avoid(bt_relay *relay, const bt_relay_request *q, uint64_t now_ns)
     if (relay->n_avoided > 0)
         BT_WARN("a hand-off from rank %u to rank %u stood still: none goes there for %d s",
                 pair.prefill, pair.decode, (int)AVOID_S);
-    return relay->n_avoided > 0;
+    return relay->n_avoided > 0 && bt_relay_could_ever_hold(relay, q);
 }
 
 static void forget_waiting(bt_relay *r)

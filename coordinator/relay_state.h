@@ -160,7 +160,7 @@ void bt_relay_learn(bt_relay *relay, const bt_relay_request *q, uint32_t choice)
 /* A decode rank's answer to a Reserve. */
 void bt_relay_ticket(bt_relay *relay, uint32_t rank, bt_up *m, uint64_t now_ns);
 /* The request's hand-off has stood still: nothing is placed on its two ranks together for a while.
- * False: no others are left. */
+ * False: no others are left that could hold it. */
 bool bt_relay_avoid(bt_relay *relay, const bt_relay_request *q, uint64_t now_ns);
 
 /* relay_orders.c: copies into an order.  NO_MEMORY: what is there already goes with it. */

@@ -160,6 +160,27 @@ static void relay_handoff_that_stands_still_between_the_last_ranks_fails(void)
     }
 }
 
+/* Without waiting for what nobody else has room for. */
+static void relay_handoff_that_only_one_rank_could_take_fails(void)
+{
+    sim        s;
+    sim_client big, brief;
+    cuts       one = {.n = 1, .pairs = {{0, 1}}};
+
+    sim_init(&s, 1, 2, 3, 64);
+    s.relay->ranks[2].limits.n_pages = 8;
+    EXPECT_EQ(sim_submit(&s, &big, "big", 40, 2, 100), BT_OK);
+    settle(&s, &one);
+    EXPECT_EQ(big.ends, 1);
+    EXPECT_EQ(big.end.code, GRPC_STATUS_UNAVAILABLE);
+    EXPECT_EQ(s.relay->n_avoided, 1);
+    EXPECT_EQ(sim_submit(&s, &brief, "brief", 8, 2, 100), BT_OK);
+    settle(&s, &one);
+    sim_expect_done(&brief);
+    EXPECT_EQ(one.n_still[0][1], 1);
+    sim_fini(&s);
+}
+
 /* Where the other ranks are lost meanwhile it is tried again. */
 static void relay_avoided_pair_is_taken_when_it_is_the_last(void)
 {
@@ -274,6 +295,7 @@ static const bt_test TESTS[] = {
     BT_TEST(relay_handoff_that_stands_still_is_made_by_others),
     BT_TEST(relay_handoffs_of_a_pair_that_stands_still_go_together),
     BT_TEST(relay_handoff_that_stands_still_between_the_last_ranks_fails),
+    BT_TEST(relay_handoff_that_only_one_rank_could_take_fails),
     BT_TEST(relay_avoided_pair_is_taken_when_it_is_the_last),
     BT_TEST(relay_request_that_always_stands_still_ends),
     BT_TEST(relay_decode_rank_is_one_that_its_prefill_rank_reaches),

@@ -466,7 +466,7 @@ static void load(bench *b, const char *dir, bt_world *world)
         need(bt_model_config_serve_mtp(&b->cfg) == BT_OK, "no layer that drafts");
     need(bt_group_create(world, 1, SELF, 0, 1, &b->group) == BT_OK &&
              bt_placement_init(&b->placement, b->cfg.moe.gate.n_experts, b->cfg.moe.gate.n_groups,
-                               1, NULL) == BT_OK,
+                               1) == BT_OK,
          "no group");
     opt.dev       = b->dev;
     opt.group     = b->group;

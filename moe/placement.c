@@ -27,7 +27,7 @@ static void place_evenly(bt_placement *p)
 }
 
 bt_status bt_placement_init(bt_placement *p, uint32_t n_experts, uint32_t n_groups,
-                            uint32_t n_ranks, const uint16_t *owner_or_null)
+                            uint32_t n_ranks)
 {
     bt_status    st    = BT_OK;
     bt_placement built = {.n_experts = n_experts,
@@ -46,15 +46,7 @@ bt_status bt_placement_init(bt_placement *p, uint32_t n_experts, uint32_t n_grou
 
     built.owner = bt_calloc(n_experts, sizeof(*built.owner));
     BT_REQUIRE(built.owner != NULL, BT_ERR_NO_MEMORY, "placement of %u experts", n_experts);
-    if (owner_or_null == NULL) {
-        place_evenly(&built);
-    } else {
-        for (uint32_t e = 0; e < n_experts; e++)
-            BT_REQUIRE(owner_or_null[e] < n_ranks, BT_ERR_INVALID_ARG,
-                       "placement: expert %u belongs to rank %u of a group of %u", e,
-                       owner_or_null[e], n_ranks);
-        memcpy(built.owner, owner_or_null, n_experts * sizeof(*built.owner));
-    }
+    place_evenly(&built);
     *p          = built;
     built.owner = NULL; /* handed over */
 
@@ -81,7 +73,7 @@ bt_status bt_placement_of_seats(bt_placement *p, uint32_t n_experts, uint32_t n_
     bt_placement built = {0};
 
     BT_REQUIRE(n_taken >= 1, BT_ERR_INVALID_ARG, "placement: none of %u seats is taken", n_seats);
-    BT_TRY(bt_placement_init(&built, n_experts, n_groups, n_seats, NULL));
+    BT_TRY(bt_placement_init(&built, n_experts, n_groups, n_seats));
     for (uint32_t e = 0; e < n_experts; e++)
         n_lost += !taken[built.owner[e]];
     for (uint32_t e = 0; e < n_experts; e++) {

@@ -26,11 +26,10 @@ typedef struct {
 uint32_t bt_sum_blocks(uint32_t n_experts, uint32_t n_groups);
 
 /* The default table: consecutive experts, as even as E / n_ranks allows; a rank may hold none.
- * owner_or_null (borrowed, [n_experts]) overrides it; INVALID_ARG names the first expert whose
- * owner is not in the group.  INVALID_ARG too for no or more than BT_MAX_EXPERTS experts, and for
- * groups that do not divide them.  *p is written on success only. */
+ * INVALID_ARG for no or more than BT_MAX_EXPERTS experts, and for groups that do not divide them.
+ * *p is written on success only. */
 bt_status bt_placement_init(bt_placement *p, uint32_t n_experts, uint32_t n_groups,
-                            uint32_t n_ranks, const uint16_t *owner_or_null);
+                            uint32_t n_ranks);
 /* The table of a group of n_seats places, of which taken[i] (borrowed, [n_seats], one at least)
  * says whether somebody sits there; the group's rank list is the taken seats in order.  Experts
  * whose default place is taken stay; those of empty seats go, in ascending runs of even length, to

@@ -75,7 +75,7 @@ static bt_status mark_experts(const bt_rank *r, uint32_t n, uint32_t self, bool 
     const bt_gate_config *gate      = &r->cfg.moe.gate;
     bt_placement          placement = {0};
 
-    BT_TRY(bt_placement_init(&placement, gate->n_experts, gate->n_groups, n, NULL));
+    BT_TRY(bt_placement_init(&placement, gate->n_experts, gate->n_groups, n));
     for (uint32_t e = 0; e < gate->n_experts; e++)
         if (placement.owner[e] == self) own[e] = true;
 out:

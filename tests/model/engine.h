@@ -91,8 +91,9 @@ static inline void engine_open(engine *e, const goldens *g, bt_world *world, uin
     e->self = bt_group_self(e->group);
     ENGINE_CONNECT(e->dev, e->group);
     if (gate->n_experts != 0) {
-        NEED(bt_placement_init(&e->placement, gate->n_experts, gate->n_groups, n_ranks,
-                               opt->owner) == BT_OK);
+        NEED(bt_placement_init(&e->placement, gate->n_experts, gate->n_groups, n_ranks) == BT_OK);
+        if (opt->owner != NULL)
+            memcpy(e->placement.owner, opt->owner, gate->n_experts * sizeof(*opt->owner));
         m_opt.placement = &e->placement;
     }
     m_opt.dev   = e->dev;

@@ -228,7 +228,7 @@ static void model_load_unwinds_at_every_allocation(void)
     cfg->mla.max_context = 64; /* a long table of angles would take all the time */
     NEED(bt_device_cpu_create(&dev_opt, &opt.dev) == BT_OK);
     NEED(bt_group_create(g_world, 1, SELF, 0, 1, &opt.group) == BT_OK);
-    NEED(bt_placement_init(&placement, cfg->moe.gate.n_experts, cfg->moe.gate.n_groups, 1, NULL) ==
+    NEED(bt_placement_init(&placement, cfg->moe.gate.n_experts, cfg->moe.gate.n_groups, 1) ==
          BT_OK);
     opt.placement = &placement;
     EXPECT(BT_SWEEP(bt_model_load(cfg, g_goldens.weights, &opt, &model), bt_model_destroy(model)) >
@@ -255,7 +255,7 @@ static void model_load_refuses_options_that_do_not_fit(void)
     NEED(bt_group_create(g_world, 1, SELF, 0, 1, &opt.group) == BT_OK);
     EXPECT_EQ(bt_model_load(cfg, g_goldens.weights, &opt, &model), BT_ERR_INVALID_ARG);
     EXPECT_HAS(bt_error_text(), "placement");
-    NEED(bt_placement_init(&placement, cfg->moe.gate.n_experts, cfg->moe.gate.n_groups, 2, NULL) ==
+    NEED(bt_placement_init(&placement, cfg->moe.gate.n_experts, cfg->moe.gate.n_groups, 2) ==
          BT_OK);
     opt.placement = &placement; /* of two ranks, in a group of one */
     EXPECT_EQ(bt_model_load(cfg, g_goldens.weights, &opt, &model), BT_ERR_INVALID_ARG);

@@ -203,7 +203,8 @@ static void layer_open(layer *l, uint32_t max_rows, const uint16_t *owner)
     uint32_t ranks[MAX_RANKS] = {0, 1, 2, 3};
 
     NEED(bt_group_create(g_world, g_n_ranks, ranks, 0, 1, &l->group) == BT_OK);
-    NEED(bt_placement_init(&l->placement, N_EXPERTS, N_BLOCKS, g_n_ranks, owner) == BT_OK);
+    NEED(bt_placement_init(&l->placement, N_EXPERTS, N_BLOCKS, g_n_ranks) == BT_OK);
+    if (owner != NULL) memcpy(l->placement.owner, owner, N_EXPERTS * sizeof(*owner));
     NEED(bt_moe_create(g_dev, l->group, &l->placement, &CFG, max_rows, &l->moe) == BT_OK);
 }
 
@@ -435,7 +436,7 @@ static void moe_that_waits_in_vain_says_for_what(void)
     if (g_n_ranks == 1) return;
     weights_make(&a);
     NEED(bt_group_create(g_world, g_n_ranks, ranks, 1, 9, &l.group) == BT_OK); /* with tags apart */
-    NEED(bt_placement_init(&l.placement, N_EXPERTS, N_BLOCKS, g_n_ranks, NULL) == BT_OK);
+    NEED(bt_placement_init(&l.placement, N_EXPERTS, N_BLOCKS, g_n_ranks) == BT_OK);
     NEED(bt_moe_create(g_dev, l.group, &l.placement, &CFG, 8, &l.moe) == BT_OK);
     rows[g_n_ranks - 1][BT_ROLE_PROMPT] = 1;
     if (g_rank != g_n_ranks - 1) {
@@ -455,7 +456,7 @@ static void moe_create_unwinds_at_every_allocation(void)
     bt_placement placement;
 
     NEED(bt_group_create(g_world, g_n_ranks, ranks, 0, 1, &group) == BT_OK);
-    NEED(bt_placement_init(&placement, N_EXPERTS, N_BLOCKS, g_n_ranks, NULL) == BT_OK);
+    NEED(bt_placement_init(&placement, N_EXPERTS, N_BLOCKS, g_n_ranks) == BT_OK);
     EXPECT(BT_SWEEP(bt_moe_create(g_dev, group, &placement, &CFG, 16, &moe), bt_moe_destroy(moe)) >
            20);
     EXPECT_EQ(bt_moe_create(g_dev, group, &placement, &CFG, 16, &moe), BT_OK);
@@ -475,7 +476,7 @@ static void moe_create_refuses_what_does_not_fit(void)
     bt_placement  placement;
 
     NEED(bt_group_create(g_world, g_n_ranks, ranks, 0, 1, &group) == BT_OK);
-    NEED(bt_placement_init(&placement, N_EXPERTS, N_BLOCKS, g_n_ranks, NULL) == BT_OK);
+    NEED(bt_placement_init(&placement, N_EXPERTS, N_BLOCKS, g_n_ranks) == BT_OK);
     EXPECT_EQ(bt_moe_create(g_dev, group, &placement, &cfg, 0, &moe), BT_ERR_INVALID_ARG);
     EXPECT_HAS(bt_error_text(), "0 rows: each must be above 0");
     cfg.gate.top_k = 10; /* three groups of three are kept */
@@ -489,7 +490,7 @@ static void moe_create_refuses_what_does_not_fit(void)
     EXPECT_EQ(bt_moe_create(g_dev, group, &placement, &CFG, UINT32_MAX, &moe), BT_ERR_INVALID_ARG);
     EXPECT_HAS(bt_error_text(), "4294967295 rows: expected less than 67108863 rows in all");
     bt_placement_fini(&placement);
-    NEED(bt_placement_init(&placement, N_EXPERTS, N_BLOCKS, g_n_ranks + 1, NULL) == BT_OK);
+    NEED(bt_placement_init(&placement, N_EXPERTS, N_BLOCKS, g_n_ranks + 1) == BT_OK);
     EXPECT_EQ(bt_moe_create(g_dev, group, &placement, &CFG, 8, &moe), BT_ERR_INVALID_ARG);
     EXPECT(moe == NULL);
     bt_placement_fini(&placement);

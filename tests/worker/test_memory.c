@@ -215,7 +215,7 @@ static void adopted_experts_are_counted(void)
 
                 for (uint32_t i = 0; i < n; i++)
                     taken[i] = i != lost;
-                EXPECT_EQ(bt_placement_init(&before, n_experts, 1, n, NULL), BT_OK);
+                EXPECT_EQ(bt_placement_init(&before, n_experts, 1, n), BT_OK);
                 EXPECT_EQ(bt_placement_of_seats(&after, n_experts, 1, n, taken), BT_OK);
                 for (uint32_t e = 0; e < n_experts; e++)
                     if (before.owner[e] == lost && ++count[after.owner[e]] > most)

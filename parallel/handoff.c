@@ -185,10 +185,7 @@ void bt_handoff_send(bt_handoff *handoff, uint32_t to, const bt_page_message *m,
         return;
     }
     s->message = *m;
-    if (handoff->line != NULL)
-        bt_page_message_seal_tail(&s->message, slot, wire);
-    else
-        bt_page_message_seal(&s->message, slot, wire);
+    bt_page_message_seal(&s->message, slot, handoff->line == NULL, wire);
     BT_ASSERT(s->message.payload_bytes <= handoff->payload_max);
     s->to    = to;
     s->taken = false;

@@ -454,7 +454,7 @@ bool bt_line_receive(bt_handoff *h, uint32_t i)
                "rank %u sent %zu bytes of tail and %zu of rows for request %" PRIu64
                ", want %u and at most %zu: all ranks must stage alike",
                in->from, in->n_bytes - head, rows_bytes(&m), m.request, m.tail_bytes, l->rows_max);
-    BT_TRY(bt_page_message_verify_tail(&m, in->memory + BT_HANDOFF_HEAD));
+    BT_TRY(bt_page_message_verify(&m, in->memory + BT_HANDOFF_HEAD, false));
     BT_REQUIRE(prefix[2] == sum_of(prefix, &m), BT_ERR_CHECKSUM,
                "rank %u says line %016" PRIx64 " and order %" PRIu64
                " before the header of request %" PRIu64 ": their checksum is wrong",

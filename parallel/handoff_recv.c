@@ -73,7 +73,7 @@ static void accept_payload(bt_handoff *h, uint32_t from, uint8_t *wire, size_t n
     BT_REQUIRE(n_bytes - BT_PAGE_MESSAGE_BYTES == m.payload_bytes, BT_ERR_PROTOCOL,
                "rank %u sent %zu payload bytes for request %" PRIu64 ", want %" PRIu64, from,
                n_bytes - BT_PAGE_MESSAGE_BYTES, m.request, m.payload_bytes);
-    BT_TRY(bt_page_message_verify(&m, wire + BT_PAGE_MESSAGE_BYTES));
+    BT_TRY(bt_page_message_verify(&m, wire + BT_PAGE_MESSAGE_BYTES, true));
     p.rows = wire + BT_PAGE_MESSAGE_BYTES;
     p.tail = wire + n_bytes - m.tail_bytes;
     h->events.deliver(h->events.ctx, from, &m, &p);

@@ -85,30 +85,22 @@ static void encode(const bt_page_message *m, uint8_t wire[BT_PAGE_MESSAGE_BYTES]
     put32(wire + 72, m->cached);
 }
 
-static uint64_t checksum_of(const uint8_t *wire, const void *payload, uint64_t payload_bytes)
+/* Writes all but that into `wire`. */
+static uint64_t checksum_of(const bt_page_message *m, const void *covered, bool whole,
+                            uint8_t wire[BT_PAGE_MESSAGE_BYTES])
 {
-    return XXH3_64bits_withSeed(wire, CHECKSUM_AT, XXH3_64bits(payload, payload_bytes));
+    encode(m, wire);
+    return XXH3_64bits_withSeed(wire, CHECKSUM_AT,
+                                XXH3_64bits(covered, whole ? m->payload_bytes : m->tail_bytes));
 }
 
-static void seal(bt_page_message *m, const void *covered, bool whole, uint8_t *wire_out)
+void bt_page_message_seal(bt_page_message *m, const void *covered, bool whole,
+                          uint8_t wire_out[BT_PAGE_MESSAGE_BYTES])
 {
     m->payload_bytes = payload_bytes_of(m);
     BT_ASSERT(m->request != 0 && m->payload_bytes > 0);
-    encode(m, wire_out);
-    m->checksum = checksum_of(wire_out, covered, whole ? m->payload_bytes : m->tail_bytes);
+    m->checksum = checksum_of(m, covered, whole, wire_out);
     put64(wire_out + CHECKSUM_AT, m->checksum);
-}
-
-void bt_page_message_seal(bt_page_message *m, const void *payload,
-                          uint8_t wire_out[BT_PAGE_MESSAGE_BYTES])
-{
-    seal(m, payload, true, wire_out);
-}
-
-void bt_page_message_seal_tail(bt_page_message *m, const void *tail,
-                               uint8_t wire_out[BT_PAGE_MESSAGE_BYTES])
-{
-    seal(m, tail, false, wire_out);
 }
 
 static void decode(const uint8_t *wire, bt_page_message *m)
@@ -166,28 +158,16 @@ out:
     return st;
 }
 
-static bt_status verify(const bt_page_message *m, const void *covered, uint64_t n_bytes)
+bt_status bt_page_message_verify(const bt_page_message *m, const void *covered, bool whole)
 {
     bt_status st = BT_OK;
     uint8_t   wire[BT_PAGE_MESSAGE_BYTES];
-    uint64_t  sum;
+    uint64_t  sum = checksum_of(m, covered, whole, wire);
 
-    encode(m, wire);
-    sum = checksum_of(wire, covered, n_bytes);
     BT_REQUIRE(sum == m->checksum, BT_ERR_CHECKSUM,
                "tokens [%u, %u), layers [%u, %u) of request %" PRIu64 ": checksum %016" PRIx64
                ", want %016" PRIx64,
                m->token0, m->token1, m->layer0, m->layer1, m->request, sum, m->checksum);
 out:
     return st;
-}
-
-bt_status bt_page_message_verify(const bt_page_message *m, const void *payload)
-{
-    return verify(m, payload, m->payload_bytes);
-}
-
-bt_status bt_page_message_verify_tail(const bt_page_message *m, const void *tail)
-{
-    return verify(m, tail, m->tail_bytes);
 }

@@ -41,17 +41,14 @@ typedef struct {
 /* XXH3 over (id, generation) pairs of n pages. */
 uint64_t bt_pages_tag(uint32_t n, const uint32_t *ids, const uint32_t *generations);
 
-/* Fills m->payload_bytes and m->checksum, and writes the wire form. */
-void bt_page_message_seal(bt_page_message *m, const void *payload,
+/* Fills m->payload_bytes and m->checksum, and writes the wire form.  `covered` is the payload; or,
+ * where the rows travel apart from header and tail and are not covered, the tail: not `whole`. */
+void bt_page_message_seal(bt_page_message *m, const void *covered, bool whole,
                           uint8_t wire_out[BT_PAGE_MESSAGE_BYTES]);
 /* Parses and bounds-checks a header from `n_bytes` bytes of a peer.  PROTOCOL with what was
  * expected and found. */
 bt_status bt_page_message_parse(const uint8_t *wire, size_t n_bytes, bt_page_message *m_out);
-/* CHECKSUM when payload and header do not belong together. */
-bt_status bt_page_message_verify(const bt_page_message *m, const void *payload);
-/* The same where the rows travel apart from header and tail: they are not covered. */
-void      bt_page_message_seal_tail(bt_page_message *m, const void *tail,
-                                    uint8_t wire_out[BT_PAGE_MESSAGE_BYTES]);
-bt_status bt_page_message_verify_tail(const bt_page_message *m, const void *tail);
+/* CHECKSUM when header and what it covers do not belong together. */
+bt_status bt_page_message_verify(const bt_page_message *m, const void *covered, bool whole);
 
 #endif

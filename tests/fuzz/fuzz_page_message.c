@@ -12,7 +12,7 @@ static void check_parsed(const bt_page_message *m, const uint8_t *payload, size_
     BT_ASSERT(m->request != 0 && m->token0 < m->token1 && m->layer0 < m->layer1 && m->kv_dim != 0);
     BT_ASSERT(m->payload_bytes ==
               (uint64_t)(m->token1 - m->token0) * (m->layer1 - m->layer0) * m->kv_dim * 2);
-    if (m->payload_bytes <= n) (void)bt_page_message_verify(m, payload);
+    if (m->payload_bytes <= n) (void)bt_page_message_verify(m, payload, true);
 }
 
 /* A small message with fields from the input. */
@@ -35,16 +35,16 @@ static void check_sealed(const uint8_t *data, size_t n)
     m.tail_bytes = m.last ? data[20] % 13 : 0;
     for (size_t i = 0; i < sizeof(payload); i++)
         payload[i] = data[(30 + i) % n];
-    bt_page_message_seal(&m, payload, wire);
+    bt_page_message_seal(&m, payload, true, wire);
     BT_ASSERT(m.payload_bytes <= sizeof(payload));
     if (bt_page_message_parse(wire, sizeof(wire), &back) != BT_OK) abort();
     BT_ASSERT(back.tail_bytes == m.tail_bytes && back.request == m.request &&
               back.epoch == m.epoch && back.token1 == m.token1 && back.layer1 == m.layer1 &&
               back.pages_tag == m.pages_tag && back.last == m.last);
-    if (bt_page_message_verify(&back, payload) != BT_OK) abort();
+    if (bt_page_message_verify(&back, payload, true) != BT_OK) abort();
     bit = (data[24] | (size_t)data[25] << 8) % (m.payload_bytes * 8);
     payload[bit / 8] ^= (uint8_t)(1u << bit % 8);
-    BT_ASSERT(bt_page_message_verify(&back, payload) == BT_ERR_CHECKSUM);
+    BT_ASSERT(bt_page_message_verify(&back, payload, true) == BT_ERR_CHECKSUM);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)

@@ -364,7 +364,7 @@ static void payloads_out_of_the_blue_are_refused(void)
         bt_status want  = BT_ERR_PROTOCOL;
         uint64_t  names = 0;
 
-        bt_page_message_seal(&m, rows, raw);
+        bt_page_message_seal(&m, rows, true, raw);
         memcpy(raw + BT_PAGE_MESSAGE_BYTES, rows, row_bytes(10));
         switch (i) {
         case 0: bytes = 0; break;

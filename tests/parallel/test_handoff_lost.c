@@ -150,7 +150,7 @@ static void payload_of_a_lost_peer_is_not_taken(void)
         .request = request_of(0, 1, 1), .token1 = 10, .layer1 = 1, .kv_dim = KV_DIM};
 
     fill_rows(m.request, rows, sizeof(rows));
-    bt_page_message_seal(&m, rows, raw);
+    bt_page_message_seal(&m, rows, true, raw);
     memcpy(raw + BT_PAGE_MESSAGE_BYTES, rows, sizeof(rows));
     site_init(&g_site, 2, 4000, 20);
     if (g_rank == 1) EXPECT_EQ(bt_handoff_exclude(g_site.h, 0), BT_OK);

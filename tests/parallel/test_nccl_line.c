@@ -46,7 +46,7 @@ static void put_header(uint64_t number)
     bt_page_message m         = {
                 .request = request_of(0, g_rank, 1), .token1 = 10, .layer1 = 1, .kv_dim = KV_DIM};
 
-    bt_page_message_seal_tail(&m, NULL, wire + BT_LINE_PREFIX);
+    bt_page_message_seal(&m, NULL, false, wire + BT_LINE_PREFIX);
     prefix[2] = XXH3_64bits_withSeed(prefix, 16, m.checksum);
     memcpy(wire, prefix, sizeof(prefix));
     in->from    = 0;
@@ -267,7 +267,7 @@ static void lying_headers_are_refused_by_name(void)
                                      .tail_bytes = lie == NO_TAIL ? 32 : 0};
         MPI_Request     request;
 
-        bt_page_message_seal_tail(&m, wire, wire + BT_LINE_PREFIX);
+        bt_page_message_seal(&m, wire, false, wire + BT_LINE_PREFIX);
         prefix[2] = XXH3_64bits_withSeed(prefix, 16, m.checksum) ^ (lie == SUM);
         memcpy(wire, prefix, sizeof(prefix));
         if (g_rank == 0) {

@@ -112,55 +112,54 @@ static uint64_t read_flag(struct argp_state *state, const char *flag, const char
 }
 
 /* Where the flag stands, or the end. */
-static uint32_t find_flag(const bt_cell_options *opt, const char *flag)
+static uint32_t find_flag(const bt_passed_on *to, const char *flag)
 {
     uint32_t i = 0;
 
-    while (i < opt->n_worker_args && strcmp(opt->worker_args[i], flag) != 0)
+    while (i < to->n && strcmp(to->args[i], flag) != 0)
         i++; /* no value looks like a flag */
     return i;
 }
 
-/* The last value of a flag counts. */
-static void pass_on(bt_cell_options *opt, const char *flag, const char *arg)
+void bt_pass_on(bt_passed_on *to, const char *flag, const char *value)
 {
-    uint32_t i = find_flag(opt, flag);
+    uint32_t i = find_flag(to, flag);
 
-    BT_ASSERT(i + 2 <= BT_CELL_WORKER_ARGS);
-    opt->worker_args[i]     = flag;
-    opt->worker_args[i + 1] = arg;
-    if (i == opt->n_worker_args) opt->n_worker_args += 2;
+    BT_ASSERT(i + 2 <= BT_PASSED_ON);
+    to->args[i]     = flag;
+    to->args[i + 1] = value;
+    if (i == to->n) to->n += 2;
+}
+
+const char *bt_passed_value(const bt_passed_on *to, const char *flag)
+{
+    uint32_t i = find_flag(to, flag);
+
+    return i + 1 < to->n ? to->args[i + 1] : NULL;
 }
 
 static void pass_checked(struct argp_state *state, bt_cell_options *opt, const char *flag,
                          const char *arg)
 {
     read_flag(state, flag, arg);
-    pass_on(opt, flag, arg);
+    bt_pass_on(&opt->worker, flag, arg);
 }
 
-static void pass_flag(bt_cell_options *opt, const char *flag)
+static void pass_flag(bt_passed_on *to, const char *flag)
 {
-    BT_ASSERT(opt->n_worker_args < BT_CELL_WORKER_ARGS);
-    if (find_flag(opt, flag) == opt->n_worker_args) opt->worker_args[opt->n_worker_args++] = flag;
+    BT_ASSERT(to->n < BT_PASSED_ON);
+    if (find_flag(to, flag) == to->n) to->args[to->n++] = flag;
 }
 
 void bt_cell_default(bt_cell_options *opt, const char *flag, const char *value)
 {
-    if (find_flag(opt, flag) == opt->n_worker_args) pass_on(opt, flag, value);
-}
-
-const char *bt_cell_value(const bt_cell_options *opt, const char *flag)
-{
-    uint32_t i = find_flag(opt, flag);
-
-    return i + 1 < opt->n_worker_args ? opt->worker_args[i + 1] : NULL;
+    if (bt_passed_value(&opt->worker, flag) == NULL) bt_pass_on(&opt->worker, flag, value);
 }
 
 void bt_cell_rename(bt_cell_options *opt, const char *name)
 {
     opt->name = name;
-    pass_on(opt, "--cell", name);
+    bt_pass_on(&opt->worker, "--cell", name);
 }
 
 void bt_cell_place(bt_cell_options *opt, const bt_rank_map *map, const char *path,
@@ -172,7 +171,7 @@ void bt_cell_place(bt_cell_options *opt, const bt_rank_map *map, const char *pat
     opt->n_spares  = map->n_spares;
     opt->rank_map  = path;
     opt->hosts = opt->hostfile = NULL;
-    pass_on(opt, "--left-out", left_out);
+    bt_pass_on(&opt->worker, "--left-out", left_out);
 }
 
 static error_t parse_worker(int key, char *arg, struct argp_state *state, bt_cell_options *opt)
@@ -185,7 +184,7 @@ static error_t parse_worker(int key, char *arg, struct argp_state *state, bt_cel
     case OPT_FORM: pass_checked(state, opt, "--form", arg); return 0;
     case OPT_SPECULATE: pass_checked(state, opt, "--speculate", arg); return 0;
     case OPT_MTP: pass_checked(state, opt, "--mtp", arg); return 0;
-    case OPT_SHARE: pass_flag(opt, "--share-generated"); return 0;
+    case OPT_SHARE: pass_flag(&opt->worker, "--share-generated"); return 0;
     case OPT_THREADS: pass_checked(state, opt, "--threads", arg); return 0;
     case OPT_KERNELS: pass_checked(state, opt, "--kernels", arg); return 0;
     case OPT_DEVICE: pass_checked(state, opt, "--device", arg); return 0;
@@ -199,12 +198,13 @@ static error_t parse_worker(int key, char *arg, struct argp_state *state, bt_cel
 
 static void check_rows(struct argp_state *state, const bt_cell_options *opt)
 {
-    uint32_t chunk = find_flag(opt, "--chunk"), rows = find_flag(opt, "--max-rows");
-    char     why[BT_RANK_FLAG_WHY];
+    const char *chunk = bt_passed_value(&opt->worker, "--chunk");
+    const char *rows  = bt_passed_value(&opt->worker, "--max-rows");
+    char        why[BT_RANK_FLAG_WHY];
 
-    if (chunk == opt->n_worker_args || rows == opt->n_worker_args) return;
-    if (!bt_rank_rows_fit(read_flag(state, "--chunk", opt->worker_args[chunk + 1]),
-                          read_flag(state, "--max-rows", opt->worker_args[rows + 1]), why))
+    if (chunk != NULL && rows != NULL &&
+        !bt_rank_rows_fit(read_flag(state, "--chunk", chunk), read_flag(state, "--max-rows", rows),
+                          why))
         argp_error(state, "%s", why);
 }
 
@@ -229,7 +229,7 @@ static int n_places(const bt_cell_options *opt)
 /* On other hosts the ranks look: what lies there is not known here. */
 static void check_cache(const bt_cell_options *opt)
 {
-    const char *dir = bt_cell_value(opt, "--weights-cache");
+    const char *dir = bt_passed_value(&opt->worker, "--weights-cache");
 
     if (dir == NULL || opt->rank_map != NULL || n_places(opt) > 0) return;
     if (bt_check_folder("--weights-cache", dir) != BT_OK) exit(EXIT_FAILURE);
@@ -313,7 +313,7 @@ const struct argp bt_cell_argp = {OPTIONS, parse, NULL, NULL, NULL, NULL, NULL};
 
 /* Argument strings that are made here live behind the pointers, in the same block. */
 typedef struct {
-    char *argv[BT_CELL_WORKER_ARGS + 24];
+    char *argv[BT_PASSED_ON + 24];
     char  n_ranks[16], n_first[16], n_second[16], n_spares[16];
     char  launch[PATH_MAX], worker[PATH_MAX];
 } launch_command;
@@ -369,8 +369,8 @@ bt_status bt_cell_launch_argv(const bt_cell_options *opt, const char *coordinato
         ADD("--spares");
         ADD(c->n_spares);
     }
-    for (uint32_t i = 0; i < opt->n_worker_args; i++)
-        ADD(opt->worker_args[i]);
+    for (uint32_t i = 0; i < opt->worker.n; i++)
+        ADD(opt->worker.args[i]);
     if (opt->verbose) ADD("--verbose");
     ADD("--coordinator");
     ADD(coordinator);

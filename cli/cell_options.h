@@ -10,20 +10,30 @@
 #include "core/settings.h"
 #include "core/status.h"
 
-enum { BT_CELL_WORKER_ARGS = 40 }; /* all that there are need 33 */
+enum { BT_PASSED_ON = 40 }; /* a rank's, all that there are, need 33 */
+
+/* Arguments of another program, each flag once; strings are borrowed. */
+typedef struct {
+    const char *args[BT_PASSED_ON];
+    uint32_t    n;
+} bt_passed_on;
+
+/* The last value of a flag counts. */
+void bt_pass_on(bt_passed_on *to, const char *flag, const char *value);
+/* What goes with the flag, borrowed; NULL: nothing. */
+const char *bt_passed_value(const bt_passed_on *to, const char *flag);
 
 typedef struct {
-    const char *model;               /* a directory; strings are borrowed from argv */
-    uint32_t    n_prefill, n_decode; /* 0 and 0 with n_both */
-    uint32_t    n_both, n_spares;
-    bool        replace;          /* a lost rank: the others go on */
-    const char *name;             /* among the coordinator's cells, or NULL */
-    const char *rank_map;         /* a file that says all that, and where; or NULL */
-    bool        slurm;            /* on the nodes of this Slurm job */
-    const char *hostfile, *hosts; /* NULL: this machine */
-    const char *worker_args[BT_CELL_WORKER_ARGS]; /* flags that every rank gets as they are */
-    uint32_t    n_worker_args;
-    bool        verbose; /* ranks log each step too; the verb's to set */
+    const char  *model;               /* a directory; strings are borrowed from argv */
+    uint32_t     n_prefill, n_decode; /* 0 and 0 with n_both */
+    uint32_t     n_both, n_spares;
+    bool         replace;          /* a lost rank: the others go on */
+    const char  *name;             /* among the coordinator's cells, or NULL */
+    const char  *rank_map;         /* a file that says all that, and where; or NULL */
+    bool         slurm;            /* on the nodes of this Slurm job */
+    const char  *hostfile, *hosts; /* NULL: this machine */
+    bt_passed_on worker;           /* what every rank gets as it is */
+    bool         verbose;          /* ranks log each step too; the verb's to set */
 } bt_cell_options;
 
 /* A child parser: its input is a zeroed bt_cell_options, complete and checked at the end.  Errors
@@ -45,9 +55,6 @@ bt_status bt_cell_launch_argv(const bt_cell_options *opt, const char *coordinato
 
 /* A flag for every rank unless the user has given it; both strings are borrowed. */
 void bt_cell_default(bt_cell_options *opt, const char *flag, const char *value);
-
-/* What the ranks get with the flag, borrowed; NULL where they have their default. */
-const char *bt_cell_value(const bt_cell_options *opt, const char *flag);
 
 /* Its name among a coordinator's cells, borrowed. */
 void bt_cell_rename(bt_cell_options *opt, const char *name);

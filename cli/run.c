@@ -181,57 +181,24 @@ typedef struct {
     bool           log_given, port_given, restart, restarts_given;
 } options;
 
-/* The value of a flag among n arguments that are passed on, or NULL. */
-static const char **find_value(const char **args, uint32_t n, const char *flag)
-{
-    for (uint32_t i = 0; i < n; i += 2)
-        if (strcmp(args[i], flag) == 0) return &args[i + 1];
-    return NULL;
-}
-
-/* The last value of a flag counts. */
-static void add(const char **args, uint32_t *n, uint32_t capacity, const char *flag,
-                const char *arg)
-{
-    const char **value = find_value(args, *n, flag);
-
-    if (value == NULL) {
-        BT_ASSERT(*n + 2 <= capacity);
-        args[*n] = flag;
-        value    = &args[*n + 1];
-        *n += 2;
-    }
-    *value = arg;
-}
-
-static void pass_on(bt_run_options *opt, const char *flag, const char *arg)
-{
-    add(opt->coordinator_args, &opt->n_coordinator_args, BT_RUN_COORDINATOR_ARGS, flag, arg);
-}
-
 static void pass_whole(struct argp_state *state, bt_run_options *opt, const char *flag,
                        int64_t least, int64_t most, const char *arg)
 {
     bt_option_number(state, flag, arg, least, most);
-    pass_on(opt, flag, arg);
+    bt_pass_on(&opt->coordinator, flag, arg);
 }
 
 static void pass_real(struct argp_state *state, bt_run_options *opt, const char *flag, double least,
                       double most, const char *arg)
 {
     bt_option_real(state, flag, arg, least, most);
-    pass_on(opt, flag, arg);
+    bt_pass_on(&opt->coordinator, flag, arg);
 }
 
 static void pass_name(struct argp_state *state, bt_run_options *opt, const char *flag,
                       const char *what, const char *arg)
 {
-    pass_on(opt, flag, bt_option_name(state, flag, what, arg));
-}
-
-static const char **coordinator_value(bt_run_options *opt, const char *flag)
-{
-    return find_value(opt->coordinator_args, opt->n_coordinator_args, flag);
+    bt_pass_on(&opt->coordinator, flag, bt_option_name(state, flag, what, arg));
 }
 
 /* The client that asks calls --chat-tls-ca --tls-ca. */
@@ -242,29 +209,27 @@ static void pass_to_chat(struct argp_state *state, bt_run_options *opt, const ch
 
     snprintf(option, sizeof(option), "--chat%s", flag + 1);
     bt_option_name(state, option, what, arg);
-    add(opt->chat_args, &opt->n_chat_args, BT_RUN_CHAT_ARGS, flag, arg);
-}
-
-static const char **chat_value(bt_run_options *opt, const char *flag)
-{
-    return find_value(opt->chat_args, opt->n_chat_args, flag);
+    bt_pass_on(&opt->client, flag, arg);
 }
 
 static void check_tls(struct argp_state *state, bt_run_options *opt)
 {
-    const char **cert = coordinator_value(opt, "--tls-cert");
-    bool         asks = coordinator_value(opt, "--tls-client-ca") != NULL;
+    const char *cert = bt_passed_value(&opt->coordinator, "--tls-cert");
+    bool        asks = bt_passed_value(&opt->coordinator, "--tls-client-ca") != NULL;
 
-    if ((cert != NULL) != (coordinator_value(opt, "--tls-key") != NULL) || (asks && cert == NULL))
+    if ((cert != NULL) != (bt_passed_value(&opt->coordinator, "--tls-key") != NULL) ||
+        (asks && cert == NULL))
         argp_error(state, "--tls-cert and --tls-key go together, --tls-client-ca needs both");
-    if (opt->n_chat_args > 0 && (opt->chat == NULL || cert == NULL))
-        argp_error(state, "--chat%s goes with --chat and --tls-cert", opt->chat_args[0] + 1);
-    if ((chat_value(opt, "--tls-cert") != NULL) != (chat_value(opt, "--tls-key") != NULL))
+    if (opt->client.n > 0 && (opt->chat == NULL || cert == NULL))
+        argp_error(state, "--chat%s goes with --chat and --tls-cert", opt->client.args[0] + 1);
+    if ((bt_passed_value(&opt->client, "--tls-cert") != NULL) !=
+        (bt_passed_value(&opt->client, "--tls-key") != NULL))
         argp_error(state, "--chat-tls-cert and --chat-tls-key go together");
     if (opt->chat == NULL || cert == NULL) return;
-    if (asks && chat_value(opt, "--tls-cert") == NULL)
+    if (asks && bt_passed_value(&opt->client, "--tls-cert") == NULL)
         argp_error(state, "--chat with --tls-client-ca needs --chat-tls-cert and --chat-tls-key");
-    if (chat_value(opt, "--tls-ca") == NULL) pass_to_chat(state, opt, "--tls-ca", "a file", *cert);
+    if (bt_passed_value(&opt->client, "--tls-ca") == NULL)
+        pass_to_chat(state, opt, "--tls-ca", "a file", cert);
 }
 
 static void check(struct argp_state *state, options *all)
@@ -340,7 +305,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case OPT_SGLANG: opt->sglang = true; return 0;
     case OPT_DRAIN:
         opt->drain_ns = (uint64_t)bt_option_number(state, "--drain-s", arg, 0, 86400) * BT_NS_PER_S;
-        pass_on(opt, "--drain-s", arg);
+        bt_pass_on(&opt->coordinator, "--drain-s", arg);
         return 0;
     case ARGP_KEY_END: check(state, all); return 0;
     case OPT_DEATH:

@@ -452,7 +452,7 @@ static int verdict(supervisor *s)
 
 static uint64_t quiet_ns(const bt_cell_options *cell)
 {
-    const char *text = bt_cell_value(cell, "--coordinator-timeout-s");
+    const char *text = bt_passed_value(&cell->worker, "--coordinator-timeout-s");
     uint64_t    ns =
         (text != NULL ? strtoul(text, NULL, 10) : BT_DEFAULT_COORDINATOR_TIMEOUT_S) * BT_NS_PER_S;
 

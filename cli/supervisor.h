@@ -25,8 +25,6 @@
 #include "cli/cell_options.h"
 #include "core/log.h"
 
-enum { BT_RUN_COORDINATOR_ARGS = 32, BT_RUN_CHAT_ARGS = 8 };
-
 typedef struct {
     bt_cell_options cell;
     const char     *host;     /* of the public port */
@@ -34,8 +32,7 @@ typedef struct {
     const char     *join;     /* HOST:PORT of another coordinator's control port; NULL: start one */
     uint32_t        restarts; /* so many in a row at most; 0: what dies ends the cell */
     bool            renew;    /* a cell that lacks ranks is replaced by a fresh one beside it */
-    const char     *coordinator_args[BT_RUN_COORDINATOR_ARGS]; /* passed on as they are */
-    uint32_t        n_coordinator_args;
+    bt_passed_on    coordinator;       /* what it gets as it is */
     bool            busy_poll, sglang; /* the coordinator's */
     uint64_t        drain_ns; /* how long SIGTERM lets running requests go on; 0: not at all */
     uint16_t        port;     /* 0: any */
@@ -43,8 +40,7 @@ typedef struct {
     bt_log_level    log;
     const char     *chat;       /* ask this, then stop; NULL: serve until a signal */
     const char     *max_tokens; /* of that answer */
-    const char     *chat_args[BT_RUN_CHAT_ARGS]; /* passed on to the client that asks */
-    uint32_t        n_chat_args;
+    bt_passed_on    client;     /* what the one that asks gets as it is */
 } bt_run_options;
 
 /* Returns the exit code: 0 after a clean end that was asked for, 1 after any failure, which has

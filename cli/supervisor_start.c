@@ -13,7 +13,7 @@ bt_status bt_supervisor_start_coordinator(supervisor *s)
     bt_status             st  = BT_OK;
     const bt_run_options *opt = s->opt;
     char                  path[PATH_MAX], port[16];
-    char                 *argv[24 + BT_RUN_COORDINATOR_ARGS];
+    char                 *argv[24 + BT_PASSED_ON];
     size_t                n = 0;
 
     BT_TRY(bt_program_path("baton-coordinator", path));
@@ -34,8 +34,8 @@ bt_status bt_supervisor_start_coordinator(supervisor *s)
         ADD("--cell-wait-s");
         ADD(BT_TEXT(BT_DEFAULT_CELL_WAIT_S));
     }
-    for (uint32_t i = 0; i < opt->n_coordinator_args; i++)
-        ADD(opt->coordinator_args[i]);
+    for (uint32_t i = 0; i < opt->coordinator.n; i++)
+        ADD(opt->coordinator.args[i]);
     if (s->http[0] != '\0') { /* started again: not at another free one */
         ADD("--http-port");
         ADD(strrchr(s->http, ':') + 1);
@@ -90,18 +90,18 @@ bt_status bt_supervisor_start_client(supervisor *s)
 {
     bt_status st = BT_OK;
     char      path[PATH_MAX];
-    char     *argv[N_CLIENT_ARGS + BT_RUN_CHAT_ARGS + 1] = {path,
-                                                            (char *)"--address",
-                                                            s->address,
-                                                            (char *)"--model",
-                                                            (char *)s->opt->cell.model,
-                                                            (char *)"--max-tokens",
-                                                            (char *)s->opt->max_tokens,
-                                                            (char *)"--message",
-                                                            (char *)s->opt->chat};
+    char     *argv[N_CLIENT_ARGS + BT_PASSED_ON + 1] = {path,
+                                                        (char *)"--address",
+                                                        s->address,
+                                                        (char *)"--model",
+                                                        (char *)s->opt->cell.model,
+                                                        (char *)"--max-tokens",
+                                                        (char *)s->opt->max_tokens,
+                                                        (char *)"--message",
+                                                        (char *)s->opt->chat};
 
-    for (uint32_t i = 0; i < s->opt->n_chat_args; i++)
-        argv[N_CLIENT_ARGS + i] = (char *)s->opt->chat_args[i];
+    for (uint32_t i = 0; i < s->opt->client.n; i++)
+        argv[N_CLIENT_ARGS + i] = (char *)s->opt->client.args[i];
     BT_TRY(bt_program_path("baton-chat", path));
     st = bt_child_spawn(&(bt_child_spec){.name = "chat", .argv = argv, .in_front = true},
                         &s->client);

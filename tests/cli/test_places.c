@@ -226,13 +226,13 @@ static void places_can_be_said_beside_all_options(void)
     EXPECT_EQ(argp_parse(&bt_cell_argp, 20, argv, 0, NULL, &opt), 0);
     bt_cell_place(&opt, &map, "map", "n2");
     EXPECT(opt.hosts == NULL && strcmp(opt.rank_map, "map") == 0); /* which exclude each other */
-    n = opt.n_worker_args;
+    n = opt.worker.n;
     bt_cell_rename(&opt, "b"); /* in the place of the one before */
-    EXPECT_EQ(opt.n_worker_args, n);
-    EXPECT(strcmp(bt_cell_value(&opt, "--left-out"), "n2") == 0);
-    EXPECT(strcmp(bt_cell_value(&opt, "--cell"), "b") == 0);
+    EXPECT_EQ(opt.worker.n, n);
+    EXPECT(strcmp(bt_passed_value(&opt.worker, "--left-out"), "n2") == 0);
+    EXPECT(strcmp(bt_passed_value(&opt.worker, "--cell"), "b") == 0);
     bt_cell_default(&opt, "--orphan-s", "0"); /* for who has not said it */
-    EXPECT(strcmp(bt_cell_value(&opt, "--orphan-s"), "9") == 0);
+    EXPECT(strcmp(bt_passed_value(&opt.worker, "--orphan-s"), "9") == 0);
 }
 
 int main(int argc, char **argv)

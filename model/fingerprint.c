@@ -78,7 +78,7 @@ static uint64_t files_key(const bt_safetensors *st)
     struct stat file;
 
     for (size_t i = 0; i < bt_safetensors_count(st); i++) {
-        const char *path = bt_safetensors_file_of(st, bt_safetensors_at(st, i));
+        const char *path = bt_safetensors_at(st, i)->file;
 
         if (path == last || stat(path, &file) != 0) continue;
         last = path;

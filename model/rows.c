@@ -20,20 +20,18 @@ static const char *shape_text(const bt_tensor *t, char text[SHAPE_BYTES])
     return text;
 }
 
-static bt_status check(const bt_safetensors *set, const bt_tensor *t, uint32_t n_dims, uint64_t n,
-                       uint64_t k)
+static bt_status check(const bt_tensor *t, uint32_t n_dims, uint64_t n, uint64_t k)
 {
-    bt_status   st   = BT_OK;
-    const char *file = bt_safetensors_file_of(set, t);
-    char        found[SHAPE_BYTES];
+    bt_status st = BT_OK;
+    char      found[SHAPE_BYTES];
 
     if (n_dims == 1)
         BT_REQUIRE(t->n_dims == 1 && t->shape[0] == n, BT_ERR_FORMAT,
-                   "%s: tensor %s: expected shape [%llu], found [%s]", file, t->name,
+                   "%s: tensor %s: expected shape [%llu], found [%s]", t->file, t->name,
                    (unsigned long long)n, shape_text(t, found));
     else
         BT_REQUIRE(t->n_dims == 2 && t->shape[0] == n && t->shape[1] == k, BT_ERR_FORMAT,
-                   "%s: tensor %s: expected shape [%llu, %llu], found [%s]", file, t->name,
+                   "%s: tensor %s: expected shape [%llu, %llu], found [%s]", t->file, t->name,
                    (unsigned long long)n, (unsigned long long)k, shape_text(t, found));
 out:
     return st;
@@ -54,13 +52,12 @@ static bt_status find_scale(const bt_safetensors *st_set, const char *name, bt_m
     BT_REQUIRE(m->scale != NULL, BT_ERR_FORMAT,
                "%s: expected tensor %s or %s F32 [%u, %u], the scales of %s, which is F8_E4M3; "
                "found none",
-               bt_safetensors_file_of(st_set, m->t), scale_name, other_name, rows, cols, name);
+               m->t->file, scale_name, other_name, rows, cols, name);
     m->one_scale = bt_tensor_n_weights(m->scale) == 1 && m->scale->n_dims < 2;
     BT_REQUIRE(m->scale->dtype == BT_ST_F32 || m->scale->dtype == BT_ST_BF16, BT_ERR_FORMAT,
-               "%s: tensor %s: expected dtype F32 or BF16, found %s",
-               bt_safetensors_file_of(st_set, m->scale), m->scale->name,
-               bt_st_dtype_name(m->scale->dtype));
-    if (!m->one_scale) BT_TRY(check(st_set, m->scale, 2, rows, cols));
+               "%s: tensor %s: expected dtype F32 or BF16, found %s", m->scale->file,
+               m->scale->name, bt_st_dtype_name(m->scale->dtype));
+    if (!m->one_scale) BT_TRY(check(m->scale, 2, rows, cols));
 out:
     return st;
 }
@@ -75,19 +72,18 @@ static bt_status find_beside(const bt_safetensors *st_set, const char *name, con
     snprintf(full, sizeof(full), "%s%s", name, end);
     *tensor_out = bt_safetensors_find(st_set, full);
     BT_REQUIRE(*tensor_out != NULL, BT_ERR_FORMAT,
-               "%s: expected tensor %s, which belongs to %s [%u, %u], found none",
-               bt_safetensors_file_of(st_set, m->t), full, m->t->name, m->n, m->k);
+               "%s: expected tensor %s, which belongs to %s [%u, %u], found none", m->t->file, full,
+               m->t->name, m->n, m->k);
 out:
     return st;
 }
 
-static bt_status check_dtype(const bt_safetensors *st_set, const bt_tensor *t, bt_st_dtype dtype)
+static bt_status check_dtype(const bt_tensor *t, bt_st_dtype dtype)
 {
     bt_status st = BT_OK;
 
     BT_REQUIRE(t->dtype == dtype, BT_ERR_FORMAT, "%s: tensor %s: expected dtype %s, found %s",
-               bt_safetensors_file_of(st_set, t), t->name, bt_st_dtype_name(dtype),
-               bt_st_dtype_name(t->dtype));
+               t->file, t->name, bt_st_dtype_name(dtype), bt_st_dtype_name(t->dtype));
 out:
     return st;
 }
@@ -102,20 +98,20 @@ static bt_status find_int4(const bt_safetensors *st_set, const char *name, bt_ma
     m->kind = BT_WEIGHT_INT4;
     BT_REQUIRE(wide == NULL, BT_ERR_FORMAT,
                "%s: tensor %s: expected none beside %s, which is the same in 4 bits, found one",
-               bt_safetensors_file_of(st_set, wide), name, m->t->name);
+               wide->file, name, m->t->name);
     BT_REQUIRE(
         m->k % BT_INT4_GROUP == 0, BT_ERR_UNSUPPORTED,
         "%s: tensor %s: expected [%u, %u] in bf16 or e4m3, since its columns are no multiple "
         "of %d, found it in 4 bits",
-        bt_safetensors_file_of(st_set, m->t), m->t->name, m->n, m->k, BT_INT4_GROUP);
-    BT_TRY(check_dtype(st_set, m->t, BT_ST_I32));
-    BT_TRY(check(st_set, m->t, 2, m->n, m->k / BT_INT4_IN_WORD));
+        m->t->file, m->t->name, m->n, m->k, BT_INT4_GROUP);
+    BT_TRY(check_dtype(m->t, BT_ST_I32));
+    BT_TRY(check(m->t, 2, m->n, m->k / BT_INT4_IN_WORD));
     BT_TRY(find_beside(st_set, name, BT_NAME_SCALE_PACKED, m, &m->scale));
-    BT_TRY(check_dtype(st_set, m->scale, BT_ST_BF16));
-    BT_TRY(check(st_set, m->scale, 2, m->n, m->k / BT_INT4_GROUP));
+    BT_TRY(check_dtype(m->scale, BT_ST_BF16));
+    BT_TRY(check(m->scale, 2, m->n, m->k / BT_INT4_GROUP));
     BT_TRY(find_beside(st_set, name, BT_NAME_SHAPE, m, &m->shape));
-    if (m->shape->dtype != BT_ST_I32) BT_TRY(check_dtype(st_set, m->shape, BT_ST_I64));
-    BT_TRY(check(st_set, m->shape, 1, 2, 1));
+    if (m->shape->dtype != BT_ST_I32) BT_TRY(check_dtype(m->shape, BT_ST_I64));
+    BT_TRY(check(m->shape, 1, 2, 1));
     for (size_t i = 0; i < sizeof(FOREIGN) / sizeof(FOREIGN[0]); i++) {
         const bt_tensor *t;
         char             full[NAME_BYTES];
@@ -125,7 +121,7 @@ static bt_status find_int4(const bt_safetensors *st_set, const char *name, bt_ma
         BT_REQUIRE(t == NULL, BT_ERR_UNSUPPORTED,
                    "%s: tensor %s: expected none, since weights of 4 bits are symmetric and in "
                    "order, found one",
-                   bt_safetensors_file_of(st_set, t), full);
+                   t->file, full);
     }
 out:
     return st;
@@ -149,8 +145,8 @@ bt_status bt_matrix_find(const bt_safetensors *st_set, const char *name, uint32_
                bt_safetensors_path(st_set), name, n, k);
     BT_REQUIRE(m.t->dtype == BT_ST_BF16 || m.t->dtype == BT_ST_F32 || m.t->dtype == BT_ST_F8_E4M3,
                BT_ERR_FORMAT, "%s: tensor %s: expected dtype BF16, F32 or F8_E4M3, found %s",
-               bt_safetensors_file_of(st_set, m.t), name, bt_st_dtype_name(m.t->dtype));
-    BT_TRY(check(st_set, m.t, 2, n, k));
+               m.t->file, name, bt_st_dtype_name(m.t->dtype));
+    BT_TRY(check(m.t, 2, n, k));
     if (m.t->dtype == BT_ST_F8_E4M3) BT_TRY(find_scale(st_set, name, &m));
     *matrix_out = m;
 out:
@@ -166,9 +162,9 @@ bt_status bt_vector_find(const bt_safetensors *st_set, const char *name, uint32_
     BT_REQUIRE(v.t != NULL, BT_ERR_FORMAT, "%s: expected tensor %s of shape [%u], found none",
                bt_safetensors_path(st_set), name, n);
     BT_REQUIRE(v.t->dtype == BT_ST_BF16 || v.t->dtype == BT_ST_F32, BT_ERR_FORMAT,
-               "%s: tensor %s: expected dtype BF16 or F32, found %s",
-               bt_safetensors_file_of(st_set, v.t), name, bt_st_dtype_name(v.t->dtype));
-    BT_TRY(check(st_set, v.t, 1, n, 1));
+               "%s: tensor %s: expected dtype BF16 or F32, found %s", v.t->file, name,
+               bt_st_dtype_name(v.t->dtype));
+    BT_TRY(check(v.t, 1, n, 1));
     *vector_out = v;
 out:
     return st;
@@ -208,7 +204,7 @@ static float scale_at(const bt_matrix *m, uint32_t row, uint32_t col)
 }
 
 /* The sizes that the packed words stand for. */
-static bt_status check_stored_shape(const bt_safetensors *st_set, const bt_matrix *m)
+static bt_status check_stored_shape(const bt_matrix *m)
 {
     bt_status        st       = BT_OK;
     const bt_tensor *t        = m->shape;
@@ -224,14 +220,13 @@ static bt_status check_stored_shape(const bt_safetensors *st_set, const bt_matri
         found[1] = v[1];
     }
     BT_REQUIRE(found[0] == m->n && found[1] == m->k, BT_ERR_FORMAT,
-               "%s: tensor %s: expected the values %u and %u, found %lld and %lld",
-               bt_safetensors_file_of(st_set, t), t->name, m->n, m->k, (long long)found[0],
-               (long long)found[1]);
+               "%s: tensor %s: expected the values %u and %u, found %lld and %lld", t->file,
+               t->name, m->n, m->k, (long long)found[0], (long long)found[1]);
 out:
     return st;
 }
 
-static bt_status check_int4_scales(const bt_safetensors *st_set, const bt_matrix *m)
+static bt_status check_int4_scales(const bt_matrix *m)
 {
     bt_status st      = BT_OK;
     size_t    per_row = m->k / BT_INT4_GROUP, n = m->n * per_row, i = 0;
@@ -241,21 +236,21 @@ static bt_status check_int4_scales(const bt_safetensors *st_set, const bt_matrix
     BT_REQUIRE(i == n, BT_ERR_FORMAT,
                "%s: tensor %s: expected finite scales that are not subnormal, found bits 0x%04x at "
                "[%zu, %zu]",
-               bt_safetensors_file_of(st_set, m->scale), m->scale->name,
-               read_bf16(m->scale->data, i), i / per_row, i % per_row);
+               m->scale->file, m->scale->name, read_bf16(m->scale->data, i), i / per_row,
+               i % per_row);
 out:
     return st;
 }
 
-bt_status bt_matrix_check_values(const bt_safetensors *st_set, const bt_matrix *m)
+bt_status bt_matrix_check_values(const bt_matrix *m)
 {
     bt_status st      = BT_OK;
     size_t    n       = m->scale == NULL ? 0 : bt_tensor_n_weights(m->scale);
     size_t    per_row = (m->k + BT_FP8_BLOCK - 1) / BT_FP8_BLOCK;
 
     if (m->kind == BT_WEIGHT_INT4) {
-        BT_TRY(check_stored_shape(st_set, m));
-        BT_TRY(check_int4_scales(st_set, m));
+        BT_TRY(check_stored_shape(m));
+        BT_TRY(check_int4_scales(m));
         goto out;
     }
     for (size_t i = 0; i < n; i++) {
@@ -263,8 +258,7 @@ bt_status bt_matrix_check_values(const bt_safetensors *st_set, const bt_matrix *
 
         BT_REQUIRE(isfinite(scale) && !signbit(scale), BT_ERR_FORMAT,
                    "%s: tensor %s: expected finite scales of 0 or more, found %g at [%zu, %zu]",
-                   bt_safetensors_file_of(st_set, m->scale), m->scale->name, (double)scale,
-                   i / per_row, i % per_row);
+                   m->scale->file, m->scale->name, (double)scale, i / per_row, i % per_row);
     }
 out:
     return st;

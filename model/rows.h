@@ -29,7 +29,7 @@ bt_status bt_vector_find(const bt_safetensors *st, const char *name, uint32_t n,
 
 /* FORMAT, named: a scale of it is negative or not finite, of 4 bits subnormal or not finite, or the
  * sizes in its shape differ.  Other matrices have none. */
-bt_status bt_matrix_check_values(const bt_safetensors *st, const bt_matrix *m);
+bt_status bt_matrix_check_values(const bt_matrix *m);
 
 /* out[0..k) = row n. */
 void bt_matrix_row(const bt_matrix *m, uint32_t n, bt_bf16 *out);

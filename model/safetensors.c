@@ -64,6 +64,7 @@ static bt_status add_tensor(void *ctx, const bt_tensor *t, uint64_t offset)
     BT_TRY(grow(set, a->from->name));
     mine       = &set->tensors[set->n];
     *mine      = *t;
+    mine->file = a->from->name;
     mine->data = a->from->map + a->from->data_at + offset;
     mine->name = bt_strdup(t->name);
     BT_REQUIRE(mine->name != NULL, BT_ERR_NO_MEMORY, "%s: %zu tensors", a->from->name, set->n);
@@ -118,19 +119,6 @@ static int by_name(const void *a, const void *b)
 
 const char *bt_safetensors_path(const bt_safetensors *st) { return st->path; }
 
-const char *bt_safetensors_file_of(const bt_safetensors *st, const bt_tensor *t)
-{
-    const uint8_t *p = t->data;
-
-    for (size_t i = 0; i < st->n_shards; i++) {
-        const shard *s = &st->shards[i];
-
-        /* Data stands behind a header, an empty tensor's maybe where the next mapping begins. */
-        if (p > s->map && p <= s->map + s->bytes) return s->name;
-    }
-    return "?";
-}
-
 static bt_status sort_by_name(bt_safetensors *set)
 {
     bt_status st = BT_OK;
@@ -142,9 +130,8 @@ static bt_status sort_by_name(bt_safetensors *set)
         const bt_tensor *a = &set->tensors[i - 1], *b = &set->tensors[i];
 
         BT_REQUIRE(strcmp(a->name, b->name) != 0, BT_ERR_FORMAT,
-                   "%s: tensor %s: expected in one shard, found in %s too",
-                   bt_safetensors_file_of(set, b), bt_json_printable(b->name, label, sizeof(label)),
-                   bt_safetensors_file_of(set, a));
+                   "%s: tensor %s: expected in one shard, found in %s too", b->file,
+                   bt_json_printable(b->name, label, sizeof(label)), a->file);
     }
 out:
     return st;
@@ -200,7 +187,7 @@ static bt_status check_index(const char *index, const char *dir, json_t *map,
     json_object_foreach(map, name, v)
     {
         const bt_tensor *t    = bt_safetensors_find(set, name);
-        const char      *file = t == NULL ? "" : bt_safetensors_file_of(set, t) + strlen(dir) + 1;
+        const char      *file = t == NULL ? "" : t->file + strlen(dir) + 1;
 
         BT_REQUIRE(t != NULL && strcmp(file, json_string_value(v)) == 0, BT_ERR_FORMAT,
                    "%s: field weight_map: tensor %s: expected it in %s, found it %s%s", index,
@@ -211,7 +198,7 @@ static bt_status check_index(const char *index, const char *dir, json_t *map,
         BT_REQUIRE(json_object_get(map, set->tensors[i].name) != NULL, BT_ERR_FORMAT,
                    "%s: field weight_map: expected tensor %s of %s, found nothing", index,
                    bt_json_printable(set->tensors[i].name, label, sizeof(label)),
-                   bt_safetensors_file_of(set, &set->tensors[i]));
+                   set->tensors[i].file);
 out:
     return st;
 }
@@ -348,7 +335,7 @@ static bt_status split_experts(bt_safetensors *set)
         const bt_tensor all = set->tensors[i];
         size_t          n_stacked;
 
-        BT_TRY(bt_st_count_stacked(bt_safetensors_file_of(set, &all), &all, &n_stacked));
+        BT_TRY(bt_st_count_stacked(&all, &n_stacked));
         for (size_t k = 0; k < n_stacked; k++) {
             BT_TRY(grow(set, set->path));
             BT_TRY(bt_st_unstack(&all, k, &set->tensors[set->n]));

@@ -52,6 +52,7 @@ typedef struct {
     uint64_t    shape[BT_MAX_TENSOR_DIMS];
     const void *data; /* borrowed: the mapping, unaligned */
     size_t      bytes;
+    const char *file; /* where it is, borrowed from the set */
 } bt_tensor;
 
 /* "BF16": the name in a header; NULL for what is none. */
@@ -87,9 +88,8 @@ void bt_safetensors_release(const bt_tensor *t);
  * kernel reads ahead for those only. */
 void bt_safetensors_expect_samples(const bt_safetensors *st, bool samples);
 
-/* What was opened, and the file of a tensor of the set; for messages. */
+/* What was opened, for messages. */
 const char *bt_safetensors_path(const bt_safetensors *st);
-const char *bt_safetensors_file_of(const bt_safetensors *st, const bt_tensor *t);
 
 /* The header alone, from memory.  `file_bytes` is the size of the whole file, `json` the n bytes
  * after the length.  Calls `each` once per tensor, borrowed for the call, whose data is NULL: it

@@ -36,7 +36,7 @@ static const stacked *stacked_of(const bt_tensor *t)
     return NULL;
 }
 
-bt_status bt_st_count_stacked(const char *file, const bt_tensor *t, size_t *n_out)
+bt_status bt_st_count_stacked(const bt_tensor *t, size_t *n_out)
 {
     bt_status      st  = BT_OK;
     const stacked *s   = stacked_of(t);
@@ -54,19 +54,19 @@ bt_status bt_st_count_stacked(const char *file, const bt_tensor *t, size_t *n_ou
                BT_ERR_UNSUPPORTED,
                "%s: tensor %s: expected whole bytes for each of at most %d experts, found %zu of "
                "%s for %llu",
-               file, bt_json_printable(t->name, label, sizeof(label)), UINT16_MAX, t->bytes,
+               t->file, bt_json_printable(t->name, label, sizeof(label)), UINT16_MAX, t->bytes,
                bt_st_dtype_name(t->dtype), (unsigned long long)t->shape[0]);
     if (s->scale)
         BT_REQUIRE(t->n_dims >= 1 && one == 1, BT_ERR_UNSUPPORTED,
                    "%s: tensor %s: expected one scale for each expert, found %u dimensions and "
                    "%llu scales for each",
-                   file, bt_json_printable(t->name, label, sizeof(label)), t->n_dims,
+                   t->file, bt_json_printable(t->name, label, sizeof(label)), t->n_dims,
                    (unsigned long long)one);
     else
         BT_REQUIRE(t->n_dims == 3 && t->shape[1] % s->n_parts == 0, BT_ERR_UNSUPPORTED,
                    "%s: tensor %s: expected [experts, rows of %u equal parts, columns], found %u "
                    "dimensions, the first two of %llu and %llu",
-                   file, bt_json_printable(t->name, label, sizeof(label)), s->n_parts, t->n_dims,
+                   t->file, bt_json_printable(t->name, label, sizeof(label)), s->n_parts, t->n_dims,
                    (unsigned long long)(t->n_dims > 0 ? t->shape[0] : 0),
                    (unsigned long long)(t->n_dims > 1 ? t->shape[1] : 0));
     *n_out = (size_t)t->shape[0] * s->n_parts;
@@ -86,6 +86,7 @@ bt_status bt_st_unstack(const bt_tensor *all, size_t i, bt_tensor *t_out)
     BT_REQUIRE(name != NULL, BT_ERR_NO_MEMORY, "the name of an expert's tensor");
     snprintf(name, room, "%.*s.experts.%zu.%s", (int)head, all->name, expert, s->parts[part]);
     *t_out = (bt_tensor){.name  = name,
+                         .file  = all->file,
                          .dtype = all->dtype,
                          .data  = (const char *)all->data + expert * bytes,
                          .bytes = bytes};

@@ -20,8 +20,8 @@ bool bt_st_count_elems(uint32_t n_dims, const uint64_t *shape, uint64_t *n_out);
 /* ---- safetensors_experts.c */
 
 /* Tensors of single experts that one of all experts of a layer stands for; 0: it is none.
- * UNSUPPORTED: they are otherwise in it; `file` is its name, for that. */
-bt_status bt_st_count_stacked(const char *file, const bt_tensor *t, size_t *n_out);
+ * UNSUPPORTED: they are otherwise in it. */
+bt_status bt_st_count_stacked(const bt_tensor *t, size_t *n_out);
 /* The i-th of them, whose name is owned then.  NO_MEMORY. */
 bt_status bt_st_unstack(const bt_tensor *all, size_t i, bt_tensor *t_out);
 

@@ -259,8 +259,7 @@ static bt_status check_copy(bt_loader *l, const char *of, const char *copy)
 
     if (!l->dry || t == NULL) goto out;
     BT_REQUIRE(m != NULL && looks_the_same(t, m), BT_ERR_UNSUPPORTED,
-               "%s: tensor %s: expected a copy of %s, found something else",
-               bt_safetensors_file_of(l->st, t), copy, of);
+               "%s: tensor %s: expected a copy of %s, found something else", t->file, copy, of);
     l->used[t - bt_safetensors_at(l->st, 0)] = true;
 out:
     return st;
@@ -351,7 +350,7 @@ static bt_status refuse_unused(const bt_loader *l)
     BT_REQUIRE(!l->cfg->tie_embeddings || head == NULL, BT_ERR_UNSUPPORTED,
                "%s: tensor lm_head.weight: expected none, since config.json says "
                "tie_word_embeddings, found one: set that field to false to use the tensor",
-               bt_safetensors_file_of(l->st, head));
+               head->file);
     for (size_t i = 0; i < bt_safetensors_count(l->st); i++) {
         const bt_tensor *t = bt_safetensors_at(l->st, i);
         char             name[160];
@@ -363,12 +362,12 @@ static bt_status refuse_unused(const bt_loader *l)
         if ((sscanf(t->name, "model.layers.%u.%n", &layer, &at) != 1 || at == 0) &&
             !is_of_ends(t->name))
             continue;
-        BT_REQUIRE(
-            layer >= bt_model_n_served_layers(l->cfg) || may_be_unused(l, layer, t->name + at),
-            BT_ERR_UNSUPPORTED,
-            "%s: tensor %s: expected none of this name by config.json, found one: do they "
-            "belong together?",
-            bt_safetensors_file_of(l->st, t), bt_json_printable(t->name, name, sizeof(name)));
+        BT_REQUIRE(layer >= bt_model_n_served_layers(l->cfg) ||
+                       may_be_unused(l, layer, t->name + at),
+                   BT_ERR_UNSUPPORTED,
+                   "%s: tensor %s: expected none of this name by config.json, found one: do they "
+                   "belong together?",
+                   t->file, bt_json_printable(t->name, name, sizeof(name)));
     }
 out:
     return st;
@@ -394,8 +393,7 @@ void bt_weights_warn_of_layers(const bt_model_config *cfg, const bt_safetensors 
         BT_WARN("%s: tensor %s: expected no layer behind the %u that config.json names "
                 "(num_hidden_layers %u, num_nextn_predict_layers %u), found it: what is behind is "
                 "not served",
-                bt_safetensors_file_of(set, last),
-                bt_json_printable(last->name, name, sizeof(name)),
+                last->file, bt_json_printable(last->name, name, sizeof(name)),
                 cfg->n_layers + cfg->n_mtp_layers, cfg->n_layers, cfg->n_mtp_layers);
 }
 

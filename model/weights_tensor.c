@@ -127,12 +127,12 @@ bt_status bt_loader_find(const bt_loader *l, const char *name, uint32_t n, uint3
     BT_REQUIRE(matrix_out->kind != BT_WEIGHT_INT4 || l->cfg->int4, BT_ERR_UNSUPPORTED,
                "%s: tensor %s: expected none in 4 bits, since config.json has no "
                "quantization_config of compressed-tensors, found one",
-               bt_safetensors_file_of(l->st, matrix_out->t), matrix_out->t->name);
+               matrix_out->t->file, matrix_out->t->name);
     BT_REQUIRE(!matrix_out->one_scale || l->cfg->fp8_one_scale, BT_ERR_UNSUPPORTED,
                "%s: tensor %s: expected scales of 128x128 blocks, since config.json has no "
                "quantization_config with a weight_block_size of null, found one of the whole",
-               bt_safetensors_file_of(l->st, matrix_out->scale), matrix_out->scale->name);
-    if (!l->dry && !l->again) BT_TRY(bt_matrix_check_values(l->st, matrix_out));
+               matrix_out->scale->file, matrix_out->scale->name);
+    if (!l->dry && !l->again) BT_TRY(bt_matrix_check_values(matrix_out));
 out:
     return st;
 }

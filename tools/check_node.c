@@ -120,7 +120,7 @@ static double read_rate(const bt_safetensors *st)
         if (most == NULL || bt_safetensors_at(st, i)->bytes > most->bytes)
             most = bt_safetensors_at(st, i);
     if (most == NULL) return 0;
-    fd = open(bt_safetensors_file_of(st, most), O_RDONLY | O_CLOEXEC);
+    fd = open(most->file, O_RDONLY | O_CLOEXEC);
     if (fd < 0) return 0;
     if ((block = bt_calloc(1, BLOCK)) == NULL) goto out;
     posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);

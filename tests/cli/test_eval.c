@@ -151,9 +151,9 @@ static void eval_cases_read_unwinds_at_every_allocation(void)
 {
     static int32_t  ids[N] = {1, 2, 3, 4, 0, 1}, prompt = 2, experts[N_MOE * N * TOP_K];
     const bt_tensor tensors[] = {
-        {"a.experts", BT_ST_I32, 3, {N_MOE, N, TOP_K}, experts, sizeof(experts)},
-        {"a.ids",     BT_ST_I32, 1, {N},               ids,     sizeof(ids)    },
-        {"a.prompt",  BT_ST_I32, 1, {1},               &prompt, sizeof(prompt) },
+        {"a.experts", BT_ST_I32, 3, {N_MOE, N, TOP_K}, experts, sizeof(experts), NULL},
+        {"a.ids",     BT_ST_I32, 1, {N},               ids,     sizeof(ids),     NULL},
+        {"a.prompt",  BT_ST_I32, 1, {1},               &prompt, sizeof(prompt),  NULL},
     };
     const char   *path  = scratch_path("in");
     bt_eval_cases cases = {0};
@@ -182,7 +182,7 @@ static void eval_cases_are_read_in_one_look(void)
 
     for (int i = 0; i < 2 * N_CASES; i++) {
         snprintf(names[i], sizeof(names[i]), "c%05d.%s", i / 2, i % 2 == 0 ? "ids" : "prompt");
-        tensors[i] = (bt_tensor){names[i], BT_ST_I32, 1, {1}, &one, sizeof(one)};
+        tensors[i] = (bt_tensor){names[i], BT_ST_I32, 1, {1}, &one, sizeof(one), NULL};
     }
     EXPECT_EQ(read_cases(2 * N_CASES, tensors, &cases), BT_OK);
     EXPECT_EQ(cases.n, N_CASES);
@@ -195,9 +195,9 @@ static void eval_case_without_ids_is_named(void)
 {
     int32_t         one       = 1;
     const bt_tensor tensors[] = {
-        {"a.ids",     BT_ST_I32, 1, {1}, &one, sizeof(one)},
-        {"a.prompt",  BT_ST_I32, 1, {1}, &one, sizeof(one)},
-        {"bb.prompt", BT_ST_I32, 1, {1}, &one, sizeof(one)},
+        {"a.ids",     BT_ST_I32, 1, {1}, &one, sizeof(one), NULL},
+        {"a.prompt",  BT_ST_I32, 1, {1}, &one, sizeof(one), NULL},
+        {"bb.prompt", BT_ST_I32, 1, {1}, &one, sizeof(one), NULL},
     };
     bt_eval_cases cases = {0};
 

@@ -420,8 +420,8 @@ static void logits_hangup_that_is_ignored_ends_nothing(void)
 {
     int32_t         ids[] = {1, 2, 3, 4}, prompt = 2;
     const bt_tensor tensors[] = {
-        {"a.ids",    BT_ST_I32, 1, {4}, ids,     sizeof(ids)   },
-        {"a.prompt", BT_ST_I32, 1, {1}, &prompt, sizeof(prompt)},
+        {"a.ids",    BT_ST_I32, 1, {4}, ids,     sizeof(ids),    NULL},
+        {"a.prompt", BT_ST_I32, 1, {1}, &prompt, sizeof(prompt), NULL},
     };
     char        folder[] = "/tmp/baton-test-XXXXXX", program[512], in[64], out[64];
     const char *argv[]   = {"/bin/sh", "-c",      "trap '' HUP; exec \"$0\" \"$@\"",

@@ -117,7 +117,7 @@ static void safetensors_of_mistral_are_called_as_by_transformers(void)
 
     scratch_clear();
     for (size_t i = 0; i < N_NAMES; i++)
-        list[i] = (bt_tensor){NAMES[i][0], BT_ST_U8, 1, {1}, "x", 1};
+        list[i] = (bt_tensor){NAMES[i][0], BT_ST_U8, 1, {1}, "x", 1, NULL};
     NEED(bt_safetensors_write(scratch_path("consolidated.safetensors"), N_NAMES, list) == BT_OK);
     NEED(bt_safetensors_open(g_scratch, &set) == BT_OK);
     EXPECT_EQ(bt_safetensors_count(set), N_NAMES);
@@ -344,10 +344,10 @@ static void safetensors_written_are_read_back(void)
     uint16_t        h[5]   = {1, 2, 3, 4, 5};
     int64_t         l[1]   = {-7};
     const bt_tensor OUT[4] = {
-        {"h",             BT_ST_BF16, 1, {5},    h,    10},
-        {"q\"\n\xc3\xa9", BT_ST_F32,  2, {3, 1}, f,    12},
-        {"empty",         BT_ST_F32,  2, {0, 9}, NULL, 0 },
-        {"l",             BT_ST_I64,  0, {0},    l,    8 }
+        {"h",             BT_ST_BF16, 1, {5},    h,    10, NULL},
+        {"q\"\n\xc3\xa9", BT_ST_F32,  2, {3, 1}, f,    12, NULL},
+        {"empty",         BT_ST_F32,  2, {0, 9}, NULL, 0,  NULL},
+        {"l",             BT_ST_I64,  0, {0},    l,    8,  NULL}
     };
     bt_safetensors *set = NULL;
 
@@ -374,7 +374,7 @@ static void safetensors_written_are_read_back(void)
 static void safetensors_write_refuses_what_cannot_be_read(void)
 {
     float           f[4]     = {0};
-    const bt_tensor ok       = {"a", BT_ST_F32, 1, {4}, f, 16};
+    const bt_tensor ok       = {"a", BT_ST_F32, 1, {4}, f, 16, NULL};
     const bt_tensor twice[2] = {ok, ok};
     bt_tensor       bad;
 

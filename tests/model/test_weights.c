@@ -164,13 +164,13 @@ static void pack_any(checkpoint *c, size_t i, packed_any *p)
         snprintf(p->names[e], sizeof(p->names[e]), "%s_%s", was.name, ENDS[e]);
     c->tensors[i] = (bt_tensor){
         p->names[0], BT_ST_I32, 2, {n, k / 8},
-           p->words, n * k / 2
+           p->words, n * k / 2, NULL
     };
     c->tensors[c->n++] = (bt_tensor){
         p->names[1], BT_ST_BF16, 2, {n, k / 32},
-           p->scale, n * k / 16
+           p->scale, n * k / 16, NULL
     };
-    c->tensors[c->n++] = (bt_tensor){p->names[2], BT_ST_I64, 1, {2}, p->shape, 16};
+    c->tensors[c->n++] = (bt_tensor){p->names[2], BT_ST_I64, 1, {2}, p->shape, 16, NULL};
 }
 
 /* Also where published models have none: in attention, of which the CPU reads kv_b as bf16, in the

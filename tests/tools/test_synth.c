@@ -399,7 +399,7 @@ static void synth_refuses_before_it_lists_tensors(void)
 static void inspect_shows_names_without_control_bytes(void)
 {
     static const char name[] = "x\x1b[31m\nModel fine";
-    const bt_tensor   tensor = {name, BT_ST_F32, 1, {1}, &(float){1}, sizeof(float)};
+    const bt_tensor   tensor = {name, BT_ST_F32, 1, {1}, &(float){1}, sizeof(float), NULL};
     const char       *argv[] = {BT_INSPECT, NULL, NULL};
 
     clear();

@@ -166,9 +166,9 @@ static void weights_of_other_parts_are_not_counted(void)
     bt_model_config       cfg;
     bt_safetensors       *st     = NULL;
     const bt_tensor       list[] = {
-              {"language_model.model.norm.weight",        BT_ST_BF16, 1, {96},    DATA, 192},
-              {"language_model.lm_head.weight",           BT_ST_BF16, 2, {2, 96}, DATA, 384},
-              {"vision_tower.encoder.blocks.0.wo.weight", BT_ST_BF16, 2, {2, 96}, DATA, 384}
+              {"language_model.model.norm.weight",        BT_ST_BF16, 1, {96},    DATA, 192, NULL},
+              {"language_model.lm_head.weight",           BT_ST_BF16, 2, {2, 96}, DATA, 384, NULL},
+              {"vision_tower.encoder.blocks.0.wo.weight", BT_ST_BF16, 2, {2, 96}, DATA, 384, NULL}
     };
 
     EXPECT_EQ(bt_model_config_read(path, &cfg), BT_OK);

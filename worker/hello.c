@@ -83,3 +83,12 @@ bt_status bt_rank_say_ready(bt_rank *r)
 
     return bt_links_send(&r->links, &m);
 }
+
+void bt_rank_say_progress(bt_rank *r, uint64_t done_bytes, uint64_t total_bytes)
+{
+    bt_up m = {
+        .kind = BT_UP_PROGRESS, .u.progress = {done_bytes, total_bytes}
+    };
+
+    bt_links_send(&r->links, &m); /* a lost stream shows by itself */
+}

@@ -84,7 +84,7 @@ void bt_rank_leave_early(bt_rank *r, bt_status st)
         bt_rank_leave(r, EXIT_FAILURE, reason);
     }
     if (r->links.shutdown_ns != 0)
-        bt_rank_leave(r, EXIT_SUCCESS, "told to leave, the group no longer steps");
+        bt_rank_leave(r, EXIT_SUCCESS, "told to leave, the group takes no steps");
     bt_rank_leave(r, EXIT_FAILURE,
                   bt_error_text()[0] != '\0' ? bt_error_text() : bt_status_str(st));
 }

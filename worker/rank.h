@@ -89,6 +89,8 @@ bt_wait bt_rank_wait_at_start(const bt_rank *r, const char *what);
 /* hello.c.  What this rank is, for a coordinator; freed with bt_up_free(). */
 bt_status bt_rank_make_hello(const bt_rank *r, bt_up *hello_out);
 bt_status bt_rank_say_ready(bt_rank *r);
+/* So much of the weights has been read; 0 of 0: all that a regroup asks for. */
+void bt_rank_say_progress(bt_rank *r, uint64_t done_bytes, uint64_t total_bytes);
 
 /* orphan.c.  While a coordinator drives this rank: nothing.  When it is lost: drops what it has
  * ordered, looks for the next one, says hello to it, until --orphan-s have passed: then PEER. Never
@@ -123,8 +125,8 @@ bt_status bt_rank_await_regroup(bt_rank *r, bt_status why);
 void bt_rank_pass_on_drain(bt_rank *r);
 /* Alone, at once and without MPI's consent: says Leaving, then ends the process. */
 void bt_rank_leave(bt_rank *r, int code, const char *reason) __attribute__((noreturn));
-/* The same after work() or start() has ended with `st`: by signal, by a lost coordinator, by a
- * shutdown that the group no longer answers, or by an error. */
+/* The same after work() or start() has ended with `st`, or while weights are read: by signal, by a
+ * lost coordinator, by a shutdown that the group does not answer, or by an error. */
 void bt_rank_leave_early(bt_rank *r, bt_status st) __attribute__((noreturn));
 /* Collective over the job: the clean end. */
 void bt_rank_leave_together(bt_rank *r);

@@ -175,15 +175,12 @@ static void on_load(void *ctx, uint64_t done_bytes, uint64_t total_bytes)
 {
     bt_rank *r   = ctx;
     uint64_t now = bt_now_ns();
-    bt_up    m   = {
-             .kind = BT_UP_PROGRESS, .u.progress = {done_bytes, total_bytes}
-    };
 
     if (now - r->progress_ns < BEAT_NS) return;
     r->progress_ns = now;
     if (bt_links_must_leave(&r->links)) bt_rank_leave_early(r, BT_ERR_CANCELLED);
     bt_worker_background(r->worker); /* a beat that is due tells of the last step: it goes first */
-    bt_links_send(&r->links, &m);    /* a lost stream shows by itself */
+    bt_rank_say_progress(r, done_bytes, total_bytes);
 }
 
 /* None without a group, or in a model without any. */
@@ -220,16 +217,6 @@ out:
     return st;
 }
 
-/* If others wait for it in vain from the next epoch on, it hangs. */
-static void say_read(bt_rank *r)
-{
-    bt_up m = {
-        .kind = BT_UP_PROGRESS, .u.progress = {0, 0}
-    };
-
-    bt_links_send(&r->links, &m); /* a lost stream shows by itself */
-}
-
 static bt_status follow(bt_rank *r, const bt_seats seats[2])
 {
     bt_status        st       = BT_OK;
@@ -244,7 +231,7 @@ static bt_status follow(bt_rank *r, const bt_seats seats[2])
     opt.placement = r->has_placement ? &r->placement : NULL;
     BT_TRY(bt_model_regroup(r->model, r->st, &opt));
     bt_group_drain(r->group);
-    say_read(r);
+    bt_rank_say_progress(r, 0, 0); /* from here on whoever waits for it in vain blames it */
     bt_log_write(level_of(r->group_self == 0, BT_LOG_INFO), __FILE__, __LINE__,
                  "regrouped in epoch %u: %u ranks, this one is number %u; %.1f MiB of weights "
                  "after %.1f ms",

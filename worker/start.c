@@ -7,7 +7,6 @@
  * another one. */
 #include <inttypes.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "attention/page_rows.h"
@@ -314,29 +313,18 @@ static void on_load(void *ctx, uint64_t done_bytes, uint64_t total_bytes)
 {
     bt_rank *r   = ctx;
     uint64_t now = bt_now_ns();
-    bt_up    m   = {
-             .kind = BT_UP_PROGRESS, .u.progress = {done_bytes, total_bytes}
-    };
 
     /* The end is told at once, but once: a wait for what other ranks pack may follow. */
     if (now - r->progress_ns >= 100 * BT_NS_PER_MS ||
         (done_bytes == total_bytes && r->progress_bytes != total_bytes)) {
         r->progress_ns    = now;
         r->progress_bytes = done_bytes;
-        bt_links_send(&r->links, &m); /* a lost stream shows below */
+        bt_rank_say_progress(r, done_bytes, total_bytes);
     }
     bt_rank_pass_on_drain(r);
-    if (!bt_links_must_leave(&r->links) && r->links.shutdown_ns == 0) {
-        if (bt_rank_tend_coordinator(r) == BT_OK) return;
-        bt_rank_leave(r, EXIT_FAILURE, bt_error_text());
-    }
-    if (r->links.lost) {
-        char why[512];
-
-        bt_control_client_loss(r->client, why, sizeof(why));
-        bt_rank_leave(r, EXIT_FAILURE, why[0] != '\0' ? why : "the coordinator was lost");
-    }
-    bt_rank_leave(r, EXIT_SUCCESS, "told to leave while loading");
+    if (bt_links_must_leave(&r->links) || r->links.shutdown_ns != 0 ||
+        bt_rank_tend_coordinator(r) != BT_OK)
+        bt_rank_leave_early(r, BT_ERR_CANCELLED);
 }
 
 /* One byte short of all, so that the coordinator sees it go on. */

@@ -141,8 +141,6 @@ typedef struct {
                           size_t ld_x, const bt_bf16 *weight, float eps, bt_bf16 *y, size_t ld_y);
     bt_status (*add_norm)(bt_device *dev, uint32_t rows, uint32_t dim, const bt_bf16 *x,
                           bt_bf16 *residual, const bt_bf16 *weight, float eps, bt_bf16 *y);
-    bt_status (*swiglu)(bt_device *dev, uint32_t rows, uint32_t dim, const bt_bf16 *gate_up,
-                        bt_bf16 *y);
     bt_status (*gather_rows)(bt_device *dev, uint32_t rows, uint32_t dim, const bt_bf16 *table,
                              const uint32_t *index, bt_bf16 *y);
     bt_status (*gather_rows_by)(bt_device *dev, uint32_t rows, uint32_t dim, const bt_bf16 *table,
@@ -317,16 +315,11 @@ static inline bt_status bt_device_gemm(bt_device *dev, bt_role role, uint32_t n_
 }
 /* n blocks of one width in one call: the experts of a layer, or just one.  The list is host memory,
  * borrowed during the call; h [sum of all m, 2 dim] and act [sum of all m, dim] are workspace.  The
- * bits are those of the products and SwiGLU one after the other.  INVALID_ARG: shapes that do not
- * go together. */
+ * bits are those of the products and SwiGLU one after the other, which is bf16(silu(gate) * up) of
+ * what the first product has rounded, silu(z) = z / (1 + e^-z), fp32.  INVALID_ARG: shapes that do
+ * not go together. */
 bt_status bt_device_ffn(bt_device *dev, bt_role role, uint32_t n_ffns, const bt_ffn *ffns,
                         bt_bf16 *h, bt_bf16 *act);
-/* For back ends: just that, one after the other; and the two products of rows m0 .. m0+m of a
- * block, whose rows have been gathered and whose workspace begins at h and act. */
-bt_status bt_ffn_by_parts(bt_device *dev, bt_role role, uint32_t n_ffns, const bt_ffn *ffns,
-                          bt_bf16 *h, bt_bf16 *act);
-void      bt_ffn_products(const bt_ffn *f, uint32_t m0, uint32_t m, bt_bf16 *h, bt_bf16 *act,
-                          bt_gemm *up_out, bt_gemm *down_out);
 /* y = bf16(weight * bf16(x / sqrt(mean(x^2) + eps))), fp32 inside: the order of Hugging Face's
  * DeepseekV3RMSNorm.  [rows, dim]; y may be x. */
 static inline bt_status bt_device_rms_norm(bt_device *dev, uint32_t rows, uint32_t dim,
@@ -342,12 +335,6 @@ static inline bt_status bt_device_add_norm(bt_device *dev, uint32_t rows, uint32
                                            const bt_bf16 *weight, float eps, bt_bf16 *y)
 {
     return dev->ops->add_norm(dev, rows, dim, x, residual, weight, eps, y);
-}
-/* y[r, i] = bf16(silu(gate_up[r, i]) * gate_up[r, dim + i]), silu(z) = z / (1 + e^-z), fp32. */
-static inline bt_status bt_device_swiglu(bt_device *dev, uint32_t rows, uint32_t dim,
-                                         const bt_bf16 *gate_up, bt_bf16 *y)
-{
-    return dev->ops->swiglu(dev, rows, dim, gate_up, y);
 }
 /* y[r, :] = table[index[r], :]; index is host memory. */
 static inline bt_status bt_device_gather_rows(bt_device *dev, uint32_t rows, uint32_t dim,

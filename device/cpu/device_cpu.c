@@ -212,8 +212,8 @@ static void swiglu_one(const void *ctx, uint32_t row)
     job->kernels->swiglu_row(gate, gate + job->dim, job->dim, job->y + row * job->ld_y);
 }
 
-static bt_status cpu_swiglu(bt_device *dev, uint32_t rows, uint32_t dim, const bt_bf16 *gate_up,
-                            bt_bf16 *y)
+bt_status bt_cpu_swiglu(bt_device *dev, uint32_t rows, uint32_t dim, const bt_bf16 *gate_up,
+                        bt_bf16 *y)
 {
     row_job job = {.rows = rows,
                    .dim  = dim,
@@ -283,7 +283,6 @@ static const bt_device_ops CPU_OPS = {
     .ffn                = bt_cpu_ffn,
     .rms_norm           = cpu_rms_norm,
     .add_norm           = cpu_add_norm,
-    .swiglu             = cpu_swiglu,
     .gather_rows        = cpu_gather_rows,
     .gather_rows_by     = cpu_gather_rows,
     .fork               = cpu_sync,

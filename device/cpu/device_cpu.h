@@ -48,6 +48,17 @@ static inline size_t bt_cpu_ffn_rows(const bt_ffn *f, size_t n_elems)
  * to its result on one thread.  False, and nothing done: they are too few for all threads. */
 bool bt_cpu_ffn_whole(bt_device_cpu *cpu, uint32_t n_ffns, const bt_ffn *ffns);
 
+/* As bt_device_ffn(), product after product. */
+bt_status bt_cpu_ffn_by_parts(bt_device *dev, bt_role role, uint32_t n_ffns, const bt_ffn *ffns,
+                              bt_bf16 *h, bt_bf16 *act);
+/* The two products of rows m0 .. m0+m of a block, whose rows have been gathered and whose workspace
+ * begins at h and act. */
+void bt_cpu_ffn_products(const bt_ffn *f, uint32_t m0, uint32_t m, bt_bf16 *h, bt_bf16 *act,
+                         bt_gemm *up_out, bt_gemm *down_out);
+/* y[r, i] = bf16(silu(gate_up[r, i]) * gate_up[r, dim + i]). */
+bt_status bt_cpu_swiglu(bt_device *dev, uint32_t rows, uint32_t dim, const bt_bf16 *gate_up,
+                        bt_bf16 *y);
+
 bt_status bt_cpu_gemm(bt_device *dev, bt_role role, uint32_t n_gemms, const bt_gemm *gemms);
 bt_status bt_cpu_ffn(bt_device *dev, bt_role role, uint32_t n_ffns, const bt_ffn *ffns, bt_bf16 *h,
                      bt_bf16 *act);

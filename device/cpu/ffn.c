@@ -1,7 +1,7 @@
-/* device/cpu/ffn.c - a list of feed-forward blocks in one of three ways: product after product;
- * each block on one thread (ffn_whole.c); or, here, as many blocks as there is room for as two
- * lists of products in tiles.  What a first product gives goes through SwiGLU as it leaves the
- * sums, and to the second one in tiles: `h` and `act` are not used. */
+/* device/cpu/ffn.c - a list of feed-forward blocks in one of three ways: product after product
+ * (ffn_parts.c); each block on one thread (ffn_whole.c); or, here, as many blocks as there is room
+ * for as two lists of products in tiles.  What a first product gives goes through SwiGLU as it
+ * leaves the sums, and to the second one in tiles: `h` and `act` are not used. */
 #include "core/minmax.h"
 #include "device/cpu/gemm.h"
 #include "device/cpu/linear.h"
@@ -66,7 +66,7 @@ bt_status bt_cpu_ffn(bt_device *dev, bt_role role, uint32_t n_ffns, const bt_ffn
     const uint32_t *x_rows[LIST];
     uint32_t        i = 0, m0 = 0;
 
-    if (!want_tiles(cpu, n_ffns, ffns)) return bt_ffn_by_parts(dev, role, n_ffns, ffns, h, act);
+    if (!want_tiles(cpu, n_ffns, ffns)) return bt_cpu_ffn_by_parts(dev, role, n_ffns, ffns, h, act);
     if (bt_cpu_ffn_whole(cpu, n_ffns, ffns)) return BT_OK;
     while (i < n_ffns) {
         size_t   left = BT_CPU_TILE_ELEMS;
@@ -80,7 +80,7 @@ bt_status bt_cpu_ffn(bt_device *dev, bt_role role, uint32_t n_ffns, const bt_ffn
             rest.m -= m0;
             rows = rows_that_fit(&rest, left);
             if (rows < rest.m && n != 0) break;
-            bt_ffn_products(f, m0, rows, NULL, NULL, &up[n], &down[n]);
+            bt_cpu_ffn_products(f, m0, rows, NULL, NULL, &up[n], &down[n]);
             x_rows[n] = f->x_row != NULL ? f->x_row + m0 : NULL;
             if (f->x_row != NULL) up[n].x = f->x;
             left -= bt_cpu_tiled_elems(rows, f->gate_up->k) + bt_cpu_tiled_elems(rows, f->down->k);

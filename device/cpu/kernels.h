@@ -67,7 +67,7 @@ enum { BT_CPU_TILE_ROWS = 16, BT_CPU_TILE_COLS = 32 };
 
 /* y[m, n] = x[m, k] * B, for many rows.  m, n, k >= 1; nothing outside these bounds is written.
  * With `up`, B is gate, and `up` elements behind it lies a B of the same shape; y is then
- * bf16(silu(g) * u) of the rounded products (device.h: swiglu), n a multiple of 16, in tiles. */
+ * bf16(silu(g) * u) of the rounded products (device.h: ffn), n a multiple of 16, in tiles. */
 typedef struct {
     const bt_bf16 *x; /* tiles of 16 rows: [m16/16][k32/32][16][32], padded with +0 in k; rows
                          beyond m are read, and change no other */

@@ -272,12 +272,6 @@ static bt_status cuda_add_norm(bt_device *dev, uint32_t rows, uint32_t dim, cons
     return CUDA(bt_cuda_add_norm(self_of(dev)->stream, rows, dim, x, residual, weight, eps, y));
 }
 
-static bt_status cuda_swiglu(bt_device *dev, uint32_t rows, uint32_t dim, const bt_bf16 *gate_up,
-                             bt_bf16 *y)
-{
-    return CUDA(bt_cuda_swiglu(self_of(dev)->stream, rows, dim, gate_up, y));
-}
-
 static bt_status cuda_gather_rows(bt_device *dev, uint32_t rows, uint32_t dim, const bt_bf16 *table,
                                   const uint32_t *index, bt_bf16 *y)
 {
@@ -372,7 +366,6 @@ static const bt_device_ops CUDA_OPS = {
     .ffn                = bt_cuda_blocks,
     .rms_norm           = cuda_rms_norm,
     .add_norm           = cuda_add_norm,
-    .swiglu             = cuda_swiglu,
     .gather_rows        = cuda_gather_rows,
     .gather_rows_by     = cuda_gather_rows_by,
     .fork               = cuda_fork,

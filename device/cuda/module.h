@@ -14,7 +14,7 @@ extern "C" {
 
 /* Grows with every change of this table, of bt_device, bt_device_ops, bt_sampling_ops, bt_attn_ops
  * or bt_moe_ops: program and module must agree. */
-enum { BT_CUDA_MODULE_VERSION = 16 };
+enum { BT_CUDA_MODULE_VERSION = 17 };
 #define BT_CUDA_MODULE_SYMBOL "bt_cuda_module"
 #define BT_CUDA_EXPORT        __attribute__((visibility("default"))) /* shown to programs */
 

@@ -2,7 +2,6 @@
  * 16-byte access where everything is aligned; which thread takes which is the same either way. */
 #include "device/cuda/rows.h"
 
-#include "device/cpu/math.h"
 #include "device/cuda/gpu.cuh"
 
 enum { THREADS = 256, CHUNK = 8 };
@@ -106,36 +105,6 @@ int bt_cuda_add_norm(void *stream, uint32_t rows, uint32_t dim, const bt_bf16 *x
     if (rows == 0 || dim == 0) return 0;
     return gpu_launch(norm_kernel, rows, THREADS, 0, stream, dim, x, dim, residual, weight, eps, y,
                       dim, wide);
-}
-
-static __global__ void __launch_bounds__(THREADS)
-    swiglu_kernel(uint32_t rows, uint32_t dim, const bt_bf16 *gate_up, bt_bf16 *y, bool wide)
-{
-    uint32_t per_row = (dim + CHUNK - 1) / CHUNK;
-
-    FOR_CHUNKS(c, (size_t)rows * per_row)
-    {
-        size_t         row = c / per_row;
-        uint32_t       at = (uint32_t)(c % per_row) * CHUNK, left = dim - at;
-        const bt_bf16 *gate = gate_up + row * 2 * dim + at;
-        float          g[CHUNK], u[CHUNK];
-
-        load8(gate, left, wide, g);
-        load8(gate + dim, left, wide, u);
-        GPU_UNROLL
-        for (int j = 0; j < CHUNK; j++)
-            g[j] = g[j] / (bt_expf(-g[j]) + 1.0f) * u[j];
-        store8(y + row * dim + at, left, wide, g);
-    }
-}
-
-int bt_cuda_swiglu(void *stream, uint32_t rows, uint32_t dim, const bt_bf16 *gate_up, bt_bf16 *y)
-{
-    size_t chunks = (size_t)rows * ((dim + CHUNK - 1) / CHUNK);
-
-    if (chunks == 0) return 0;
-    return gpu_launch(swiglu_kernel, blocks_for(chunks), THREADS, 0, stream, rows, dim, gate_up, y,
-                      aligned(gate_up, dim) && aligned(y, dim));
 }
 
 static __global__ void __launch_bounds__(THREADS)

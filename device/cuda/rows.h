@@ -1,9 +1,9 @@
-/* device/cuda/rows.h - operations on rows as kernels: norms, activations, residuals, embedding.
+/* device/cuda/rows.h - operations on rows as kernels: norms, residuals, embedding.
  *
  * Each function enqueues on `stream` (a cudaStream_t) and returns a cudaError_t, 0 for success; no
  * rows, no launch.  Every pointer is device memory.  A row's bits are a function of its shape and
- * values only.  swiglu and what is added to a residual give the bits of the CPU back end; rms_norm
- * adds in an order of its own. */
+ * values only.  What is added to a residual has the bits of the CPU back end; rms_norm adds in an
+ * order of its own. */
 #ifndef BT_DEVICE_CUDA_ROWS_H
 #define BT_DEVICE_CUDA_ROWS_H
 
@@ -23,8 +23,6 @@ int bt_cuda_rms_norm(void *stream, uint32_t rows, uint32_t dim, const bt_bf16 *x
  */
 int bt_cuda_add_norm(void *stream, uint32_t rows, uint32_t dim, const bt_bf16 *x, bt_bf16 *residual,
                      const bt_bf16 *weight, float eps, bt_bf16 *y);
-/* y[r, i] = bf16(silu(gate_up[r, i]) * gate_up[r, dim + i]). */
-int bt_cuda_swiglu(void *stream, uint32_t rows, uint32_t dim, const bt_bf16 *gate_up, bt_bf16 *y);
 /* y[r, :] = table[index[r], :] */
 int bt_cuda_gather_rows(void *stream, uint32_t rows, uint32_t dim, const bt_bf16 *table,
                         const uint32_t *index, bt_bf16 *y);

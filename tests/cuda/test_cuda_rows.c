@@ -78,26 +78,6 @@ static void add_norm_has_the_bits_of_add_then_norm(void)
     }
 }
 
-static void swiglu_gives_the_bits_of_the_cpu(void)
-{
-    uint64_t rng = 3;
-
-    for (int d = 0; d < N_DIMS; d++) {
-        uint32_t dim = DIMS[d], rows = 3;
-        bt_bf16 *x = random_bf16(rows * 2 * dim, 4, &rng);
-        bt_bf16 *a = ARRAY(bt_bf16, rows * dim), *b = ARRAY(bt_bf16, dim);
-
-        x[0] = 0x7f80, x[dim] = 0x8000; /* inf, -0 */
-        EXPECT_EQ(bt_cuda_swiglu(NULL, rows, dim, x, a), 0);
-        for (uint32_t r = 0; r < rows; r++) {
-            cpu()->swiglu_row(x + 2 * r * dim, x + (2 * r + 1) * dim, dim, b);
-            for (uint32_t i = 0; i < dim; i++)
-                EXPECT(same(a[r * dim + i], b[i]));
-        }
-        free(x), free(a), free(b);
-    }
-}
-
 static void rows_are_gathered(void)
 {
     uint64_t rng = 4;
@@ -121,7 +101,6 @@ static void nothing_to_do_launches_nothing(void)
 
     EXPECT_EQ(bt_cuda_rms_norm(NULL, 0, 64, NULL, 64, NULL, 1e-6f, NULL, 64), 0);
     EXPECT_EQ(bt_cuda_add_norm(NULL, 0, 64, NULL, NULL, NULL, 1e-6f, NULL), 0);
-    EXPECT_EQ(bt_cuda_swiglu(NULL, 0, 64, NULL, NULL), 0);
     EXPECT_EQ(bt_cuda_gather_rows(NULL, 0, 64, NULL, NULL, NULL), 0);
     EXPECT_EQ(simt_n_launches() - before, 0);
 }
@@ -132,7 +111,6 @@ int main(int argc, char **argv)
         BT_TEST(rms_norm_of_any_width_is_the_formula),
         BT_TEST(rms_norm_of_a_row_ignores_its_neighbours),
         BT_TEST(add_norm_has_the_bits_of_add_then_norm),
-        BT_TEST(swiglu_gives_the_bits_of_the_cpu),
         BT_TEST(rows_are_gathered),
         BT_TEST(nothing_to_do_launches_nothing),
     };

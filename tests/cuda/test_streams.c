@@ -112,6 +112,12 @@ static void copies_are_between_what_they_say(void)
     cudaStreamDestroy(stream);
 }
 
+/* memory [3, N]: the first row to the last one. */
+static int add_up(cudaStream_t stream, bt_bf16 *memory)
+{
+    return bt_cuda_add_norm(stream, 1, N, memory, memory + 2 * N, memory + N, 1e-6f, memory);
+}
+
 /* How often a kernel of one stream comes before a copy of another one. */
 static int n_in_order(bool with_event)
 {
@@ -126,7 +132,7 @@ static int n_in_order(bool with_event)
         EXPECT_EQ(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), cudaSuccess);
         cudaMemsetAsync(memory, 0x3f, 3 * N * sizeof(*memory), a);
         cudaStreamSynchronize(a);
-        EXPECT_EQ(bt_cuda_swiglu(a, 1, N, memory, memory + 2 * N), 0);
+        EXPECT_EQ(add_up(a, memory), 0);
         cudaEventRecord(event, a);
         if (with_event) cudaStreamWaitEvent(b, event, 0);
         down(out, memory + 2 * N, sizeof(out), b);
@@ -174,10 +180,10 @@ static void a_launch_fails_by_what_failed_before_it(void)
     void        *all    = NULL;
 
     EXPECT_EQ(cudaMalloc(&all, g_fake_gpu.bytes), cudaErrorMemoryAllocation);
-    EXPECT_EQ(bt_cuda_swiglu(a, 1, N, memory, memory + 2 * N), cudaErrorMemoryAllocation);
-    EXPECT_EQ(bt_cuda_swiglu(a, 1, N, memory, memory + 2 * N), cudaSuccess);
+    EXPECT_EQ(add_up(a, memory), cudaErrorMemoryAllocation);
+    EXPECT_EQ(add_up(a, memory), cudaSuccess);
     g_fake_gpu.fail_at = 0;
-    EXPECT_EQ(bt_cuda_swiglu(a, 1, N, memory, memory + 2 * N), cudaErrorInvalidValue);
+    EXPECT_EQ(add_up(a, memory), cudaErrorInvalidValue);
     cudaFree(memory);
     cudaStreamDestroy(a);
 }

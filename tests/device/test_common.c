@@ -1,7 +1,6 @@
 /* What all back ends have in common: the checksum of what ranks send each other, arrays that are
  * accounted for, products that are weighed, what a list of feed-forward blocks may be. */
-#include "device/device.h"
-
+#include "device/cpu/device_cpu.h"
 #include "tests/support/test.h"
 
 enum { MOST = 29, WORD = 8, SEED = 5 };
@@ -280,7 +279,7 @@ static void ffn_of_many_blocks_equals_its_parts(void)
                                        .y_dtype = BT_BF16};
         memset(y, 0, sizeof(y));
         EXPECT_EQ(bt_device_ffn(dev, BT_ROLE_PROMPT, n, f[0], h, act), BT_OK);
-        EXPECT_EQ(bt_ffn_by_parts(dev, BT_ROLE_PROMPT, n, f[1], h, act), BT_OK);
+        EXPECT_EQ(bt_cpu_ffn_by_parts(dev, BT_ROLE_PROMPT, n, f[1], h, act), BT_OK);
         EXPECT(memcmp(y[0], y[1], sizeof(y[0])) == 0);
         bt_device_linear_destroy(dev, down);
         bt_device_linear_destroy(dev, up);

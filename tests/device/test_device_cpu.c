@@ -4,6 +4,7 @@
 #include <sched.h>
 
 #include "core/alloc.h"
+#include "device/cpu/device_cpu.h"
 #include "tests/device/cpu_device.h"
 #include "tests/support/sweep.h"
 #include "tests/support/test.h"
@@ -197,7 +198,7 @@ static void check_ffn(bt_device *dev, uint32_t hidden, uint32_t dim, uint32_t n,
     h   = bt_calloc(rows * 2 * dim, sizeof(*h));
     act = bt_calloc(rows * dim, sizeof(*act));
     EXPECT_EQ(bt_device_ffn(dev, BT_ROLE_PROMPT, n_ffns, ffns, h, act), BT_OK);
-    EXPECT_EQ(bt_ffn_by_parts(dev, BT_ROLE_PROMPT, n_ffns, parts, h, act), BT_OK);
+    EXPECT_EQ(bt_cpu_ffn_by_parts(dev, BT_ROLE_PROMPT, n_ffns, parts, h, act), BT_OK);
     for (uint32_t i = 0; i < n_ffns; i++) {
         EXPECT(memcmp(ffns[i].y, parts[i].y, ((size_t)ms[i] * n + 1) * bytes) == 0);
         bt_free(ffns[i].y);
@@ -351,7 +352,7 @@ static void row_operations_equal_row_kernels(void)
         rows->rms_norm_row(x + r * 2 * DIM, weight, DIM, 1e-6f, want);
         EXPECT(memcmp(want, y + r * DIM, DIM * sizeof(*y)) == 0);
     }
-    EXPECT_EQ(bt_device_swiglu(dev, ROWS, DIM, x, y), BT_OK);
+    EXPECT_EQ(bt_cpu_swiglu(dev, ROWS, DIM, x, y), BT_OK);
     for (size_t r = 0; r < ROWS; r++) {
         rows->swiglu_row(x + r * 2 * DIM, x + r * 2 * DIM + DIM, DIM, want);
         EXPECT(memcmp(want, y + r * DIM, DIM * sizeof(*y)) == 0);

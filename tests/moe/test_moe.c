@@ -6,6 +6,7 @@
 
 #include "core/alloc.h"
 #include "core/clock.h"
+#include "device/cpu/device_cpu.h"
 #include "moe/ops.h"
 #include "tests/support/sweep.h"
 #include "tests/support/test.h"
@@ -146,7 +147,7 @@ static void one_mlp(bt_role role, const bt_linear *gate_up, const bt_linear *dow
     bt_bf16 h[2 * SHARED_DIM], a[SHARED_DIM];
 
     one_product(role, gate_up, x, h, BT_BF16);
-    NEED(bt_device_swiglu(g_dev, 1, dim, h, a) == BT_OK);
+    NEED(bt_cpu_swiglu(g_dev, 1, dim, h, a) == BT_OK);
     one_product(role, down, a, y, BT_F32);
 }
 

@@ -1,10 +1,10 @@
-/* device/ffn.c - feed-forward blocks as two lists of products with SwiGLU between them. */
-#include "device/device.h"
+/* device/cpu/ffn_parts.c - blocks as two lists of products with SwiGLU between them. */
+#include "device/cpu/device_cpu.h"
 
 enum { LIST = 64 }; /* products of a call */
 
-void bt_ffn_products(const bt_ffn *f, uint32_t m0, uint32_t m, bt_bf16 *h, bt_bf16 *act,
-                     bt_gemm *up_out, bt_gemm *down_out)
+void bt_cpu_ffn_products(const bt_ffn *f, uint32_t m0, uint32_t m, bt_bf16 *h, bt_bf16 *act,
+                         bt_gemm *up_out, bt_gemm *down_out)
 {
     const bt_bf16 *x = f->x_row != NULL ? f->gathered : f->x;
 
@@ -64,7 +64,7 @@ static bt_status multiply(bt_device *dev, bt_role role, uint32_t n_ffns, const b
             const bt_ffn *f = &ffns[first + n];
 
             dim = bt_linear_k(f->down);
-            bt_ffn_products(f, 0, f->m, h + at * 2 * dim, act + at * dim, &up[n], &down[n]);
+            bt_cpu_ffn_products(f, 0, f->m, h + at * 2 * dim, act + at * dim, &up[n], &down[n]);
             at += f->m;
         }
         BT_TRY(bt_device_gemm(dev, role, n, second ? down : up));
@@ -73,8 +73,8 @@ out:
     return st;
 }
 
-bt_status bt_ffn_by_parts(bt_device *dev, bt_role role, uint32_t n_ffns, const bt_ffn *ffns,
-                          bt_bf16 *h, bt_bf16 *act)
+bt_status bt_cpu_ffn_by_parts(bt_device *dev, bt_role role, uint32_t n_ffns, const bt_ffn *ffns,
+                              bt_bf16 *h, bt_bf16 *act)
 {
     bt_status st   = BT_OK;
     uint32_t  rows = 0;
@@ -84,40 +84,8 @@ bt_status bt_ffn_by_parts(bt_device *dev, bt_role role, uint32_t n_ffns, const b
         rows += ffns[i].m;
     BT_TRY(gather(dev, n_ffns, ffns));
     BT_TRY(multiply(dev, role, n_ffns, ffns, false, h, act));
-    BT_TRY(bt_device_swiglu(dev, rows, bt_linear_k(ffns[0].down), h, act));
+    BT_TRY(bt_cpu_swiglu(dev, rows, bt_linear_k(ffns[0].down), h, act));
     BT_TRY(multiply(dev, role, n_ffns, ffns, true, h, act));
-out:
-    return st;
-}
-
-bt_status bt_device_ffn(bt_device *dev, bt_role role, uint32_t n_ffns, const bt_ffn *ffns,
-                        bt_bf16 *h, bt_bf16 *act)
-{
-    bt_status st = BT_OK;
-
-    for (uint32_t i = 0; i < n_ffns; i++) {
-        const bt_ffn *f   = &ffns[i];
-        uint32_t      dim = bt_linear_k(f->down), hidden = bt_linear_k(f->gate_up);
-
-        BT_REQUIRE(dim == bt_linear_k(ffns[0].down) && bt_linear_n(f->gate_up) == 2 * dim,
-                   BT_ERR_INVALID_ARG,
-                   "feed-forward block %u of %u: width %u, gate and up of %u: expected %u, %u", i,
-                   n_ffns, dim, bt_linear_n(f->gate_up), bt_linear_k(ffns[0].down),
-                   2 * bt_linear_k(ffns[0].down));
-        BT_REQUIRE(f->m <= 1 || (f->ld_x >= hidden && f->ld_y >= bt_linear_n(f->down)),
-                   BT_ERR_INVALID_ARG,
-                   "feed-forward block %u of %u, [%u, %u, %u]: row strides %zu and %zu: expected "
-                   "%u and %u or more",
-                   i, n_ffns, hidden, dim, bt_linear_n(f->down), f->ld_x, f->ld_y, hidden,
-                   bt_linear_n(f->down));
-        BT_REQUIRE((f->weight == NULL || f->y_dtype == BT_BF16) &&
-                       (f->x_row == NULL) == (f->gathered == NULL),
-                   BT_ERR_INVALID_ARG,
-                   "feed-forward block %u of %u: weights need results of bf16; rows to gather need "
-                   "a place, and only they",
-                   i, n_ffns);
-    }
-    BT_TRY(dev->ops->ffn(dev, role, n_ffns, ffns, h, act));
 out:
     return st;
 }

@@ -192,6 +192,11 @@ void bt_child_kill(bt_child *child, int sig)
     child->killed = child->killed || sig == SIGKILL;
 }
 
+void bt_child_tell(bt_child *child, int sig, int value)
+{
+    if (bt_child_running(child)) sigqueue(child->pid, sig, (union sigval){.sival_int = value});
+}
+
 /* Before its pid can be another's. */
 static void forget_started(pid_t pid)
 {

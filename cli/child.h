@@ -55,6 +55,8 @@ static inline bool bt_child_running(const bt_child *child)
     return child->pid != 0 && !child->ended;
 }
 void bt_child_kill(bt_child *child, int sig);
+/* With a value, as sigqueue(3). */
+void bt_child_tell(bt_child *child, int sig, int value);
 /* Waits for any child that has ended, without blocking; true when one of children[0..n) did. */
 bool bt_child_collect(bt_child *const *children, size_t n);
 /* "ended with exit code 3", "was ended by signal 15 (Terminated)" (core/ending.h). */

@@ -91,7 +91,8 @@ static bool drain(supervisor *s, int number)
         bt_child_kill(&s->launch, SIGUSR1);
         if (number == SIGTERM) s->launch_term_ns = bt_awake_ns() + s->opt->drain_ns;
     } else {
-        bt_child_kill(&s->coordinator, number == SIGUSR1 ? SIGUSR1 : SIGTERM);
+        bt_child_tell(&s->coordinator, number == SIGUSR1 ? SIGUSR1 : SIGTERM,
+                      bt_child_running(&s->fresh) && !s->fresh_serves);
     }
     return true;
 }

@@ -11,7 +11,8 @@
  * With `renew` ranks of a second cell are started under the same coordinator when the first lacks
  * some; the first drains when the second serves.
  *
- * A signal that drains goes to the coordinator, which ends by itself when its last request has.
+ * A signal that drains goes to the coordinator, which ends by itself when its last request has; it
+ * is told whether a second cell is on its way, for which requests wait if the first one dies.
  *
  * Whatever happens, run() returns only when every process of the cell is gone.
  *

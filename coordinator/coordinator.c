@@ -37,11 +37,29 @@ typedef struct {
     int                           exit_code;
 } coordinator;
 
-/* To end, and to drain and then end. Atomic, as a signal may find any thread of gRPC's. */
-static atomic_int g_signal, g_drain;
+/* To end, and to drain and then end; a cell is being started. Atomic, as a signal may find any
+ * thread of gRPC's. */
+static atomic_int g_signal, g_drain, g_cell_comes;
 
-static void on_signal(int number) { g_signal = number; }
-static void on_drain(int number) { g_drain = number; }
+/* baton run sends a value: whether it is starting a cell. */
+static void note_value(const siginfo_t *info)
+{
+    g_cell_comes = info->si_code == SI_QUEUE && info->si_value.sival_int != 0;
+}
+
+static void on_signal(int number, siginfo_t *info, void *context)
+{
+    (void)context;
+    note_value(info);
+    g_signal = number;
+}
+
+static void on_drain(int number, siginfo_t *info, void *context)
+{
+    (void)context;
+    note_value(info);
+    g_drain = number;
+}
 
 /* ---- the end */
 
@@ -171,7 +189,7 @@ static void drain(coordinator *c, double limit_s)
     BT_INFO("draining: %u request%s under way", n, n == 1 ? "" : "s");
     bt_announce(c->opt->announce_fd, true, "draining");
     bt_public_drain(c->pub);
-    bt_fleet_wait_no_more(c->fleet);
+    if (!g_cell_comes) bt_fleet_wait_no_more(c->fleet);
 }
 
 static void check_drained(coordinator *c)
@@ -330,7 +348,8 @@ out:
 int bt_coordinator_run(const bt_coordinator_options *options)
 {
     coordinator      c      = {.opt = options, .deadline_ns = UINT64_MAX, .exit_code = 1};
-    struct sigaction action = {.sa_handler = on_signal}, gently = {.sa_handler = on_drain};
+    struct sigaction action = {.sa_sigaction = on_signal, .sa_flags = SA_SIGINFO};
+    struct sigaction gently = {.sa_sigaction = on_drain, .sa_flags = SA_SIGINFO};
 
     sigaction(SIGTERM, &action, NULL);
     sigaction(SIGINT, &action, NULL);

@@ -7,8 +7,9 @@ ranks: a rank dies again and again under load; every stream is the undisturbed o
 the same ports and ranks serve again. hung: so does a coordinator that answers no more. paused: one that only stood still while it was to say
 who is lost keeps its ranks. stalls: all of it stands still, as with its machine, or the coordinator for less than its limit: a pause and
 nothing else; ranks that look for a coordinator meanwhile go on looking. renewed: with --renew a cell that lacks ranks is replaced under load
-by a fresh one beside it, again and again. renewed_in_turn: the fresh cell loses a rank too; the launcher of the old one dies. crash_loop:
-what dies as soon as it serves is given up, with the reason. start_up: 4 ranks, start to first token."""
+by a fresh one beside it, again and again. renewed_in_turn: the fresh cell loses a rank too; the launcher of the old one dies. renewed_in_a_drain:
+the old cell drains, and dies before the fresh one is there. crash_loop: what dies as soon as it serves is given up, with the reason.
+start_up: 4 ranks, start to first token."""
 import os
 import shutil
 import signal
@@ -323,6 +324,26 @@ def renewed_in_turn(a, pb, rpc):
     assert cell.stop() == 0, cell.log()
 
 
+def renewed_in_a_drain(a, pb, rpc):
+    """The old cell dies while it drains, before a rank of the fresh one has attached: its streams wait for that one."""
+    cell = start(a, "1+2", "--on-death", "replace", "--restarts", "5", "--renew", "--kv-bytes", "64m")
+    with cell.channel() as channel:
+        want = load.ask_all(pb, rpc.VllmEngineStub(channel), 4, 250)
+    streams, ranks, launchers = Streams(pb, rpc, cell, want), cell.ranks(), named(cell, "baton-launch")
+    streams.wait_begun()
+    os.kill(ranks[2], signal.SIGKILL)
+    while named(cell, "baton-launch") <= launchers:
+        assert cell.process.poll() is None, cell.log()
+        time.sleep(0.001)
+    cell.process.send_signal(signal.SIGUSR1)
+    wait_for(cell, "draining", 1)
+    for rank in (0, 1):
+        os.kill(ranks[rank], signal.SIGKILL)
+    streams.end()
+    assert cell.wait_gone() == 0, cell.log()
+    cell.wait_nothing_left()
+
+
 def upgraded(a, pb, rpc):
     """A program that is not there for a moment is one more reason to try again."""
     with tempfile.TemporaryDirectory() as folder:
@@ -367,7 +388,7 @@ def start_up(a, pb, rpc):
         assert min(times) < START_S, f"expected below {START_S} s"
 
 
-CASES = [ranks, coordinator, hung, paused, stalls, renewed, renewed_in_turn, upgraded, crash_loop, start_up]
+CASES = [ranks, coordinator, hung, paused, stalls, renewed, renewed_in_turn, renewed_in_a_drain, upgraded, crash_loop, start_up]
 
 
 def main():

@@ -1,5 +1,8 @@
 #include "core/status.h"
 
+#include <stdio.h>
+#include <sys/resource.h>
+
 const char *bt_status_str(bt_status st)
 {
     switch (st) {
@@ -12,10 +15,24 @@ const char *bt_status_str(bt_status st)
     return "unknown status";
 }
 
+/* With the shell's limit, which may be what is in the way. */
+static const char *no_memory(void)
+{
+    static _Thread_local char text[64];
+    struct rlimit             limit;
+
+    if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY)
+        return bt_status_str(BT_ERR_NO_MEMORY);
+    snprintf(text, sizeof(text), "%s (`ulimit -v` is %llu)", bt_status_str(BT_ERR_NO_MEMORY),
+             (unsigned long long)limit.rlim_cur / 1024);
+    return text;
+}
+
 const char *bt_status_head(bt_status st)
 {
-    bool is_said = st != BT_ERR_NO_MEMORY && st != BT_ERR_DEVICE; /* by the text behind it */
+    bool is_said = st != BT_ERR_DEVICE; /* by the text behind it */
 
+    if (st == BT_ERR_NO_MEMORY) return no_memory();
     return is_said && bt_log_is_verb() ? "" : bt_status_str(st);
 }
 

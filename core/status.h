@@ -42,8 +42,8 @@ typedef enum { BT_SCOPE_REQUEST, BT_SCOPE_RANK, BT_SCOPE_CELL } bt_scope;
 /* Both are total: an unknown code has a text too, and scope CELL. */
 const char *bt_status_str(bt_status st);
 bt_scope    bt_status_scope(bt_status st);
-/* What begins an error's line: the code's text; "" in a verb (core/log.h), whose reader does not
- * need it, except where the line would not say what is wrong. */
+/* What begins an error's line, until the next one: the code's text, of memory with `ulimit -v`; ""
+ * in a verb (core/log.h), except where the line would not say what is wrong. */
 const char *bt_status_head(bt_status st);
 
 /* The only two control-flow macros.  The enclosing function has a local `bt_status st` and one

@@ -16,7 +16,8 @@ static bt_status cpu_alloc(bt_device *dev, size_t bytes, void **ptr_out)
     void     *ptr = bt_calloc_aligned(bytes, 1);
 
     (void)dev;
-    BT_REQUIRE(ptr != NULL, BT_ERR_NO_MEMORY, "%zu bytes on the CPU device", bytes);
+    BT_REQUIRE(ptr != NULL, BT_ERR_NO_MEMORY,
+               "%zu bytes of weights, pages or a step's work space on the CPU device", bytes);
     *ptr_out = ptr;
 out:
     return st;

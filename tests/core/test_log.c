@@ -15,6 +15,7 @@
 
 #include "core/clock.h"
 #include "core/log.h"
+#include "core/status.h"
 #include "tests/support/test.h"
 
 enum { LINES = 5000, WAIT_S = 20 };
@@ -341,6 +342,21 @@ static void place_of_many_threads_is_bound_too(void)
         EXPECT(n <= BT_LOG_BURST + 1 + strtoull(ns + 10, NULL, 10) * BT_LOG_RATE / BT_NS_PER_S);
 }
 
+static void out_of_memory_names_the_limit_of_the_shell(void)
+{
+    struct rlimit limit, before;
+
+    EXPECT(strcmp(bt_status_head(BT_ERR_NO_MEMORY), "out of host or device memory") == 0);
+    EXPECT_EQ(getrlimit(RLIMIT_AS, &before), 0);
+    limit          = before;
+    limit.rlim_cur = 999999999999 * 1024;
+    EXPECT_EQ(setrlimit(RLIMIT_AS, &limit), 0);
+    bt_error_keep(bt_status_head(BT_ERR_NO_MEMORY), "a page");
+    EXPECT_EQ(setrlimit(RLIMIT_AS, &before), 0);
+    EXPECT(strcmp(bt_error_text(),
+                  "out of host or device memory (`ulimit -v` is 999999999999): a page") == 0);
+}
+
 static void error_text_is_printable_too(void)
 {
     bt_error_keep("", "%s\xe2", "\xc2\x9b[2J");
@@ -358,6 +374,7 @@ int main(int argc, char **argv)
         BT_TEST(bound_place_leaves_out_lines_and_says_how_many),
         BT_TEST(places_without_number_are_bound_together),
         BT_TEST(place_of_many_threads_is_bound_too),
+        BT_TEST(out_of_memory_names_the_limit_of_the_shell),
         BT_TEST(error_text_is_printable_too),
     };
 

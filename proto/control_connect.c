@@ -152,7 +152,7 @@ bt_status bt_control_connect(bt_control_client *c, uint64_t connect_ns)
                "the coordinator at %s refuses this rank: %s", c->address, cause);
     BT_REQUIRE(attached || retry, BT_ERR_PEER, "at %s there is no Baton coordinator: %s",
                c->address, cause);
-    BT_REQUIRE(attached, BT_ERR_PEER, "no coordinator at %s within %.1f s: %s", c->address,
+    BT_REQUIRE(attached, BT_ERR_PEER, "no coordinator at %s for %.1f s: %s", c->address,
                (double)(bt_now_ns() - begin) * 1e-9, cause);
 out:
     return st;

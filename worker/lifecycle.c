@@ -255,8 +255,7 @@ static bt_status join(bt_worker *w, bt_request *r)
      * and it must not overtake the prompt's logprobs. */
     bool repeat = r->sampling.top_logprobs == 0 && r->sampling.prompt_logprobs == 0;
 
-    r->n_cached    = r->in.cached;
-    r->map.n_fixed = r->map.pages == NULL ? 0 : r->n_prompt;
+    r->n_cached = r->in.cached;
     bt_request_keep_pages(r, w->cfg.pool, r->n_prompt);
     BT_DEBUG("all rows of %u prompt tokens are here: it decodes", r->n_prompt);
     bt_handoff_in_fini(&r->in);

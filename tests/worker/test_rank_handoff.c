@@ -422,10 +422,24 @@ static void rejected_messages_are_somebodys_loss(void)
     EXPECT_EQ(b.n_up, 0);
     bt_worker_rejected(b.worker, 0, 1, BT_ERR_CHECKSUM);
     EXPECT_EQ(bt_worker_background_status(b.worker), BT_OK);
-    EXPECT_EQ(b.n_up, 2);
-    EXPECT_EQ(b.up[1].kind, BT_UP_RELEASED);
-    bt_up_free(&b.up[--b.n_up]);
-    bench_expect_failed(&b, 15, "a page message of rank 0 was refused");
+    bench_expect_failed_and_gone(&b, 15, "a page message of rank 0 was refused");
+    bench_tear_down(&b);
+}
+
+/* So do rows for pages that it does not hold. */
+static void refused_rows_are_the_requests_loss(void)
+{
+    bt_page_message message = FIRST_LAYER;
+    bench           b;
+    bt_down         m;
+
+    bench_set_up(&b, 1, 1, 1);
+    m                 = bench_reserve(1, 10, 5), bench_order(&b, &m);
+    message.pages_tag = ticket_tag(&b) + 1;
+    bench_forget(&b);
+    bt_worker_delivered(b.worker, 0, &message, &(bt_page_payload){.rows = g_first_rows});
+    EXPECT_EQ(bt_worker_background_status(b.worker), BT_OK);
+    bench_expect_failed_and_gone(&b, 15, "pages");
     bench_tear_down(&b);
 }
 
@@ -603,6 +617,7 @@ int main(int argc, char **argv)
         BT_TEST(first_token_that_ends_its_choice_is_repeated_alone),
         BT_TEST(decode_rank_keeps_the_prompts_that_it_was_handed),
         BT_TEST(rejected_messages_are_somebodys_loss),
+        BT_TEST(refused_rows_are_the_requests_loss),
         BT_TEST(rows_that_the_device_does_not_take_are_the_ranks_loss),
         BT_TEST(hand_off_that_nobody_takes_ends_on_the_prefill_rank),
         BT_TEST(hand_off_that_waits_for_a_slot_has_no_lease),

@@ -517,8 +517,8 @@ static void look_at_avoided(bt_relay *r, uint64_t now_ns)
         drop_avoided(r, 0);
     bt_relay_count_seats(r, taken);
     for (uint32_t i = 0; i < r->cfg.n_ranks; i++) {
-        r->ranks[i].cut_off = r->n_avoided > 0 && bt_relay_decodes(r, i) &&
-                              n_avoided_of(r, i) == taken[BT_SEATED_PREFILL];
+        r->ranks[i].cut_off =
+            bt_relay_decodes(r, i) && n_avoided_of(r, i) == taken[BT_SEATED_PREFILL];
         n_cut_off += r->ranks[i].cut_off;
     }
     if (n_cut_off == 0 || n_cut_off < taken[BT_SEATED_DECODE]) return;
@@ -531,7 +531,6 @@ bool bt_relay_avoid(bt_relay *relay, const bt_relay_request *q, uint64_t now_ns)
 {
     bt_avoided_pair pair = {q->prefill_rank, q->decode_rank, now_ns + AVOID_S * BT_NS_PER_S};
 
-    if (bt_relay_both(relay)) return false;
     for (uint32_t i = 0; i < relay->n_avoided; i++)
         if (relay->avoided[i].prefill == pair.prefill && relay->avoided[i].decode == pair.decode)
             drop_avoided(relay, i);

@@ -13,7 +13,7 @@
 #include "tests/coordinator/relay_words.h"
 #include "tests/support/test.h"
 
-enum { MAX_RANKS = 6, MAX_LIVE = 4096, FIFO = 8192, SIM_PAGE = 4, SIM_VOCAB = 50 };
+enum { MAX_RANKS = 9, MAX_LIVE = 4096, FIFO = 8192, SIM_PAGE = 4, SIM_VOCAB = 50 };
 
 typedef struct {
     int          ends, n;

@@ -93,7 +93,7 @@ static void relay_handoff_that_stands_still_is_made_by_others(void)
         for (int i = 0; i < CLIENTS; i++)
             sim_expect_done(&clients[i]);
         for (int late = 0; late < 2; late++) {
-            if (late) s.now += AVOID_S * BT_NS_PER_S;
+            s.now += (late ? 1 : AVOID_S - 1) * BT_NS_PER_S;
             ask(&s, clients, CLIENTS);
             settle(&s, &c);
             EXPECT_EQ(c.n_still[0][2] + c.n_still[1][3] > before, late);
@@ -195,10 +195,46 @@ static void relay_avoided_pair_is_taken_when_it_is_the_last(void)
         sim_expect_done(&c);
     } while (one.n_still[0][2] == 0);
     one.n = 0;
-    sim_lose(&s, 1);
     ask(&s, &c, 1);
+    sim_lose(&s, 1);
+    EXPECT(s.relay->queue.first == NULL); /* at once */
     settle(&s, &one);
     sim_expect_done(&c);
+    sim_fini(&s);
+}
+
+static void avoid(sim *s, uint32_t prefill, uint32_t decode)
+{
+    bt_relay_request q = {.prefill_rank = prefill, .decode_rank = decode};
+
+    s->now += BT_NS_PER_S;
+    EXPECT(bt_relay_avoid(s->relay, &q, s->now));
+}
+
+/* A pair that stands still again counts once, and from then on; of many the oldest are tried. */
+static void relay_pairs_are_avoided_since_they_stood_still_last(void)
+{
+    enum { N_DECODE = 5 };
+    const bt_relay *r;
+    sim             s;
+
+    sim_init(&s, 4, N_DECODE, 4 + N_DECODE, 64);
+    r = s.relay;
+    for (uint32_t i = 0; i < 3 * N_DECODE; i++)
+        avoid(&s, i / N_DECODE, 4 + i % N_DECODE);
+    avoid(&s, 0, 5);
+    EXPECT_EQ(r->n_avoided, 3 * N_DECODE);
+    avoid(&s, 3, 5);
+    avoid(&s, 3, 4); /* one too many: the first one goes */
+    EXPECT_EQ(r->n_avoided, BT_AVOIDED_PAIRS);
+    for (uint32_t i = 0; i < BT_AVOIDED_PAIRS; i++) {
+        uint32_t n = i + 2; /* in the order of the first ones, but for 0 and 1 */
+
+        if (n < 3 * N_DECODE)
+            EXPECT(r->avoided[i].prefill == n / N_DECODE &&
+                   r->avoided[i].decode == 4 + n % N_DECODE);
+    }
+    EXPECT(r->avoided[13].prefill == 0 && r->avoided[13].decode == 5);
     sim_fini(&s);
 }
 
@@ -297,6 +333,7 @@ static const bt_test TESTS[] = {
     BT_TEST(relay_handoff_that_stands_still_between_the_last_ranks_fails),
     BT_TEST(relay_handoff_that_only_one_rank_could_take_fails),
     BT_TEST(relay_avoided_pair_is_taken_when_it_is_the_last),
+    BT_TEST(relay_pairs_are_avoided_since_they_stood_still_last),
     BT_TEST(relay_request_that_always_stands_still_ends),
     BT_TEST(relay_decode_rank_is_one_that_its_prefill_rank_reaches),
     BT_TEST(relay_request_for_a_rank_that_is_cut_off_lets_others_pass),

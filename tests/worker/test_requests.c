@@ -295,6 +295,32 @@ static void forced_experts_are_those_of_the_rows(void)
     }
 }
 
+/* Whatever the order in which they come and go; a request's choices as they have come. */
+static void table_holds_many_requests_in_the_order_of_their_arrival(void)
+{
+    enum { N = 301 };
+    static bt_request all[N];
+    bt_requests       t = {0};
+
+    for (uint32_t i = 0; i < N; i++) {
+        all[i] = (bt_request){.id = i + 1, .arrival = i * 7 % N / 2};
+        EXPECT_EQ(bt_requests_add(&t, &all[i]), BT_OK);
+    }
+    for (uint32_t i = 0; i < N; i += 3)
+        bt_requests_remove(&t, &all[i]);
+    EXPECT_EQ(t.n, N * 2 / 3);
+    for (uint32_t i = 1; i < t.n; i++) {
+        const bt_request *a = t.at[i - 1], *b = t.at[i];
+
+        EXPECT(a->arrival < b->arrival || (a->arrival == b->arrival && a->id < b->id));
+    }
+    for (uint32_t i = 0; i < N; i++) {
+        EXPECT(bt_requests_find(&t, i + 1) == (i % 3 == 0 ? NULL : &all[i]));
+        if (i % 3 != 0) bt_requests_remove(&t, &all[i]);
+    }
+    bt_requests_fini(&t);
+}
+
 int main(int argc, char **argv)
 {
     static const bt_test TESTS[] = {
@@ -305,6 +331,7 @@ int main(int argc, char **argv)
         BT_TEST(prefill_rank_refuses_wrong_orders_with_a_sentence),
         BT_TEST(forced_experts_are_checked),
         BT_TEST(forced_experts_are_those_of_the_rows),
+        BT_TEST(table_holds_many_requests_in_the_order_of_their_arrival),
     };
 
     bt_log_init("requests", BT_LOG_ERROR);

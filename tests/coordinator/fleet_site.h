@@ -17,9 +17,9 @@ enum { PROMPT = 5, WAIT_S = 60, QUEUE_S = 30 };
 
 struct bt_control_peer {
     void    *data;
-    int      n_refused;
-    int      code; /* of the last refusal, */
-    char     why[64];
+    int      n_refused, n_left; /* it was told to leave */
+    int      code;              /* of the last refusal, */
+    char     why[128];          /* and of either */
     uint32_t n_reserved;
     uint64_t arrivals[4]; /* as its first orders say */
     uint64_t number;      /* of the last one, which has the epoch */
@@ -34,6 +34,10 @@ void bt_control_send(bt_control_peer *peer, bt_down *m)
         peer->n_reserved++;
         peer->number = m->u.reserve.request;
         peer->epoch  = m->u.reserve.epoch;
+    }
+    if (m->kind == BT_DOWN_SHUTDOWN) {
+        peer->n_left++;
+        snprintf(peer->why, sizeof(peer->why), "%s", m->u.shutdown.reason);
     }
     bt_down_free(m);
 }

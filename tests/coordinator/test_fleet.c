@@ -396,6 +396,7 @@ static void fleet_cell_without_ranks_keeps_its_requests(void)
     come(&s, &a, "a", 64);
     submit(&s, 0);
     bt_fleet_lost(s.fleet, &a);
+    EXPECT(bt_fleet_cell_at(s.fleet, 0)->ranks[0].lost);
     say(&s, &again, &hello);
     EXPECT(again.n_refused == 1 && again.code == GRPC_STATUS_FAILED_PRECONDITION);
     bt_fleet_tick(s.fleet, bt_now_ns());
@@ -559,6 +560,136 @@ static void fleet_cell_that_comes_without_memory_leaves_nothing(void)
     EXPECT(k > 8);
 }
 
+/* Its other ranks are told why, and to leave; until they have, nobody takes its name.  Other cells
+ * stay. */
+static void fleet_cell_of_a_rank_that_leaves_goes(void)
+{
+    site            s;
+    bt_control_peer a, b[2], c, early;
+    bt_up           leaving = {.kind = BT_UP_LEAVING}, hello;
+
+    set_up(&s, 0);
+    leaving.u.leaving.reason = bt_strdup("it is late");
+    hello                    = make_hello("b", 1, 2);
+    come(&s, &a, "a", 64);
+    for (uint32_t i = 0; i < 2; i++)
+        attach(&s, &b[i], "b", i, 2, 64);
+    for (uint32_t i = 0; i < 2; i++)
+        be_ready(&s, &b[i]);
+    come(&s, &c, "c", 64);
+    bt_fleet_message(s.fleet, &b[1], &leaving);
+    bt_up_free(&leaving);
+    EXPECT_EQ(bt_fleet_state(s.fleet, 1), BT_CELL_SERVING);
+    bt_fleet_lost(s.fleet, &b[1]);
+    EXPECT(a.n_left == 0 && b[0].n_left == 1 && b[1].n_left == 0 && c.n_left == 0);
+    EXPECT_HAS(b[0].why, "the cell has failed: rank 1 ");
+    EXPECT_HAS(b[0].why, "was lost: it is late");
+    bt_fleet_tick(s.fleet, bt_now_ns());
+    EXPECT_EQ(b[0].n_refused, 0);
+    say(&s, &early, &hello);
+    EXPECT_EQ(early.n_refused, 1);
+    EXPECT_HAS(early.why, "comes too early");
+    bt_fleet_tick(s.fleet, bt_now_ns() + 5 * BT_NS_PER_S);
+    EXPECT_EQ(b[0].n_refused, 1);
+    EXPECT_EQ(bt_fleet_n_cells(s.fleet), 2);
+    EXPECT(bt_fleet_find(s.fleet, "a") != NULL && bt_fleet_find(s.fleet, "c") != NULL);
+    tear_down(&s);
+    EXPECT(a.n_left == 1 && b[0].n_left == 1 && c.n_left == 1);
+}
+
+/* Where ranks are replaced it goes alone; else its cell goes. */
+static void fleet_rank_that_is_stuck_goes(void)
+{
+    for (int replace = 0; replace < 2; replace++) {
+        site            s;
+        bt_control_peer all[2], *stuck, *other;
+
+        set_up(&s, 1);
+        s.fleet->cfg.relay.replace       = replace;
+        s.fleet->cfg.relay.rank_quiet_ns = 2 * BT_NS_PER_S;
+        for (uint32_t i = 0; i < 2; i++)
+            attach(&s, &all[i], "a", i, 2, 64);
+        for (uint32_t i = 0; i < 2; i++)
+            be_ready(&s, &all[i]);
+        submit(&s, 0);
+        stuck = &all[all[1].n_reserved];
+        other = &all[1 - all[1].n_reserved];
+        for (uint64_t t = 0; t <= 5; t++)
+            bt_fleet_tick(s.fleet, s.now + t * BT_NS_PER_S / 2);
+        EXPECT_EQ(stuck->n_refused, replace);
+        EXPECT_EQ(other->n_refused, 0);
+        EXPECT_EQ(stuck->n_left, !replace);
+        EXPECT_EQ(other->n_left, !replace);
+        EXPECT_EQ(other->n_reserved, replace);
+        EXPECT_EQ(s.fleet->n_lobby, !replace);
+        EXPECT_EQ(bt_fleet_n_peers(s.fleet), replace ? 1 : 2);
+        EXPECT_HAS(stuck->why, replace ? "is removed from the cell: " : "is stuck: ");
+        EXPECT_EQ(bt_fleet_cell_at(s.fleet, 0)->ranks[stuck - all].lost, replace);
+        tear_down(&s);
+        EXPECT_EQ(stuck->n_left, !replace);
+    }
+}
+
+static void fleet_rank_that_comes_at_the_end_is_told_to_leave(void)
+{
+    site            s;
+    bt_control_peer a[2];
+
+    set_up(&s, 0);
+    attach(&s, &a[0], "a", 0, 2, 64);
+    bt_fleet_stop(s.fleet, GRPC_STATUS_UNAVAILABLE, "the end");
+    attach(&s, &a[1], "a", 1, 2, 64);
+    for (int i = 0; i < 2; i++) {
+        EXPECT_EQ(a[i].n_left, 1);
+        EXPECT_HAS(a[i].why, "the end");
+    }
+    bt_fleet_lost(s.fleet, &a[0]); /* it has left: nothing has failed */
+    EXPECT_EQ(bt_fleet_state(s.fleet, 0), BT_CELL_ATTACHING);
+    tear_down(&s);
+}
+
+static void fleet_has_no_more_cells_than_there_is_room_for(void)
+{
+    static bt_control_peer peers[BT_FLEET_CELLS + 1];
+    site                   s;
+    bt_up                  hello;
+
+    set_up(&s, 0);
+    hello = make_hello("one more", 0, 2);
+    for (uint32_t i = 0; i < BT_FLEET_CELLS; i++) {
+        char name[16];
+
+        snprintf(name, sizeof(name), "%u", i);
+        attach(&s, &peers[i], name, 0, 2, 64);
+    }
+    say(&s, &peers[BT_FLEET_CELLS], &hello);
+    EXPECT_EQ(peers[BT_FLEET_CELLS].n_refused, 1);
+    EXPECT_EQ(bt_fleet_n_cells(s.fleet), BT_FLEET_CELLS);
+    tear_down(&s);
+}
+
+/* It says how many rows its experts had; the last time counts. */
+static void fleet_has_the_last_load_of_experts(void)
+{
+    site            s;
+    bt_control_peer a;
+
+    set_up(&s, 0);
+    come(&s, &a, "a", 64);
+    for (uint64_t rows = 7; rows <= 8; rows++) {
+        bt_up m = {.kind = BT_UP_EXPERT_LOAD};
+
+        m.u.expert_load.n       = 1;
+        m.u.expert_load.rows    = bt_calloc(1, sizeof(uint64_t));
+        m.u.expert_load.rows[0] = rows;
+        bt_fleet_message(s.fleet, &a, &m);
+        bt_up_free(&m);
+    }
+    EXPECT(bt_fleet_cell_at(s.fleet, 0)->ranks[0].n_experts == 1);
+    EXPECT(bt_fleet_cell_at(s.fleet, 0)->ranks[0].expert_rows[0] == 8);
+    tear_down(&s);
+}
+
 int main(int argc, char **argv)
 {
     static const bt_test TESTS[] = {
@@ -584,6 +715,11 @@ int main(int argc, char **argv)
         BT_TEST(fleet_waits_less_for_ranks_that_come_back),
         BT_TEST(fleet_rank_of_another_model_is_refused),
         BT_TEST(fleet_cell_that_comes_without_memory_leaves_nothing),
+        BT_TEST(fleet_cell_of_a_rank_that_leaves_goes),
+        BT_TEST(fleet_rank_that_is_stuck_goes),
+        BT_TEST(fleet_rank_that_comes_at_the_end_is_told_to_leave),
+        BT_TEST(fleet_has_no_more_cells_than_there_is_room_for),
+        BT_TEST(fleet_has_the_last_load_of_experts),
     };
 
     bt_log_init("fleet", BT_LOG_ERROR);

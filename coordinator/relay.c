@@ -262,8 +262,7 @@ void bt_relay_requeue(bt_relay *r, bt_relay_request *q, bool abort_decode, uint6
         bt_relay_end_no_memory(r, q);
         return;
     }
-    *again      = *q;
-    again->prev = again->next = NULL;
+    *again        = *q;
     again->number = again->logged = r->next_number++;
     again->state                  = BT_QUEUED;
     again->resumed                = true;

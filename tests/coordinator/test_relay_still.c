@@ -135,6 +135,52 @@ static void relay_handoffs_of_a_pair_that_stands_still_go_together(void)
     sim_fini(&s);
 }
 
+/* What decodes already, has ended, or comes from another rank stays as it is. */
+static void relay_handoff_that_stands_still_takes_no_others_along(void)
+{
+    enum { STILL, WAITS, DECODES, ENDED, N_OF_PAIR, N = 2 * N_OF_PAIR };
+    sim               s;
+    sim_client        clients[N], *c[N_OF_PAIR];
+    bt_relay_request *q[N_OF_PAIR], *other = NULL;
+    uint32_t          n = 0;
+    bt_relay_loads    loads;
+    bt_up             m;
+
+    sim_init(&s, 2, 1, 3, 64);
+    for (uint32_t i = 0; i < N; i++) {
+        char              name[8];
+        bt_relay_request *placed;
+
+        snprintf(name, sizeof(name), "%u", i);
+        EXPECT_EQ(sim_submit(&s, &clients[i], name, SIM_PAGE, 5, 100), BT_OK);
+        placed = bt_table_get(&s.relay->numbers, clients[i].number);
+        if (placed->prefill_rank == 1) {
+            other = placed;
+        } else {
+            NEED(n < N_OF_PAIR);
+            q[n]   = placed;
+            c[n++] = &clients[i];
+        }
+        if (n != WAITS + 1 || placed->prefill_rank == 1)
+            sim_tell(&s, 2, sim_ticket(placed->number, 3));
+    }
+    NEED(n == N_OF_PAIR && other != NULL);
+    sim_tell(&s, 0, sim_tokens(q[DECODES]->number, SIM_PAGE, 7, BT_FINISH_NONE));
+    sim_tell(&s, 0, sim_released(q[DECODES]->number));
+    EXPECT(bt_relay_abort_name(s.relay, c[ENDED]->name, "no more"));
+    m                       = sim_failed(q[STILL]->number, GRPC_STATUS_UNAVAILABLE);
+    m.u.failed.stands_still = true;
+    sim_tell(&s, 0, m);
+    EXPECT(q[STILL]->state == BT_ENDED && q[WAITS]->state == BT_ENDED); /* others go on for them */
+    EXPECT_EQ(q[DECODES]->state, BT_DECODE);
+    EXPECT_EQ(other->state, BT_PREFILL);
+    bt_relay_get_loads(s.relay, &loads);
+    EXPECT_EQ(loads.n_waiting + loads.n_running, N - 1);
+    for (uint32_t i = 0; i < N_OF_PAIR; i++)
+        EXPECT_EQ(c[i]->ends, i == ENDED);
+    sim_fini(&s);
+}
+
 /* Once for each pair, with what the rank says. */
 static void relay_handoff_that_stands_still_between_the_last_ranks_fails(void)
 {
@@ -330,6 +376,7 @@ static void relay_request_for_a_rank_that_is_cut_off_lets_others_pass(void)
 static const bt_test TESTS[] = {
     BT_TEST(relay_handoff_that_stands_still_is_made_by_others),
     BT_TEST(relay_handoffs_of_a_pair_that_stands_still_go_together),
+    BT_TEST(relay_handoff_that_stands_still_takes_no_others_along),
     BT_TEST(relay_handoff_that_stands_still_between_the_last_ranks_fails),
     BT_TEST(relay_handoff_that_only_one_rank_could_take_fails),
     BT_TEST(relay_avoided_pair_is_taken_when_it_is_the_last),

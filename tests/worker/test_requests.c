@@ -156,6 +156,15 @@ static void orders_go_to_the_last_token_and_page(void)
     if (r != NULL) EXPECT_EQ(r->n_keys, 3);
     bt_request_destroy(r);
     bt_down_free(&m);
+    r                              = NULL;
+    m                              = bench_reserve(1, 200, 5);
+    m.u.reserve.n_prefix_key_bytes = 40; /* two keys and a half */
+    m.u.reserve.prefix_keys        = bt_calloc(1, 40);
+    memset(m.u.reserve.prefix_keys, 7, 40);
+    EXPECT_EQ(bt_request_from_reserve(&facts, &m.u.reserve, &r), BT_OK);
+    EXPECT(r != NULL && r->n_keys == 2 && memcmp(r->keys, m.u.reserve.prefix_keys, 32) == 0);
+    bt_request_destroy(r);
+    bt_down_free(&m);
     r          = NULL;
     m          = bench_prefill(1, BENCH_CONTEXT, 5, 1);
     facts.rank = 0;

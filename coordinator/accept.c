@@ -50,6 +50,7 @@ void bt_accept_bound(void)
 }
 
 void bt_accept_keep_for(uint16_t port) { g_ranks_port = port; }
+bool bt_accept_is_for_ranks(int fd) { return bt_machine_port(fd) == g_ranks_port; }
 
 /* Not at each connection of a storm. */
 static bool may_say(void)
@@ -136,7 +137,7 @@ void bt_accept_again(uint64_t now_ns)
 /* There is room for the connection; else it is closed. */
 static bool take(int listener, int client)
 {
-    bool ranks = client >= g_end_of_others && bt_machine_port(listener) == g_ranks_port;
+    bool ranks = client >= g_end_of_others && bt_accept_is_for_ranks(listener);
 
     if (client < (ranks ? g_end : g_end_of_others)) return true;
     close(client);

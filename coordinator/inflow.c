@@ -10,6 +10,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "coordinator/accept.h"
+
 enum { FILES_MAX = 1 << 16, PIECES_MAX = 16 };
 
 /* A file that is polled. */
@@ -17,7 +19,8 @@ typedef struct {
     int                poll_fd; /* 1 + the epoll instance; 0: none */
     struct epoll_event event;   /* what it is polled for */
     uint64_t           turn;    /* when it was read last, */
-    size_t             n_bytes; /* and how much in that turn */
+    size_t             n_bytes; /* how much in that turn, */
+    size_t             n_most;  /* and how much may be */
     bool               cut_short;
 } source;
 
@@ -35,7 +38,9 @@ static void note(int poll_fd, int op, int fd, const struct epoll_event *event)
 
     s->poll_fd = op == EPOLL_CTL_DEL ? 0 : poll_fd + 1;
     if (event != NULL) s->event = *event;
-    if (op == EPOLL_CTL_ADD) s->n_bytes = 0; /* another file by the same number */
+    if (op != EPOLL_CTL_ADD) return;
+    s->n_bytes = 0; /* another file by the same number */
+    s->n_most  = bt_accept_is_for_ranks(fd) ? BT_INFLOW_RANK_BYTES : BT_INFLOW_BYTES;
 }
 
 /* By their names for the linker, as in accept.c. */
@@ -91,7 +96,7 @@ static size_t room_of(int fd)
     if (s->poll_fd != 0) {
         if (s->turn != g_turn) s->n_bytes = 0;
         s->turn = g_turn;
-        room    = BT_INFLOW_BYTES - s->n_bytes;
+        room    = s->n_most - s->n_bytes;
     }
     if (room == 0 && !s->cut_short) {
         s->cut_short         = true;

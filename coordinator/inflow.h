@@ -4,14 +4,15 @@
  * faster than that never lets it: the loop stands still for everybody, and what has come waits in
  * memory, 12 KiB for each call that has begun (gRPC holds only those clients to a number of calls
  * that have acknowledged it).  So this program has a recvmsg() of its own, which gRPC calls: after
- * BT_INFLOW_BYTES of one connection it says EAGAIN until gRPC polls again, which it does when its
+ * so many bytes of one connection it says EAGAIN until gRPC polls again, which it does when its
  * caller has had all that has come.  gRPC waits for an edge then, of which there is none while data
  * lie there: epoll_wait() of this program makes one, by what its epoll_ctl() has noted.  Any thread
  * may call the three. */
 #ifndef BT_COORDINATOR_INFLOW_H
 #define BT_COORDINATOR_INFLOW_H
 
-/* Some sixty calls: ranks wait behind so many of each client at a time. */
-enum { BT_INFLOW_BYTES = 16 << 10 };
+/* Of a client some sixty calls, since ranks wait behind so many of each client at a time; of a rank
+ * 10,000 tokens, since the fewer come at once, the more messages carry them to their clients. */
+enum { BT_INFLOW_BYTES = 16 << 10, BT_INFLOW_RANK_BYTES = 128 << 10 };
 
 #endif

@@ -228,6 +228,8 @@ static void full_closes_clients_before_ranks(void)
     EXPECT_EQ(errno, EAGAIN);
     EXPECT(is_closed(clients[0]));
     EXPECT_EQ(accept_one(&control), served);
+    EXPECT(bt_accept_is_for_ranks(served));
+    EXPECT(!bt_accept_is_for_ranks(clients[1]) && !bt_accept_is_for_ranks(front.fd));
     clients[2] = client_open(&control);
     EXPECT_EQ(accept_one(&control), -1);
     EXPECT(is_closed(clients[2]));

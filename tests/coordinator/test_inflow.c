@@ -13,6 +13,14 @@
 
 enum { PIECE = BT_INFLOW_BYTES / 8 * 3, SENT = 2 * BT_INFLOW_BYTES + 1000 };
 
+static bool g_is_for_ranks; /* what accept.c would say */
+
+bool bt_accept_is_for_ranks(int fd)
+{
+    (void)fd;
+    return g_is_for_ranks;
+}
+
 typedef struct {
     int fds[2], poll_fd; /* what goes into fds[0] comes out of fds[1] */
 } connection;
@@ -195,6 +203,25 @@ static void another_connection_of_its_number_begins_anew(void)
     close_one(&c);
 }
 
+/* The more of its tokens come at once, the fewer messages carry them. */
+static void rank_is_read_in_larger_parts(void)
+{
+    static const uint8_t bytes[1 << 10];
+    connection           c;
+
+    g_is_for_ranks = true;
+    open_one(&c, true);
+    g_is_for_ranks = false; /* known since it came */
+    for (size_t n = 0; n <= BT_INFLOW_RANK_BYTES; n += sizeof(bytes)) {
+        EXPECT_EQ(send(c.fds[0], bytes, sizeof(bytes), 0), sizeof(bytes));
+        EXPECT_EQ(recv_some(&c, sizeof(bytes), 0),
+                  n < BT_INFLOW_RANK_BYTES ? (ssize_t)sizeof(bytes) : -1);
+    }
+    EXPECT_EQ(n_events(&c), 1);
+    EXPECT_EQ(recv_some(&c, sizeof(bytes), 0), sizeof(bytes));
+    close_one(&c);
+}
+
 static void what_is_not_polled_has_no_bound(void)
 {
     connection c;
@@ -209,6 +236,7 @@ static void what_is_not_polled_has_no_bound(void)
 static const bt_test TESTS[] = {
     BT_TEST(connection_is_read_a_part_at_a_time),
     BT_TEST(another_connection_of_its_number_begins_anew),
+    BT_TEST(rank_is_read_in_larger_parts),
     BT_TEST(what_is_not_polled_has_no_bound),
     BT_TEST(epoll_ctl_of_a_connection_grants_nothing),
     BT_TEST(connections_that_are_cut_short_are_all_read_on),

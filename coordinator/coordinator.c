@@ -247,6 +247,7 @@ static void serve(coordinator *c)
         bt_fleet_tick(c->fleet, bt_now_ns());
         bt_control_server_tick(c->control, bt_now_ns());
         bt_accept_again(bt_now_ns());
+        bt_log_tell_omitted(bt_now_ns());
         bt_http_tick(c->http, bt_now_ns());
         bt_rpc_tls_refresh(c->tls, bt_now_ns());
         bt_observer_set_tls_refused(c->observer, bt_rpc_tls_refused(c->tls));
@@ -366,5 +367,6 @@ int bt_coordinator_run(const bt_coordinator_options *options)
     bt_observer_destroy(c.observer);
     bt_rpc_tls_close(c.tls);
     bt_rpc_loop_destroy(c.loop);
+    bt_log_tell_omitted(UINT64_MAX);
     return c.exit_code;
 }

@@ -144,14 +144,13 @@ static place *find_place(const char *file, int line)
     return p;
 }
 
-/* Whether the place may write a line now, and how many of its lines have been left out before. */
-static bool may_write(const char *file, int line, uint64_t *n_omitted_out)
+/* Whether the place may write a line now. */
+static bool may_write(const char *file, int line)
 {
     uint64_t now;
     bool     may;
     place   *p;
 
-    *n_omitted_out = 0;
     if (!g_is_bound) return true;
     pthread_mutex_lock(&g_places_lock);
     p   = find_place(file, line);
@@ -160,29 +159,41 @@ static bool may_write(const char *file, int line, uint64_t *n_omitted_out)
     if (p->n_left > BT_LOG_BURST) p->n_left = BT_LOG_BURST;
     p->since_ns = now;
     may         = p->n_left >= 1;
-    if (may) {
+    if (may)
         p->n_left -= 1;
-        *n_omitted_out = p->n_omitted;
-        p->n_omitted   = 0;
-    } else {
+    else
         p->n_omitted++;
-    }
     pthread_mutex_unlock(&g_places_lock);
     return may;
 }
 
 static void write_line(bt_log_level level, const char *file, int line, const char *text)
 {
-    char     buf[LINE_BYTES], omitted[96];
-    uint64_t n;
+    char buf[LINE_BYTES];
 
-    if (!may_write(file, line, &n)) return;
-    bt_log_pass_on(buf, make_line(level, file, line, text, buf));
-    if (n == 0) return;
-    snprintf(omitted, sizeof(omitted),
-             "%llu lines like the last were left out: more than %d a second", (unsigned long long)n,
-             BT_LOG_RATE);
-    bt_log_pass_on(buf, make_line(BT_LOG_WARN, file, line, omitted, buf));
+    if (may_write(file, line)) bt_log_pass_on(buf, make_line(level, file, line, text, buf));
+}
+
+void bt_log_tell_omitted(uint64_t now_ns)
+{
+    static uint64_t told_ns; /* the caller's thread only */
+    char            buf[LINE_BYTES], text[96];
+
+    if (now_ns - told_ns < BT_NS_PER_S) return;
+    told_ns = now_ns;
+    for (int i = 0; i < N_PLACES; i++) {
+        place p;
+
+        pthread_mutex_lock(&g_places_lock);
+        p                     = g_places[i];
+        g_places[i].n_omitted = 0;
+        pthread_mutex_unlock(&g_places_lock);
+        if (p.n_omitted == 0) continue;
+        snprintf(text, sizeof(text),
+                 "%llu lines of this place were left out: more than %d a second",
+                 (unsigned long long)p.n_omitted, BT_LOG_RATE);
+        bt_log_pass_on(buf, make_line(BT_LOG_WARN, p.file, p.line, text, buf));
+    }
 }
 
 /* How many bytes of the text are one character that controls a terminal, breaks a line (U+2028 and

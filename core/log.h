@@ -45,10 +45,13 @@ bool bt_log_is_verb(void);
 void bt_log_never_block(void);
 
 /* From now on each place in the code may write BT_LOG_BURST lines at once and BT_LOG_RATE a second;
- * what is more is left out, and the place's next line is followed by the number.  For programs that
- * strangers speak to: no client can fill a disk.  Call it once, before other threads log. */
+ * what is more is left out, and tell_omitted() says how many.  For programs that strangers speak
+ * to: no client can fill a disk.  Call it once, before other threads log. */
 enum { BT_LOG_BURST = 1000, BT_LOG_RATE = 100 };
 void bt_log_bound(void);
+/* To be called now and then, by one thread (bt_now_ns clock), and with UINT64_MAX at the end: a
+ * line for each place that has left some out, at most once a second. */
+void bt_log_tell_omitted(uint64_t now_ns);
 
 /* The request that this thread works on from now, printed in each of its lines; 0 = none. */
 void bt_log_set_request(uint64_t request);

@@ -508,11 +508,13 @@ static void drop_avoided(bt_relay *r, uint32_t i)
     memmove(&r->avoided[i], &r->avoided[i + 1], (r->n_avoided - i) * sizeof(r->avoided[0]));
 }
 
-/* Their time may be over, and ranks lost.  Where no pair would be left all are tried again. */
+/* Their time may be over, and ranks lost.  Where no pair would be left all are tried again.  Where
+ * none is avoided no rank is cut off. */
 static void look_at_avoided(bt_relay *r, uint64_t now_ns)
 {
     uint32_t taken[2], n_cut_off = 0;
 
+    if (r->n_avoided == 0) return;
     while (r->n_avoided > 0 && now_ns >= r->avoided[0].until_ns)
         drop_avoided(r, 0);
     bt_relay_count_seats(r, taken);

@@ -39,24 +39,35 @@ out:
     return st;
 }
 
-bt_status bt_prefix_index_init(bt_prefix_index *index, uint32_t n_pages)
+static uint32_t slots_for(uint32_t n_pages)
+{
+    uint32_t n = 64;
+
+    while (n / 2 < n_pages && n < 1u << 30)
+        n *= 2;
+    return n;
+}
+
+uint64_t *bt_prefix_slots_create(uint32_t n_ranks, uint32_t n_pages)
+{
+    return bt_calloc((size_t)slots_for(n_pages) * n_ranks, sizeof(uint64_t));
+}
+
+bt_status bt_prefix_index_init(bt_prefix_index *index, uint32_t n_pages, uint64_t *slots,
+                               uint32_t rank, uint32_t n_ranks)
 {
     bt_status st = BT_OK;
 
-    *index = (bt_prefix_index){.n_slots = 64, .version = 1};
-    while (index->n_slots / 2 < n_pages && index->n_slots < 1u << 30)
-        index->n_slots *= 2;
-    index->slots = bt_calloc(index->n_slots, sizeof(*index->slots));
+    *index = (bt_prefix_index){
+        .slots = slots + rank, .n_slots = slots_for(n_pages), .n_ranks = n_ranks, .version = 1};
     index->pages = bt_calloc(index->n_slots, sizeof(*index->pages));
-    BT_REQUIRE(index->slots != NULL && index->pages != NULL, BT_ERR_NO_MEMORY, "index of %u pages",
-               n_pages);
+    BT_REQUIRE(index->pages != NULL, BT_ERR_NO_MEMORY, "index of %u pages", n_pages);
 out:
     return st;
 }
 
 void bt_prefix_index_fini(bt_prefix_index *index)
 {
-    bt_free(index->slots);
     bt_free(index->pages);
     *index = (bt_prefix_index){0};
 }
@@ -66,15 +77,20 @@ static uint32_t slot_of(const bt_prefix_index *index, const bt_page_key *key)
     return (uint32_t)key->lo & (index->n_slots - 1);
 }
 
+static uint64_t *in_slot(const bt_prefix_index *index, uint32_t slot)
+{
+    return &index->slots[(size_t)slot * index->n_ranks];
+}
+
 void bt_prefix_index_add(bt_prefix_index *index, uint32_t n, const bt_page_key *keys,
                          const uint32_t *pages)
 {
     for (uint32_t i = 0; i < n; i++) {
         uint32_t slot   = slot_of(index, &keys[i]);
-        bool     is_new = index->slots[slot] != keys[i].hi;
+        bool     is_new = *in_slot(index, slot) != keys[i].hi;
 
         index->n_new += is_new;
-        index->slots[slot] = keys[i].hi;
+        *in_slot(index, slot) = keys[i].hi;
         if (pages != NULL)
             index->pages[slot] = pages[i];
         else if (is_new)
@@ -87,7 +103,7 @@ uint32_t bt_prefix_index_page(const bt_prefix_index *index, const bt_page_key *k
 {
     uint32_t slot = slot_of(index, key);
 
-    return index->slots[slot] == key->hi ? index->pages[slot] : BT_NO_PAGE;
+    return *in_slot(index, slot) == key->hi ? index->pages[slot] : BT_NO_PAGE;
 }
 
 uint32_t bt_prefix_index_match(const bt_prefix_index *index, uint32_t n, const bt_page_key *keys)
@@ -95,7 +111,7 @@ uint32_t bt_prefix_index_match(const bt_prefix_index *index, uint32_t n, const b
     uint32_t found = 0;
 
     for (uint32_t i = 0; i < n && i - found < GAP_MAX; i++)
-        if (index->slots[slot_of(index, &keys[i])] == keys[i].hi) found = i + 1;
+        if (*in_slot(index, slot_of(index, &keys[i])) == keys[i].hi) found = i + 1;
     return found;
 }
 

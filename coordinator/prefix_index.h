@@ -6,7 +6,8 @@
  * request's salt. Workers take keys as they are.
  *
  * The index remembers pages that were placed on a rank, in a table of fixed size where new entries
- * overwrite old ones.  It only guides placement: the rank says what it really holds. */
+ * overwrite old ones.  It only guides placement: the rank says what it really holds.  The tables of
+ * all ranks lie side by side, since a request is looked for in all of them: [slot][rank]. */
 #ifndef BT_COORDINATOR_PREFIX_INDEX_H
 #define BT_COORDINATOR_PREFIX_INDEX_H
 
@@ -21,9 +22,9 @@ typedef struct {
 } bt_page_key;
 
 typedef struct {
-    uint64_t *slots; /* owned */
+    uint64_t *slots; /* borrowed: of bt_prefix_slots_create(), each n_ranks behind the last */
     uint32_t *pages; /* owned [n_slots]: where the rank has it, as it said last; or BT_NO_PAGE */
-    uint32_t  n_slots;
+    uint32_t  n_slots, n_ranks;
     uint32_t  version; /* counts what was added, from 1 */
     uint64_t  n_new;   /* pages that were not there when they were added, since it was 0 */
 } bt_prefix_index;
@@ -41,7 +42,12 @@ uint64_t bt_prefix_seed(void);
 bt_status bt_page_keys(uint64_t seed, uint32_t page_tokens, uint32_t n_prompt,
                        const uint32_t *prompt, bt_page_key **keys_out, uint32_t *n_out);
 
-bt_status bt_prefix_index_init(bt_prefix_index *index, uint32_t n_pages); /* NO_MEMORY */
+/* For the indexes of so many ranks, of so many pages each at most; owned by the caller.  NULL:
+ * there is no memory. */
+uint64_t *bt_prefix_slots_create(uint32_t n_ranks, uint32_t n_pages);
+/* slots: borrowed until fini().  NO_MEMORY. */
+bt_status bt_prefix_index_init(bt_prefix_index *index, uint32_t n_pages, uint64_t *slots,
+                               uint32_t rank, uint32_t n_ranks);
 void      bt_prefix_index_fini(bt_prefix_index *index);
 /* pages[n]: where the rank says that it has them; NULL: it has not said. */
 void bt_prefix_index_add(bt_prefix_index *index, uint32_t n, const bt_page_key *keys,

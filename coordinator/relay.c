@@ -96,8 +96,9 @@ void bt_relay_end_no_memory(bt_relay *relay, bt_relay_request *q)
 bt_status bt_relay_create(const bt_relay_config *config, const bt_relay_events *events,
                           bt_relay **relay_out)
 {
-    bt_status st = BT_OK;
-    bt_relay *r  = bt_calloc(1, sizeof(*r));
+    bt_status st   = BT_OK;
+    bt_relay *r    = bt_calloc(1, sizeof(*r));
+    uint32_t  most = 0; /* pages of a rank */
 
     BT_REQUIRE(r != NULL, BT_ERR_NO_MEMORY, "request table");
     r->cfg         = *config;
@@ -109,11 +110,16 @@ bt_status bt_relay_create(const bt_relay_config *config, const bt_relay_events *
     r->gone        = bt_calloc(config->n_ranks, sizeof(*r->gone));
     BT_REQUIRE(r->ranks != NULL && r->gone != NULL, BT_ERR_NO_MEMORY, "table of %u ranks",
                config->n_ranks);
-    for (uint32_t i = 0; i < config->n_ranks; i++)
+    for (uint32_t i = 0; i < config->n_ranks; i++) {
         r->ranks[i].limits = config->ranks[i];
+        if (config->ranks[i].n_pages > most) most = config->ranks[i].n_pages;
+    }
+    r->slots = bt_prefix_slots_create(config->n_ranks, most);
+    BT_REQUIRE(r->slots != NULL, BT_ERR_NO_MEMORY, "indexes of %u pages", most);
     BT_TRY(bt_relay_seat_ranks(r, config->seats));
     for (uint32_t i = 0; i < config->n_ranks; i++)
-        BT_TRY(bt_prefix_index_init(&r->ranks[i].index, config->ranks[i].n_pages));
+        BT_TRY(bt_prefix_index_init(&r->ranks[i].index, config->ranks[i].n_pages, r->slots, i,
+                                    config->n_ranks));
     for (uint32_t i = 0; i < config->n_ranks; i++)
         BT_TRY(bt_held_pages_init(&r->ranks[i].held, config->ranks[i].n_pages));
     *relay_out = r;
@@ -140,6 +146,7 @@ void bt_relay_destroy(bt_relay *relay)
     bt_free(relay->seats[0].ranks);
     bt_free(relay->seats[1].ranks);
     bt_free(relay->ranks);
+    bt_free(relay->slots);
     bt_free(relay->gone);
     bt_free(relay);
 }

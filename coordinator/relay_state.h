@@ -65,6 +65,7 @@ struct bt_relay {
     bt_relay_config  cfg;
     bt_relay_events  events;
     bt_rank_state   *ranks; /* owned [n_ranks] */
+    uint64_t        *slots; /* owned: of their indexes */
     uint32_t        *gone;  /* owned [n_gone], room for all: the lost ones */
     uint32_t         n_gone;
     uint64_t         ticked_ns; /* the last time */

@@ -9,6 +9,24 @@
 
 enum { PAGES = 64, SLOTS = 2 * PAGES, N = 20 };
 
+static uint64_t *g_slots;
+
+/* The second of three ranks, of which another has more pages. */
+static void index_init(bt_prefix_index *index)
+{
+    g_slots = bt_prefix_slots_create(3, 2 * PAGES);
+    EXPECT_EQ(bt_prefix_index_init(index, PAGES, g_slots, 1, 3), BT_OK);
+}
+
+/* The others have got nothing. */
+static void index_fini(bt_prefix_index *index)
+{
+    for (uint32_t i = 0; i < 3 * 2 * SLOTS; i++)
+        EXPECT(g_slots[i] == 0 || (i % 3 == 1 && i < 3 * SLOTS));
+    bt_prefix_index_fini(index);
+    bt_free(g_slots);
+}
+
 /* Keys of one prompt, each in the slot of that number. */
 static void make_keys(bt_page_key keys_out[N], const uint64_t slots[N], uint64_t prompt)
 {
@@ -23,13 +41,13 @@ static void prefix_index_knows_a_prompt_whose_keys_share_slots(void)
     bt_page_key           keys[N];
 
     make_keys(keys, SHARED, 1);
-    EXPECT_EQ(bt_prefix_index_init(&index, PAGES), BT_OK);
+    index_init(&index);
     EXPECT_EQ(bt_prefix_index_match(&index, 8, keys), 0);
     bt_prefix_index_add(&index, 8, keys, NULL);
     EXPECT_EQ(bt_prefix_index_match(&index, 8, keys), 8);
     EXPECT_EQ(bt_prefix_index_match(&index, 6, keys), 6);
     EXPECT_EQ(bt_prefix_index_match(&index, 5, keys), 4); /* its own 4 and 0 are overwritten */
-    bt_prefix_index_fini(&index);
+    index_fini(&index);
 }
 
 static void prefix_index_forgets_what_was_overwritten_in_a_row(void)
@@ -42,7 +60,7 @@ static void prefix_index_forgets_what_was_overwritten_in_a_row(void)
         slots[i] = i;
     make_keys(one, slots, 1);
     make_keys(other, slots, 2);
-    EXPECT_EQ(bt_prefix_index_init(&index, PAGES), BT_OK);
+    index_init(&index);
     bt_prefix_index_add(&index, N, one, NULL);
     bt_prefix_index_add(&index, N, one, NULL);
     EXPECT_EQ(index.n_new, N);
@@ -52,7 +70,7 @@ static void prefix_index_forgets_what_was_overwritten_in_a_row(void)
     EXPECT_EQ(bt_prefix_index_match(&index, N, other), 9);
     bt_prefix_index_add(&index, 8, other + 2, NULL);
     EXPECT_EQ(bt_prefix_index_match(&index, N, one), 2);
-    bt_prefix_index_fini(&index);
+    index_fini(&index);
 }
 
 static void prefix_index_matches_anew_when_it_has_changed(void)
@@ -64,14 +82,14 @@ static void prefix_index_matches_anew_when_it_has_changed(void)
 
     make_keys(one, SLOT, 1);
     make_keys(other, SLOT, 2);
-    EXPECT_EQ(bt_prefix_index_init(&index, PAGES), BT_OK);
+    index_init(&index);
     EXPECT_EQ(bt_prefix_index_rematch(&index, 4, one, &last), 0);
     bt_prefix_index_add(&index, 4, one, NULL);
     EXPECT_EQ(bt_prefix_index_rematch(&index, 4, one, &last), 4);
     EXPECT_EQ(bt_prefix_index_rematch(&index, 4, one, &last), 4);
     bt_prefix_index_add(&index, 2, other + 2, NULL);
     EXPECT_EQ(bt_prefix_index_rematch(&index, 4, one, &last), 2);
-    bt_prefix_index_fini(&index);
+    index_fini(&index);
 }
 
 /* The keys of one prompt of N pages, for a request with this salt. */

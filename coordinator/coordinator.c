@@ -226,24 +226,31 @@ static void check_signals(coordinator *c)
     close_down(c, 0, "the server is shutting down");
 }
 
-/* Until something happens, at most a tick. With --busy-poll awake while ranks have requests. */
-static void await(coordinator *c)
+/* Until something happens, at most until the deadline, and not where there is something to send;
+ * and sends it. */
+static void turn(coordinator *c, uint64_t deadline_ns, bool spin)
 {
-    uint64_t       deadline_ns = bt_now_ns() + TICK_MS * BT_NS_PER_MS;
-    bt_relay_loads loads       = {0};
-
-    if (c->opt->busy_poll) bt_fleet_get_loads(c->fleet, &loads);
-    if (loads.n_running > 0)
+    if (c->pub != NULL && bt_public_has_more(c->pub)) deadline_ns = 0;
+    if (spin)
         bt_rpc_loop_spin_once(c->loop, deadline_ns);
     else
         bt_rpc_loop_run_once(c->loop, deadline_ns);
+    if (c->pub != NULL) bt_public_poll(c->pub);
+}
+
+/* At most a tick. With --busy-poll awake while ranks have requests. */
+static void await(coordinator *c)
+{
+    bt_relay_loads loads = {0};
+
+    if (c->opt->busy_poll) bt_fleet_get_loads(c->fleet, &loads);
+    turn(c, bt_now_ns() + TICK_MS * BT_NS_PER_MS, loads.n_running > 0);
 }
 
 static void serve(coordinator *c)
 {
     while (c->phase != CLOSING) {
         await(c);
-        if (c->pub != NULL) bt_public_poll(c->pub);
         bt_fleet_tick(c->fleet, bt_now_ns());
         bt_control_server_tick(c->control, bt_now_ns());
         bt_accept_again(bt_now_ns());
@@ -268,15 +275,12 @@ static void close_up(coordinator *c)
     if (c->pub != NULL) bt_public_poll(c->pub);
     while (bt_now_ns() < c->deadline_ns && (bt_fleet_n_peers(c->fleet) > 0 ||
                                             (c->pub != NULL && bt_public_n_streams(c->pub) > 0))) {
-        bt_rpc_loop_run_once(c->loop, bt_now_ns() + TICK_MS * BT_NS_PER_MS);
-        if (c->pub != NULL) bt_public_poll(c->pub);
+        turn(c, bt_now_ns() + TICK_MS * BT_NS_PER_MS, false);
         bt_announce_alive(c->opt->announce_fd, bt_now_ns(), &c->alive_ns);
     }
     bt_fleet_name_stragglers(c->fleet, CLOSE_S);
-    while (bt_now_ns() < flush_ns) { /* what is said last should reach the wire */
-        bt_rpc_loop_run_once(c->loop, flush_ns);
-        if (c->pub != NULL) bt_public_poll(c->pub);
-    }
+    while (bt_now_ns() < flush_ns) /* what is said last should reach the wire */
+        turn(c, flush_ns, false);
 }
 
 static bt_status open_http(coordinator *c)

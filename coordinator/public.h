@@ -38,9 +38,11 @@ uint32_t bt_public_n_streams(const bt_public *pub);
 /* Cuts what is left and frees everything, driving the loop. */
 void bt_public_destroy(bt_public *pub);
 
-/* Sends what has come for clients, and cuts off those that do not read; call it whenever the loop
- * has run. */
+/* Sends what has come for clients, to so many of them that ranks need not wait for long, and cuts
+ * off those that do not read; call it whenever the loop has run. */
 void bt_public_poll(bt_public *pub);
+/* There are clients left to whom it has not sent: the loop is not to sleep. */
+bool bt_public_has_more(const bt_public *pub);
 
 /* The fleet's events: client is the stream of bt_fleet_submit(). */
 extern const bt_client_events bt_public_events;

@@ -15,7 +15,7 @@
 #include "proto/prefix_key.h"
 #include "proto/text.h"
 
-enum { FLOOD = 1024 /* streams at once */ };
+enum { FLOOD = 1024 /* streams at once */, SENDS_MAX = 1024 /* of a poll, some 20 ms at most */ };
 
 struct bt_stream {
     bt_call          *call; /* whose part this is */
@@ -164,13 +164,15 @@ static void give_back(bt_public *pub)
     pub->most_streams = 0;
 }
 
+bool bt_public_has_more(const bt_public *pub) { return pub->fresh != NULL; }
+
 void bt_public_poll(bt_public *pub)
 {
     if (pub->served != bt_fleet_serves(pub->fleet)) {
         pub->served = !pub->served;
         bt_public_tell_watchers(pub);
     }
-    while (pub->fresh != NULL) {
+    for (int n = 0; pub->fresh != NULL && n < SENDS_MAX; n++) {
         bt_stream *s = pub->fresh;
 
         pub->fresh = s->next_fresh;

@@ -1,5 +1,5 @@
-/* The public port when memory is short: a method that could not wait for its next call does later.
- */
+/* The public port when memory is short: a method that could not wait for its next call does later;
+ * and when very many requests end at once. */
 #include "coordinator/public.h"
 
 #include <grpc/grpc.h>
@@ -11,7 +11,22 @@
 #include "proto/vllm_engine.pb-c.h"
 #include "tests/support/test.h"
 
-enum { WAIT_S = 5, ALLOCATIONS_MAX = 40 };
+enum { WAIT_S = 5, ALLOCATIONS_MAX = 40, CROWD = 2500, CROWD_WAIT_S = 60 };
+
+static bt_metrics  g_metrics;
+static bt_up_hello g_facts = {.vocab_size            = 10,
+                              .max_context           = 64,
+                              .page_tokens           = 8,
+                              .model_type            = (char *)"m",
+                              .architecture          = (char *)"A",
+                              .default_sampling_json = (char *)""};
+
+static const bt_public_config CONFIG = {.model_path  = "no such model",
+                                        .public_path = "",
+                                        .served_name = "m",
+                                        .facts       = &g_facts,
+                                        .metrics     = &g_metrics,
+                                        .unread_ns   = 60 * BT_NS_PER_S};
 
 static bool g_ended;
 
@@ -46,25 +61,12 @@ static grpc_status_code ask(bt_rpc_loop *loop, bt_public *pub, uint16_t port, co
 
 static void listen_without_memory_is_tried_again(void)
 {
-    bt_fleet_config  fleet_config = {.announce_fd = -1};
-    bt_fleet_events  events       = {0};
-    bt_metrics       metrics      = {0};
-    bt_up_hello      facts        = {.vocab_size            = 10,
-                                     .max_context           = 64,
-                                     .page_tokens           = 8,
-                                     .model_type            = (char *)"m",
-                                     .architecture          = (char *)"A",
-                                     .default_sampling_json = (char *)""};
-    bt_public_config config       = {.model_path  = "no such model",
-                                     .public_path = "",
-                                     .served_name = "m",
-                                     .facts       = &facts,
-                                     .metrics     = &metrics,
-                                     .unread_ns   = 60 * BT_NS_PER_S};
-    uint32_t         n_deaf       = 0;
-    bt_rpc_loop     *loop         = NULL;
-    bt_fleet        *fleet        = NULL;
-    long             live         = bt_alloc_live(), before, n_all;
+    bt_fleet_config fleet_config = {.announce_fd = -1};
+    bt_fleet_events events       = {0};
+    uint32_t        n_deaf       = 0;
+    bt_rpc_loop    *loop         = NULL;
+    bt_fleet       *fleet        = NULL;
+    long            live         = bt_alloc_live(), before, n_all;
 
     EXPECT_EQ(bt_rpc_loop_create(&loop), BT_OK);
     EXPECT_EQ(bt_fleet_create(&fleet_config, &events, &fleet), BT_OK);
@@ -75,7 +77,7 @@ static void listen_without_memory_is_tried_again(void)
 
         before = bt_alloc_live();
         bt_alloc_fail_at(k);
-        st    = bt_public_create(loop, "127.0.0.1:0", &config, fleet, &pub, &port);
+        st    = bt_public_create(loop, "127.0.0.1:0", &CONFIG, fleet, &pub, &port);
         n_all = bt_alloc_live() - before;
         bt_alloc_fail_at(-1);
         if (st == BT_OK) {
@@ -96,8 +98,60 @@ static void listen_without_memory_is_tried_again(void)
     EXPECT_EQ(bt_alloc_live(), live);
 }
 
+static void count_end(bt_rpc_call *call)
+{
+    EXPECT_EQ(call->code, GRPC_STATUS_INVALID_ARGUMENT);
+    (*(uint32_t *)call->ctx)++;
+    bt_rpc_call_fini(call);
+}
+
+/* All are refused, and none is told before it is polled for. */
+static void ends_of_a_crowd_are_sent_by_turns(void)
+{
+    static bt_rpc_call                  calls[CROWD];
+    Vllm__Grpc__Engine__GenerateRequest request = VLLM__GRPC__ENGINE__GENERATE_REQUEST__INIT;
+    bt_fleet_config                     config  = {.announce_fd = -1};
+    uint32_t                            n_ended = 0, n_polls = 0;
+    uint64_t                            end_ns  = bt_now_ns() + CROWD_WAIT_S * BT_NS_PER_S;
+    bt_rpc_loop                        *loop    = NULL;
+    bt_fleet                           *fleet   = NULL;
+    bt_public                          *pub     = NULL;
+    grpc_channel                       *channel = NULL;
+    uint16_t                            port    = 0;
+    char                                address[32];
+
+    EXPECT_EQ(bt_rpc_loop_create(&loop), BT_OK);
+    EXPECT_EQ(bt_fleet_create(&config, &(bt_fleet_events){0}, &fleet), BT_OK);
+    EXPECT_EQ(bt_public_create(loop, "127.0.0.1:0", &CONFIG, fleet, &pub, &port), BT_OK);
+    snprintf(address, sizeof(address), "127.0.0.1:%u", port);
+    EXPECT_EQ(bt_rpc_channel_create(address, &(bt_rpc_client_tls){0}, &channel), BT_OK);
+    for (int i = 0; i < CROWD; i++) {
+        calls[i] = (bt_rpc_call){.answer     = &vllm__grpc__engine__generate_response__descriptor,
+                                 .on_message = on_message,
+                                 .on_end     = count_end,
+                                 .ctx        = &n_ended};
+        bt_rpc_call_start(&calls[i], loop, channel, "/vllm.grpc.engine.VllmEngine/Generate",
+                          &request.base, end_ns);
+    }
+    while (bt_public_n_streams(pub) < CROWD && bt_now_ns() < end_ns)
+        bt_rpc_loop_run_once(loop, bt_now_ns() + BT_NS_PER_MS);
+    EXPECT_EQ(bt_public_n_streams(pub), CROWD);
+    EXPECT_EQ(n_ended, 0);
+    for (; bt_public_has_more(pub); n_polls++)
+        bt_public_poll(pub);
+    EXPECT(n_polls > 1 && n_polls < 10);
+    while (n_ended < CROWD && bt_now_ns() < end_ns)
+        bt_rpc_loop_run_once(loop, bt_now_ns() + BT_NS_PER_MS);
+    EXPECT_EQ(n_ended, CROWD);
+    grpc_channel_destroy(channel);
+    bt_public_destroy(pub);
+    bt_fleet_destroy(fleet);
+    bt_rpc_loop_destroy(loop);
+}
+
 static const bt_test tests[] = {
     BT_TEST(listen_without_memory_is_tried_again),
+    BT_TEST(ends_of_a_crowd_are_sent_by_turns),
 };
 
 int main(int argc, char **argv)

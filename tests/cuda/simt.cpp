@@ -5,6 +5,7 @@
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
+#include <cwchar>
 #include <memory>
 #include <numeric>
 #include <sys/mman.h>
@@ -66,6 +67,7 @@ namespace simt
 {
 
 enum { STACK_BYTES = 256 << 10, OUTER_BYTES = 2048, WARP = 32, MAX_THREADS = 1024, MAX_STEPS = 64 };
+enum { WORD = sizeof(wchar_t) };
 enum : uint32_t { UNASKED = 48 << 10 }; /* bytes of shared memory that every block gets */
 enum state { READY, AT_WARP, AT_BLOCK, ENDED };
 
@@ -79,17 +81,18 @@ struct copy {
     void *dst;
     char  bytes[COPY_BYTES];
 };
-struct fiber {
-    std::unique_ptr<char[]> stack;
-    void                   *sp         = nullptr;
-    void                   *fake_stack = nullptr;
-    state                   st         = ENDED;
+/* What each switch and meeting asks for lies in one line of the cache. */
+struct alignas(64) fiber {
+    void                   *sp      = nullptr;
+    state                   st      = ENDED;
+    uint32_t                mask    = 0;
+    warp_fn                 on_warp = nullptr;
+    void                   *arg     = nullptr;
+    place                   at      = {"", 0};
     dim3                    index;
-    place                   at       = {"", 0};
-    uint32_t                mask     = 0;
-    warp_fn                 on_warp  = nullptr;
     block_fn                on_block = nullptr;
-    void                   *arg      = nullptr;
+    std::unique_ptr<char[]> stack;
+    void                   *fake_stack = nullptr;
     std::vector<copy>       copies;     /* under way, oldest first */
     std::vector<size_t>     group_ends; /* in copies, of those committed */
 };
@@ -105,9 +108,9 @@ static memory             g_dynamic;
 static size_t             g_dynamic_bytes, g_static_bytes;
 static dim3               g_block, g_block_dim, g_grid;
 static unsigned           g_n, g_self;
+static unsigned           g_order[WARP], g_n_order, g_n_entered; /* of a warp's step */
 static void              *g_main_sp;
 #ifdef SIMT_ASAN
-static void       *g_main_fake;
 static const void *g_main_bottom;
 static size_t      g_main_bytes;
 #endif
@@ -146,15 +149,52 @@ static uint64_t random_below(uint64_t n)
 static int (*g_take)(simt_job *job, void *stream);
 static int (*g_reaches)(const void *ptr);
 
-static void enter(unsigned i)
+/* From `mine`, of which `fake` is to be kept, to the order's next thread or, after the last, to
+ * where the step began. */
+static void go_on(void **mine, void **fake)
 {
-    g_self = i;
+    bool  back = g_n_entered == g_n_order;
+    void *to   = g_main_sp;
+
+    if (!back) {
+        g_self = g_order[g_n_entered++];
+        to     = g_fibers[g_self].sp;
+    }
 #ifdef SIMT_ASAN
-    __sanitizer_start_switch_fiber(&g_main_fake, g_fibers[i].stack.get(), STACK_BYTES);
+    __sanitizer_start_switch_fiber(fake, back ? g_main_bottom : g_fibers[g_self].stack.get(),
+                                   back ? g_main_bytes : (size_t)STACK_BYTES);
+#else
+    (void)fake;
 #endif
-    simt_switch(&g_main_sp, g_fibers[i].sp);
+    simt_switch(mine, to);
+}
+
+/* In a thread that goes on: the first of a step comes from where that began. */
+static void arrive(void *fake)
+{
 #ifdef SIMT_ASAN
-    __sanitizer_finish_switch_fiber(g_main_fake, nullptr, nullptr);
+    const void *bottom;
+    size_t      bytes;
+
+    __sanitizer_finish_switch_fiber(fake, &bottom, &bytes);
+    if (g_n_entered == 1) {
+        g_main_bottom = bottom;
+        g_main_bytes  = bytes;
+    }
+#else
+    (void)fake;
+#endif
+}
+
+/* Runs the order's threads, each to its next meeting. */
+static void run_order(void)
+{
+    void *fake = nullptr;
+
+    g_n_entered = 0;
+    go_on(&g_main_sp, &fake);
+#ifdef SIMT_ASAN
+    __sanitizer_finish_switch_fiber(fake, nullptr, nullptr);
 #endif
 }
 
@@ -163,21 +203,13 @@ static void leave(state st)
     fiber &f = g_fibers[g_self];
 
     f.st = st;
-#ifdef SIMT_ASAN
-    __sanitizer_start_switch_fiber(st == ENDED ? nullptr : &f.fake_stack, g_main_bottom,
-                                   g_main_bytes);
-#endif
-    simt_switch(&f.sp, g_main_sp);
-#ifdef SIMT_ASAN
-    __sanitizer_finish_switch_fiber(f.fake_stack, &g_main_bottom, &g_main_bytes);
-#endif
+    go_on(&f.sp, st == ENDED ? nullptr : &f.fake_stack);
+    arrive(f.fake_stack);
 }
 
 static void fiber_main(void)
 {
-#ifdef SIMT_ASAN
-    __sanitizer_finish_switch_fiber(nullptr, &g_main_bottom, &g_main_bytes);
-#endif
+    arrive(nullptr);
     g_body(g_closure);
     if (!g_fibers[g_self].copies.empty())
         die(g_fibers[g_self].at, "ends with copies that nobody waited for");
@@ -299,8 +331,10 @@ static void step_warp(unsigned first, unsigned n_lanes)
         order[i] = first + i;
     for (unsigned i = n_lanes - 1; i > 0; i--)
         std::swap(order[i], order[random_below(i + 1)]);
+    g_n_order = 0; /* and above 0 below: the warp is ready */
     for (unsigned i = 0; i < n_lanes; i++)
-        if (g_fibers[order[i]].st == READY) enter(order[i]);
+        if (g_fibers[order[i]].st == READY) g_order[g_n_order++] = order[i];
+    run_order();
     release_warp(first, n_lanes);
 }
 
@@ -351,16 +385,19 @@ static void run_block(void)
  * sorts behind all others, as the all ones that kernels write where there is nothing. */
 static void poison(void *mem, size_t bytes)
 {
-    for (size_t i = 0; i < bytes; i++)
-        ((unsigned char *)mem)[i] = i % 2 == 0 ? 0xf5 : 0x7f;
+    static const unsigned char POISON[WORD] = {0xf5, 0x7f, 0xf5, 0x7f};
+    wchar_t                    word;
+
+    memcpy(&word, POISON, WORD);
+    wmemset((wchar_t *)mem, word, bytes / WORD);
+    memcpy((char *)mem + bytes / WORD * WORD, POISON, bytes % WORD);
 }
 
-static memory poisoned(size_t bytes)
+static memory allocate(size_t bytes)
 {
     void *mem = nullptr;
 
     if (posix_memalign(&mem, 128, bytes) != 0) die({"shared", 0}, "no memory");
-    poison(mem, bytes);
     return memory((char *)mem);
 }
 
@@ -370,7 +407,8 @@ void *shared_array(const void *site, size_t bytes)
 {
     for (const array &a : g_arrays)
         if (a.site == site) return a.mem.get();
-    g_arrays.push_back({site, bytes, poisoned(bytes)});
+    g_arrays.push_back({site, bytes, allocate(bytes)});
+    poison(g_arrays.back().mem.get(), bytes);
     g_static_bytes += bytes;
     /* gpu_launch() asks for leave where a launch's own are 48 KiB or more; else all must fit. */
     if (g_static_bytes > UNASKED ||
@@ -468,7 +506,7 @@ static float high_of(uint32_t v) { return bt_bf16_to_f32((bt_bf16)(v >> 16)); }
 typedef float row8 __attribute__((vector_size(32)));
 
 /* D[16][8] += A[16][16] B[16][8].  A product of two bf16 is exact in fp32, so each step is a fused
- * multiply-add; k ascends. */
+ * multiply-add; k ascends.  */
 static void multiply(void *const arg[32])
 {
     float a[16][16];
@@ -567,7 +605,7 @@ static void run_grid(const simt_job &j)
     g_closure       = j.closure;
     g_grid          = j.grid;
     g_block_dim     = j.block;
-    g_dynamic       = poisoned(j.shared_bytes);
+    g_dynamic       = allocate(j.shared_bytes);
     g_dynamic_bytes = j.shared_bytes;
     uint64_t n = (uint64_t)j.grid.x * j.grid.y * j.grid.z, at = random_below(n);
     uint64_t step = 1 + random_below(n);

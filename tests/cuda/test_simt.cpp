@@ -163,22 +163,32 @@ static void meetings_that_some_miss_end_the_process(void)
 
 /* ---- memory */
 
+enum { N_HALVES = 31 }; /* they end within a word */
+
 static void unset_kernel(float *out)
 {
     GPU_SHARED(float, mem, 32);
+    GPU_DYNAMIC_SHARED(bt_bf16, halves);
+    unsigned t = threadIdx.x;
 
-    out[threadIdx.x] = mem[threadIdx.x];
+    out += blockIdx.x * (32 + N_HALVES);
+    out[t] = mem[t];
+    mem[t] = 0;
+    if (t >= N_HALVES) return;
+    out[32 + t] = f32_of(halves[t]);
+    halves[t]   = 0;
 }
 
 /* Nor as UINT32_MAX, which kernels write for what they have not found. */
 static void shared_memory_begins_as_nan_in_every_block(void)
 {
-    float out[32];
+    float out[2 * (32 + N_HALVES)];
 
     for (int i = 0; i < 2; i++) {
-        gpu_launch(unset_kernel, 2, 32, 0, nullptr, (float *)out);
-        for (int t = 0; t < 32; t++)
-            EXPECT(std::isnan(out[t]) && __float_as_uint(out[t]) != UINT32_MAX);
+        memset(out, 0, sizeof(out));
+        gpu_launch(unset_kernel, 2, 32, N_HALVES * sizeof(bt_bf16), nullptr, (float *)out);
+        for (float v : out)
+            EXPECT(std::isnan(v) && __float_as_uint(v) != UINT32_MAX);
     }
 }
 

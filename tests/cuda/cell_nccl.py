@@ -133,7 +133,7 @@ def run_in_vain(a, model):
 def main():
     a = cells.arguments(__doc__).parse_args()
     a.stubs = cells.stubs(a.source)
-    os.environ["BT_FAKE_GPU"] = "devices=8"
+    os.environ["BT_FAKE_GPU"] = "devices=8,mib=256"    # a rank gives all of it to pages, and writes it: seconds of each
     requests = make_requests()
     with tempfile.TemporaryDirectory() as folder:
         model = make_model(a, folder)

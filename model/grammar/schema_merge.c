@@ -359,8 +359,6 @@ static json_t *combine(bt_schema *s, const char *keyword, json_t *a, json_t *b,
     static const char *const at_most[]  = {"maximum",  "exclusiveMaximum", "maxLength",
                                            "maxItems", "maxProperties",    NULL};
     static const char *const schemas[]  = {"items", "propertyNames", "additionalProperties", NULL};
-    static const char *const open[]     = {"items", "propertyNames", "additionalProperties",
-                                           "patternProperties", NULL};
     bool                     objects    = json_is_object(a) && json_is_object(b);
     bool                     arrays     = json_is_array(a) && json_is_array(b);
     bool                     none       = json_is_false(a) || json_is_false(b);
@@ -382,11 +380,10 @@ static json_t *combine(bt_schema *s, const char *keyword, json_t *a, json_t *b,
                          both_lists(s, json_object_get(a, "enum"), json_object_get(b, "enum"))));
     if (strcmp(keyword, "pattern") == 0) return bt_schema_both_patterns(s, a, b, at);
     if (strcmp(keyword, "uniqueItems") == 0) return json_incref(json_is_true(a) ? a : b);
-    if (!is_one_of(keyword, open)) return NULL;
-    if (strcmp(keyword, "patternProperties") == 0 && !objects) return NULL; /* true is none */
+    if (!is_one_of(keyword, schemas)) return NULL;
     if (bt_schema_says_nothing(a) || bt_schema_says_nothing(b))
         return json_incref(bt_schema_says_nothing(a) ? b : a);
-    return is_one_of(keyword, schemas) && (objects || none) ? both(s, a, b, at) : NULL;
+    return objects || none ? both(s, a, b, at) : NULL;
 }
 
 static void merge_keyword(bt_schema *s, json_t *into, const char *keyword, json_t *value,

@@ -16,28 +16,23 @@
 enum { MOST_STOPS = 1024 };
 
 typedef struct {
-    bt_parts *g;
-    uint32_t  depth;
+    bt_parts     *g;
+    const json_t *ends; /* of the tag around: a text, or several, which free text does not hold */
+    uint32_t      depth;
 } reader;
-
-/* What may stand within a tag: all borrowed. */
-typedef struct {
-    const json_t *ends; /* of the tag: a text, or several, which free text does not hold; NULL */
-} within;
 
 typedef struct {
     const char *name;
-    bt_part (*read)(reader *r, const json_t *json, const bt_tag_at *at, within in);
+    bt_part (*read)(reader *r, const json_t *json, const bt_tag_at *at);
     const char *fields[BT_TAG_FIELDS];
 } format;
 
-static bt_part read_format(reader *r, const json_t *json, const bt_tag_at *at, within in);
+static bt_part read_format(reader *r, const json_t *json, const bt_tag_at *at);
 
 /* ---- constraints of other kinds */
 
-static bt_part read_const(reader *r, const json_t *json, const bt_tag_at *at, within in)
+static bt_part read_const(reader *r, const json_t *json, const bt_tag_at *at)
 {
-    (void)in;
     return bt_part_text(r->g, bt_tag_text(r->g, json, "value", at));
 }
 
@@ -62,14 +57,13 @@ static bt_part read_schema(reader *r, const json_t *schema, const bt_schema_styl
     return p;
 }
 
-static bt_part read_json(reader *r, const json_t *json, const bt_tag_at *at, within in)
+static bt_part read_json(reader *r, const json_t *json, const bt_tag_at *at)
 {
     const json_t          *field = json_object_get(json, "style");
     bool                   plain = field == NULL || json_is_null(field);
     const char            *name  = plain ? "json" : bt_tag_text(r->g, json, "style", at);
     const bt_schema_style *style = bt_schema_style_of(name);
 
-    (void)in;
     if (style == NULL && strcmp(name, "json") != 0)
         bt_tag_refuse(r->g, at,
                       "the style %.64s is not supported; json, deepseek_xml and glm_xml are", name);
@@ -78,18 +72,17 @@ static bt_part read_json(reader *r, const json_t *json, const bt_tag_at *at, wit
     return read_schema(r, json_object_get(json, "json_schema"), style, at);
 }
 
-static bt_part read_regex(reader *r, const json_t *json, const bt_tag_at *at, within in)
+static bt_part read_regex(reader *r, const json_t *json, const bt_tag_at *at)
 {
     const char *text   = bt_tag_text(r->g, json, "pattern", at);
     bool        was_ok = r->g->st == BT_OK;
     bt_part     p      = bt_read_regex(r->g, text, strlen(text), true, false);
 
-    (void)in;
     bt_tag_add_place(r->g, at, was_ok);
     return p;
 }
 
-static bt_part read_grammar(reader *r, const json_t *json, const bt_tag_at *at, within in)
+static bt_part read_grammar(reader *r, const json_t *json, const bt_tag_at *at)
 {
     const json_t *syntax = json_object_get(json, "syntax");
     const char   *text   = bt_tag_text(r->g, json, "grammar", at);
@@ -97,7 +90,6 @@ static bt_part read_grammar(reader *r, const json_t *json, const bt_tag_at *at, 
     bool          was_ok;
     bt_part       p;
 
-    (void)in;
     if (syntax != NULL && !json_is_null(syntax) && strcmp(name, "ebnf") != 0)
         bt_tag_refuse(r->g, at, "the only syntax of a grammar that is supported is ebnf");
     was_ok = r->g->st == BT_OK;
@@ -136,8 +128,7 @@ static void add_stops(reader *r, stops *s, const json_t *texts, bool goes_on, co
 }
 
 /* Triggers first. */
-static stops read_stops(reader *r, const json_t *json, const json_t *triggers, const bt_tag_at *at,
-                        within in)
+static stops read_stops(reader *r, const json_t *json, const json_t *triggers, const bt_tag_at *at)
 {
     stops s = {.at = bt_calloc(MOST_STOPS, sizeof(*s.at))};
 
@@ -146,14 +137,14 @@ static stops read_stops(reader *r, const json_t *json, const json_t *triggers, c
         return s;
     }
     add_stops(r, &s, triggers, true, at);
-    add_stops(r, &s, in.ends, false, at);
+    add_stops(r, &s, r->ends, false, at);
     add_stops(r, &s, json_object_get(json, "excludes"), false, at);
     return s;
 }
 
-static bt_part read_any_text(reader *r, const json_t *json, const bt_tag_at *at, within in)
+static bt_part read_any_text(reader *r, const json_t *json, const bt_tag_at *at)
 {
-    stops   s = read_stops(r, json, NULL, at, in);
+    stops   s = read_stops(r, json, NULL, at);
     bt_part p = bt_part_free_text(r->g, s.at, s.n, false);
 
     bt_free(s.at);
@@ -189,7 +180,7 @@ static bt_part read_end(reader *r, const json_t *end, const bt_tag_at *at)
 }
 
 /* A tag's begin is checked; what stands behind it comes back. */
-static bt_part read_body(reader *r, const json_t *tag, const bt_tag_at *at, within in)
+static bt_part read_body(reader *r, const json_t *tag, const bt_tag_at *at)
 {
     static const char *const NEW[BT_TAG_FIELDS] = {"begin", "content", "end"};
     static const char *const OLD[BT_TAG_FIELDS] = {"begin", "schema", "end"};
@@ -197,29 +188,31 @@ static bt_part read_body(reader *r, const json_t *tag, const bt_tag_at *at, with
     const json_t            *schema             = json_object_get(tag, "schema");
     const char              *type               = json_string_value(json_object_get(tag, "type"));
     const bt_tag_at          content = {.up = at, .key = schema != NULL ? "schema" : "content"};
+    const json_t            *outer   = r->ends;
     bt_part                  p;
 
     if (!json_is_object(tag)) bt_tag_refuse(r->g, at, "a tag should be an object");
     if (type != NULL && strcmp(type, "tag") != 0) bt_tag_refuse(r->g, at, "its type should be tag");
     bt_tag_check_fields(r->g, tag, schema != NULL ? OLD : NEW, at);
     bt_tag_text(r->g, tag, "begin", at);
-    if (!is_no_end(end)) in.ends = end;
+    if (!is_no_end(end)) r->ends = end;
     if (schema != NULL)
         p = read_schema(r, schema, NULL, &content);
     else
-        p = read_format(r, json_object_get(tag, "content"), &content, in);
+        p = read_format(r, json_object_get(tag, "content"), &content);
+    r->ends = outer;
     return bt_part_then(r->g, p, read_end(r, end, at));
 }
 
-static bt_part read_tag(reader *r, const json_t *json, const bt_tag_at *at, within in)
+static bt_part read_tag(reader *r, const json_t *json, const bt_tag_at *at)
 {
     bt_part begin = bt_part_text(r->g, bt_tag_text(r->g, json, "begin", at));
 
-    return bt_part_then(r->g, begin, read_body(r, json, at, in));
+    return bt_part_then(r->g, begin, read_body(r, json, at));
 }
 
 /* The rule of what stands behind each tag's begin; [0] and the others follow each other. */
-static uint32_t read_bodies(reader *r, const json_t *tags, const bt_tag_at *list, within in)
+static uint32_t read_bodies(reader *r, const json_t *tags, const bt_tag_at *list)
 {
     uint32_t rule = 0;
 
@@ -231,7 +224,7 @@ static uint32_t read_bodies(reader *r, const json_t *tags, const bt_tag_at *list
     for (size_t i = 0; i < json_array_size(tags) && r->g->st == BT_OK; i++) {
         const bt_tag_at tag = {.up = list, .index = i};
 
-        bt_rule_is(r->g, rule + (uint32_t)i, read_body(r, json_array_get(tags, i), &tag, in));
+        bt_rule_is(r->g, rule + (uint32_t)i, read_body(r, json_array_get(tags, i), &tag));
     }
     return rule;
 }
@@ -297,15 +290,14 @@ static void add_tags(reader *r, stops *s, const json_t *tags, uint32_t bodies, c
 }
 
 /* key: of the list of tags. */
-static bt_part triggered(reader *r, const json_t *json, const char *key, const bt_tag_at *at,
-                         within in)
+static bt_part triggered(reader *r, const json_t *json, const char *key, const bt_tag_at *at)
 {
     const bt_tag_at list    = {.up = at, .key = key};
     const json_t   *tags    = bt_tag_list(r->g, json, key, at);
     bool            first   = bt_tag_flag(r->g, json, "at_least_one", at);
     bool            is_last = bt_tag_flag(r->g, json, "stop_after_first", at);
-    stops           s       = read_stops(r, json, bt_tag_list(r->g, json, "triggers", at), at, in);
-    uint32_t        bodies  = read_bodies(r, tags, &list, in);
+    stops           s       = read_stops(r, json, bt_tag_list(r->g, json, "triggers", at), at);
+    uint32_t        bodies  = read_bodies(r, tags, &list);
     bt_part         p       = {0};
 
     add_tags(r, &s, tags, bodies, at);
@@ -319,12 +311,12 @@ static bt_part triggered(reader *r, const json_t *json, const char *key, const b
     return p;
 }
 
-static bt_part read_triggered(reader *r, const json_t *json, const bt_tag_at *at, within in)
+static bt_part read_triggered(reader *r, const json_t *json, const bt_tag_at *at)
 {
-    return triggered(r, json, "tags", at, in);
+    return triggered(r, json, "tags", at);
 }
 
-static bt_part read_separated(reader *r, const json_t *json, const bt_tag_at *at, within in)
+static bt_part read_separated(reader *r, const json_t *json, const bt_tag_at *at)
 {
     bt_parts       *g         = r->g;
     const bt_tag_at list      = {.up = at, .key = "tags"};
@@ -335,7 +327,7 @@ static bt_part read_separated(reader *r, const json_t *json, const bt_tag_at *at
     uint32_t        one       = bt_rule_new(g, NULL);
     bt_part         p, more;
 
-    bt_rule_is(g, one, one_of_tags(r, tags, read_bodies(r, tags, &list, in)));
+    bt_rule_is(g, one, one_of_tags(r, tags, read_bodies(r, tags, &list)));
     p = bt_rule_call(g, one);
     if (!is_last) {
         more = bt_part_then(g, bt_part_text(g, separator), bt_rule_call(g, one));
@@ -346,7 +338,7 @@ static bt_part read_separated(reader *r, const json_t *json, const bt_tag_at *at
 
 /* ---- one after another, one of several */
 
-static bt_part read_elements(reader *r, const json_t *json, const bt_tag_at *at, within in,
+static bt_part read_elements(reader *r, const json_t *json, const bt_tag_at *at,
                              bt_part (*put)(bt_parts *g, bt_part a, bt_part b))
 {
     const bt_tag_at list     = {.up = at, .key = "elements"};
@@ -355,52 +347,52 @@ static bt_part read_elements(reader *r, const json_t *json, const bt_tag_at *at,
 
     for (size_t i = 0; i < json_array_size(elements) && r->g->st == BT_OK; i++) {
         const bt_tag_at element = {.up = &list, .index = i};
-        const bt_part   next    = read_format(r, json_array_get(elements, i), &element, in);
+        const bt_part   next    = read_format(r, json_array_get(elements, i), &element);
 
         p = i == 0 ? next : put(r->g, p, next);
     }
     return p;
 }
 
-static bt_part read_sequence(reader *r, const json_t *json, const bt_tag_at *at, within in)
+static bt_part read_sequence(reader *r, const json_t *json, const bt_tag_at *at)
 {
-    return read_elements(r, json, at, in, bt_part_then);
+    return read_elements(r, json, at, bt_part_then);
 }
 
-static bt_part read_or(reader *r, const json_t *json, const bt_tag_at *at, within in)
+static bt_part read_or(reader *r, const json_t *json, const bt_tag_at *at)
 {
-    return read_elements(r, json, at, in, bt_part_either);
+    return read_elements(r, json, at, bt_part_either);
 }
 
 /* ---- content that may come several times, or not at all */
 
-static bt_part several(reader *r, const json_t *json, const bt_tag_at *at, within in, uint32_t min,
+static bt_part several(reader *r, const json_t *json, const bt_tag_at *at, uint32_t min,
                        uint32_t max)
 {
     const bt_tag_at content = {.up = at, .key = "content"};
     uint32_t        rule    = bt_rule_new(r->g, NULL);
 
-    bt_rule_is(r->g, rule, read_format(r, json_object_get(json, "content"), &content, in));
+    bt_rule_is(r->g, rule, read_format(r, json_object_get(json, "content"), &content));
     return bt_part_repeat(r->g, bt_rule_call(r->g, rule), min, max);
 }
 
-static bt_part read_optional(reader *r, const json_t *json, const bt_tag_at *at, within in)
+static bt_part read_optional(reader *r, const json_t *json, const bt_tag_at *at)
 {
-    return several(r, json, at, in, 0, 1);
+    return several(r, json, at, 0, 1);
 }
 
-static bt_part read_plus(reader *r, const json_t *json, const bt_tag_at *at, within in)
+static bt_part read_plus(reader *r, const json_t *json, const bt_tag_at *at)
 {
-    return several(r, json, at, in, 1, BT_UNLIMITED);
+    return several(r, json, at, 1, BT_UNLIMITED);
 }
 
-static bt_part read_star(reader *r, const json_t *json, const bt_tag_at *at, within in)
+static bt_part read_star(reader *r, const json_t *json, const bt_tag_at *at)
 {
-    return several(r, json, at, in, 0, BT_UNLIMITED);
+    return several(r, json, at, 0, BT_UNLIMITED);
 }
 
 /* max: -1 for no limit. */
-static bt_part read_repeat(reader *r, const json_t *json, const bt_tag_at *at, within in)
+static bt_part read_repeat(reader *r, const json_t *json, const bt_tag_at *at)
 {
     const json_t *min = json_object_get(json, "min"), *max = json_object_get(json, "max");
     json_int_t    least = json_integer_value(min), most = json_integer_value(max);
@@ -409,10 +401,10 @@ static bt_part read_repeat(reader *r, const json_t *json, const bt_tag_at *at, w
         (most >= 0 && most < least) || most >= BT_UNLIMITED || least >= BT_UNLIMITED)
         bt_tag_refuse(r->g, at,
                       "min and max should be whole numbers, min from 0, max from min or -1");
-    return several(r, json, at, in, (uint32_t)least, most < 0 ? BT_UNLIMITED : (uint32_t)most);
+    return several(r, json, at, (uint32_t)least, most < 0 ? BT_UNLIMITED : (uint32_t)most);
 }
 
-static bt_part read_format(reader *r, const json_t *json, const bt_tag_at *at, within in)
+static bt_part read_format(reader *r, const json_t *json, const bt_tag_at *at)
 {
     static const format FORMATS[] = {
         {"const_string",        read_const,    {"value"}                                                           },
@@ -442,7 +434,7 @@ static bt_part read_format(reader *r, const json_t *json, const bt_tag_at *at, w
         if (type == NULL || strcmp(type, FORMATS[i].name) != 0) continue;
         bt_tag_check_fields(r->g, json, FORMATS[i].fields, at);
         r->depth++;
-        p = FORMATS[i].read(r, json, at, in);
+        p = FORMATS[i].read(r, json, at);
         r->depth--;
         return p;
     }
@@ -464,9 +456,8 @@ static bt_part read_whole(reader *r, const json_t *json)
     if (type != NULL && strcmp(type, "structural_tag") != 0)
         bt_tag_refuse(r->g, &top, "its type should be structural_tag");
     bt_tag_check_fields(r->g, json, structures != NULL ? OLD : NEW, &top);
-    if (structures == NULL)
-        return read_format(r, json_object_get(json, "format"), &at, (within){0});
-    return triggered(r, json, "structures", &top, (within){0});
+    if (structures == NULL) return read_format(r, json_object_get(json, "format"), &at);
+    return triggered(r, json, "structures", &top);
 }
 
 bt_part bt_read_structural_tag(bt_parts *g, const char *text, size_t n)

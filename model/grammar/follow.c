@@ -6,7 +6,7 @@
 #include "core/alloc.h"
 #include "model/grammar/states.h"
 
-enum { MOST_READINGS = 1 << 14, FIRST_SLOTS = 64 };
+enum { MOST_READINGS = 1 << 14 };
 
 void bt_follow_fini(bt_follow *f)
 {
@@ -34,47 +34,26 @@ out:
     return st;
 }
 
-static uint32_t slot_of(const bt_number_table *t, const bt_reading *reading)
+static uint64_t hash_seen(const void *of, uint32_t number)
 {
-    return (uint32_t)XXH3_64bits(reading, sizeof(*reading)) & (t->capacity - 1);
-}
+    const bt_follow *f = of;
 
-/* Twice the slots, all free of what no set holds any more. */
-static bt_status grow_seen(bt_follow *f)
-{
-    bt_status        st    = BT_OK;
-    bt_number_table *t     = &f->seen_table;
-    uint32_t         n     = t->capacity == 0 ? FIRST_SLOTS : 2 * t->capacity;
-    uint32_t        *slots = bt_calloc(n, sizeof(*slots));
-
-    BT_REQUIRE(slots != NULL, BT_ERR_NO_MEMORY, "readings of a text");
-    bt_free(t->slots);
-    t->slots    = slots;
-    t->capacity = n;
-    for (uint32_t i = 0; i < f->n_seen; i++) {
-        uint32_t at = slot_of(t, &f->seen[i]);
-
-        while (slots[at] != 0)
-            at = (at + 1) & (n - 1);
-        slots[at] = i + 1;
-    }
-out:
-    return st;
+    return XXH3_64bits(&f->seen[number - 1], sizeof(*f->seen));
 }
 
 void bt_follow_begin(bt_follow *f)
 {
-    for (uint32_t i = 0; i < f->n_seen; i++) { /* few of many slots */
-        uint32_t at = slot_of(&f->seen_table, &f->seen[i]);
+    bt_number_table *t = &f->seen_table;
 
-        while (f->seen_table.slots[at] != 0) {
-            f->seen_table.slots[at] = 0;
-            at                      = (at + 1) & (f->seen_table.capacity - 1);
-        }
+    for (uint32_t i = 1; i <= t->n; i++) { /* few of many slots */
+        uint32_t at = (uint32_t)hash_seen(f, i) & (t->capacity - 1);
+
+        for (; t->slots[at] != 0; at = (at + 1) & (t->capacity - 1))
+            t->slots[at] = 0;
     }
-    f->n_open = f->n_kept = f->n_seen = 0;
-    f->n_edges                        = 0;
-    f->accepts                        = false;
+    f->n_open = f->n_kept = t->n = 0;
+    f->n_edges                   = 0;
+    f->accepts                   = false;
 }
 
 bt_status bt_follow_add(bt_follow *f, bt_reading reading)
@@ -83,13 +62,13 @@ bt_status bt_follow_add(bt_follow *f, bt_reading reading)
     bt_number_table *t  = &f->seen_table;
     uint32_t         at;
 
-    if (2 * (f->n_seen + 1) > t->capacity) BT_TRY(grow_seen(f));
-    at = slot_of(t, &reading);
+    BT_TRY(bt_number_table_grow(t, hash_seen, f));
+    at = (uint32_t)XXH3_64bits(&reading, sizeof(reading)) & (t->capacity - 1);
     for (; t->slots[at] != 0; at = (at + 1) & (t->capacity - 1))
         if (memcmp(&f->seen[t->slots[at] - 1], &reading, sizeof(reading)) == 0) return BT_OK;
-    if (f->n_seen == MOST_READINGS) return BT_ERR_UNSUPPORTED;
-    BT_TRY(push(&f->seen, &f->n_seen, &f->seen_capacity, reading));
-    t->slots[at] = f->n_seen;
+    if (t->n == MOST_READINGS) return BT_ERR_UNSUPPORTED;
+    BT_TRY(push(&f->seen, &t->n, &f->seen_capacity, reading));
+    t->slots[at] = t->n;
     BT_TRY(push(&f->open, &f->n_open, &f->open_capacity, reading));
 out:
     return st;

@@ -102,7 +102,7 @@ static bt_status make_step(bt_matcher *m, uint32_t state, uint32_t class, uint32
     }
     BT_TRY(bt_follow_end(&m->follow, m->grammar, &m->states, next_out));
     m->states.steps[(size_t)state * m->states.n_classes + class] = *next_out;
-    m->work += READING_WORK * m->follow.n_seen + m->follow.n_edges;
+    m->work += READING_WORK * m->follow.seen_table.n + m->follow.n_edges;
     if (bt_matcher_bytes(m) > BT_MATCHER_MOST_BYTES || m->work > m->most_work)
         st = BT_ERR_UNSUPPORTED;
 out:

@@ -28,10 +28,7 @@ out:
 
 /* ---- tables */
 
-typedef uint64_t hash_of(const void *of, uint32_t number);
-
-/* Room for one more. */
-static bt_status table_grow(bt_number_table *t, hash_of *hash, const void *of)
+bt_status bt_number_table_grow(bt_number_table *t, bt_number_hash *hash, const void *of)
 {
     bt_status       st    = BT_OK;
     bt_number_table grown = {.n        = t->n,
@@ -139,7 +136,7 @@ bt_status bt_states_frame(bt_states *s, uint32_t back, uint32_t outer, uint32_t 
     bt_number_table *t     = &s->frame_table;
     uint32_t         at;
 
-    BT_TRY(table_grow(t, hash_frame, s));
+    BT_TRY(bt_number_table_grow(t, hash_frame, s));
     at = (uint32_t)XXH3_64bits(&frame, sizeof(frame)) & (t->capacity - 1);
     for (; t->slots[at] != 0; at = (at + 1) & (t->capacity - 1))
         if (memcmp(&s->frames[t->slots[at]], &frame, sizeof(frame)) == 0) {
@@ -177,7 +174,7 @@ bt_status bt_states_state(bt_states *s, bt_reading *readings, uint32_t n, bool a
         return BT_OK;
     }
     if (n > 1) qsort(readings, n, sizeof(*readings), by_node); /* of none there may be no memory */
-    BT_TRY(table_grow(t, hash_state, s));
+    BT_TRY(bt_number_table_grow(t, hash_state, s));
     at = (uint32_t)hash_readings(readings, n, accepts) & (t->capacity - 1);
     for (; t->slots[at] != 0; at = (at + 1) & (t->capacity - 1)) {
         const bt_grammar_state *is = &s->states[t->slots[at]];

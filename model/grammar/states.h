@@ -28,6 +28,11 @@ typedef struct {
     uint32_t  n, capacity;
 } bt_number_table;
 
+typedef uint64_t bt_number_hash(const void *of, uint32_t number);
+
+/* Room for one more number.  NO_MEMORY. */
+bt_status bt_number_table_grow(bt_number_table *t, bt_number_hash *hash, const void *of);
+
 typedef struct {
     bt_frame         *frames;   /* owned; [0] is none */
     bt_grammar_state *states;   /* owned; [0] is dead */
@@ -57,10 +62,10 @@ bt_status bt_states_copy(const bt_states *s, uint32_t n, const uint32_t *states,
  */
 typedef struct {
     bt_reading     *open, *kept, *seen; /* owned */
-    uint32_t        n_open, n_kept, n_seen;
+    uint32_t        n_open, n_kept;
     size_t          n_edges; /* looked at */
     uint32_t        open_capacity, kept_capacity, seen_capacity;
-    bt_number_table seen_table; /* of those seen, by number from 1 on */
+    bt_number_table seen_table; /* of its n that are seen, by number from 1 on */
     bool            accepts;
 } bt_follow;
 

@@ -12,31 +12,29 @@ enum { NAME_BYTES = 160 };
 static const struct {
     const char *name;
     uint32_t    bits;
-    bt_st_dtype dtype;
 } DTYPES[] = {
-    {"BF16",    16, BT_ST_BF16   },
-    {"F32",     32, BT_ST_F32    },
-    {"F16",     16, BT_ST_F16    },
-    {"F8_E4M3", 8,  BT_ST_F8_E4M3},
-    {"I32",     32, BT_ST_I32    },
-    {"I64",     64, BT_ST_I64    },
-    {"F64",     64, BT_ST_F64    },
-    {"C64",     64, BT_ST_C64    },
-    {"U64",     64, BT_ST_U64    },
-    {"U32",     32, BT_ST_U32    },
-    {"U16",     16, BT_ST_U16    },
-    {"I16",     16, BT_ST_I16    },
-    {"U8",      8,  BT_ST_U8     },
-    {"I8",      8,  BT_ST_I8     },
-    {"BOOL",    8,  BT_ST_BOOL   },
-    {"F8_E5M2", 8,  BT_ST_F8_E5M2},
-    {"F8_E8M0", 8,  BT_ST_F8_E8M0},
-    {"F6_E2M3", 6,  BT_ST_F6_E2M3},
-    {"F6_E3M2", 6,  BT_ST_F6_E3M2},
-    {"F4",      4,  BT_ST_F4     },
+    {"BF16",    16},
+    {"F32",     32},
+    {"F16",     16},
+    {"F8_E4M3", 8 },
+    {"I32",     32},
+    {"I64",     64},
+    {"F64",     64},
+    {"C64",     64},
+    {"U64",     64},
+    {"U32",     32},
+    {"U16",     16},
+    {"I16",     16},
+    {"U8",      8 },
+    {"I8",      8 },
+    {"BOOL",    8 },
+    {"F8_E5M2", 8 },
+    {"F8_E8M0", 8 },
+    {"F6_E2M3", 6 },
+    {"F6_E3M2", 6 },
+    {"F4",      4 },
 };
-enum { N_DTYPES = sizeof(DTYPES) / sizeof(DTYPES[0]) };
-_Static_assert((int)N_DTYPES == (int)BT_ST_N_DTYPES, "a name for each dtype");
+_Static_assert(sizeof(DTYPES) / sizeof(DTYPES[0]) == BT_ST_N_DTYPES, "a name for each dtype");
 
 const char *bt_st_dtype_name(bt_st_dtype dtype)
 {
@@ -79,13 +77,13 @@ static bt_status parse_dtype(const header *h, const char *name, const json_t *v,
     int         i  = 0;
     char        found[BT_JSON_SHOW_BYTES];
 
-    while (i < N_DTYPES && strcmp(s, DTYPES[i].name) != 0)
+    while (i < BT_ST_N_DTYPES && strcmp(s, DTYPES[i].name) != 0)
         i++;
-    BT_REQUIRE(i < N_DTYPES, BT_ERR_FORMAT,
+    BT_REQUIRE(i < BT_ST_N_DTYPES, BT_ERR_FORMAT,
                "%s: tensor %s: field dtype: expected BF16, F32, F8_E4M3 or another of the format, "
                "found %s",
                h->where, name, bt_json_show(v, found, sizeof(found)));
-    t->dtype  = DTYPES[i].dtype;
+    t->dtype  = (bt_st_dtype)i;
     *bits_out = DTYPES[i].bits;
 out:
     return st;

@@ -205,10 +205,10 @@ static void result_figures(bench_clients_result *r, double *figures)
 {
     figures[3] = bench_percentile_us(r->late_ns, r->n, 0.5);
     figures[4] = bench_percentile_us(r->late_ns, r->n, 0.99);
-    figures[5] = (double)r->n_tokens / r->cpu_s;
-    figures[6] = (double)r->n_tokens / r->wall_s;
+    figures[5] = (double)r->n / r->cpu_s;
+    figures[6] = (double)r->n / r->wall_s;
     figures[7] = r->cpu_s / r->wall_s;
-    figures[8] = (double)r->n_tokens / (double)r->n_messages;
+    figures[8] = (double)r->n / (double)r->n_messages;
 }
 
 static bt_status run_once(const options *o, const bench_case *c, double *figures)

@@ -22,8 +22,6 @@
 #include "proto/rpc.h"
 #include "proto/vllm_engine.pb-c.h"
 
-#define GENERATE "/vllm.grpc.engine.VllmEngine/Generate"
-
 enum { MAX_STREAMS = 1024, PERIOD_MS = 10 };
 
 typedef struct server server;
@@ -221,7 +219,7 @@ static void print(uint64_t *v, uint32_t n, bool held)
            bench_percentile_us(v, n, 0.5), bench_percentile_us(v, n, 0.99));
 }
 
-static bt_status measure(bench_shared *shared, bool held)
+static void measure(bench_shared *shared, bool held)
 {
     static server        s;
     bt_status            st = BT_OK;
@@ -236,7 +234,7 @@ static bt_status measure(bench_shared *shared, bool held)
     BT_TRY(bt_rpc_loop_create(&s.loop));
     s.grpc = grpc_server_create(bt_rpc_server_args(), NULL);
     grpc_server_register_completion_queue(s.grpc, bt_rpc_loop_cq(s.loop), NULL);
-    s.method = grpc_server_register_method(s.grpc, GENERATE, NULL,
+    s.method = grpc_server_register_method(s.grpc, BENCH_GENERATE, NULL,
                                            GRPC_SRM_PAYLOAD_READ_INITIAL_BYTE_BUFFER, 0);
     BT_TRY(bt_rpc_listen(s.grpc, "127.0.0.1:0", NULL, &s.port));
     s.corks.port = s.port;
@@ -253,7 +251,6 @@ out:
     if (st != BT_OK) exit(EXIT_FAILURE); /* the thread may still use everything */
     bt_free(r.late_ns);
     bt_free(s.took_ns);
-    return st;
 }
 
 int main(int argc, char **argv)

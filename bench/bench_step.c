@@ -76,7 +76,7 @@ typedef struct {
     bt_model       *model;
     bt_group       *group;
     bt_placement    placement;
-    uint32_t        n_threads, n_pages, n_moe;
+    uint32_t        n_threads, n_moe;
     bt_page_id     *pages;
     uint32_t        tokens[MAX_ROWS];
     uint16_t       *chosen;
@@ -399,8 +399,6 @@ typedef struct {
     double ms, cpu_ms, share, cpu_share, gbytes, gflop, gbs, tflops;
 } sample;
 
-static double max_of(double a, double b) { return a > b ? a : b; }
-
 static sample take(bench *b, const bench_case *c)
 {
     roofs  r = measure_roofs(b);
@@ -416,8 +414,8 @@ static sample take(bench *b, const bench_case *c)
     t = since(b, from);
     return (sample){.ms        = t.wall / parts * 1e3,
                     .cpu_ms    = t.cpu / parts * 1e3,
-                    .share     = max_of(b->bytes * r.read.wall, b->ops * r.multiply.wall) / t.wall,
-                    .cpu_share = max_of(b->bytes * r.read.cpu, b->ops * r.multiply.cpu) / t.cpu,
+                    .share     = fmax(b->bytes * r.read.wall, b->ops * r.multiply.wall) / t.wall,
+                    .cpu_share = fmax(b->bytes * r.read.cpu, b->ops * r.multiply.cpu) / t.cpu,
                     .gbytes    = b->bytes / parts * 1e-9,
                     .gflop     = b->ops / parts * 1e-9,
                     .gbs       = 1e-9 / r.read.cpu,
@@ -487,16 +485,16 @@ static void load(bench *b, const char *dir, bt_world *world)
 static void take_memory(bench *b)
 {
     bt_kv_pool_config pool = {.n_layers = bt_model_n_served_layers(&b->cfg),
-                              .kv_dim   = bt_mla_kv_dim(&b->cfg.mla)};
+                              .kv_dim   = bt_mla_kv_dim(&b->cfg.mla),
+                              .n_pages  = MAX_BATCH * bt_kv_pages_for(CONTEXT + 1)};
 
-    b->n_pages = pool.n_pages = MAX_BATCH * bt_kv_pages_for(CONTEXT + 1);
-    b->pages                  = bt_calloc(b->n_pages, sizeof(*b->pages));
+    b->pages  = bt_calloc(pool.n_pages, sizeof(*b->pages));
     b->chosen = bt_calloc((size_t)b->n_moe * MAX_ROWS, b->cfg.moe.gate.top_k * sizeof(*b->chosen));
     b->logits = bt_calloc_aligned((size_t)MAX_LOGITS * b->cfg.vocab_size, sizeof(*b->logits));
     b->memory = bt_calloc_aligned(READ_BYTES, 1);
     need(b->pages != NULL && b->chosen != NULL && b->logits != NULL && b->memory != NULL &&
              bt_kv_pool_create(b->dev, &pool, &b->pool) == BT_OK &&
-             bt_kv_pool_acquire(b->pool, b->n_pages, b->pages) == BT_OK,
+             bt_kv_pool_acquire(b->pool, pool.n_pages, b->pages) == BT_OK,
          "no memory");
     memset(b->memory, 1, READ_BYTES);
 }

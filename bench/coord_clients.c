@@ -10,8 +10,6 @@
 #include "proto/rpc_call.h"
 #include "proto/vllm_engine.pb-c.h"
 
-#define GENERATE "/vllm.grpc.engine.VllmEngine/Generate"
-
 enum { LIMIT_S = 300, CONNECTIONS = 4096, ARGS = 16 };
 
 typedef struct clients clients;
@@ -142,7 +140,7 @@ static void call_begin(clients *c, uint32_t i, grpc_channel *channel)
                              .all    = c,
                              .stream = i
     };
-    bt_rpc_call_start(&s->rpc, c->loop, channel, GENERATE, &q.base, UINT64_MAX);
+    bt_rpc_call_start(&s->rpc, c->loop, channel, BENCH_GENERATE, &q.base, UINT64_MAX);
     c->n_open++;
 }
 
@@ -211,7 +209,6 @@ bt_status bench_clients_run(const char *address, uint32_t n_connections, pid_t c
     BT_TRY(drive(&c));
     r.wall_s    = (double)(bt_now_ns() - c.wall_ns) * 1e-9;
     r.cpu_s     = (double)(cpu_ns(&c) - c.cpu_ns) * 1e-9;
-    r.n_tokens  = r.n;
     *result_out = r;
     r.late_ns   = NULL; /* handed over */
 out:

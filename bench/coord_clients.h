@@ -11,11 +11,13 @@
 
 #include "bench/coord_ranks.h"
 
+#define BENCH_GENERATE "/vllm.grpc.engine.VllmEngine/Generate"
+
 typedef struct {
     uint64_t *late_ns; /* [n]: of each counted token, from its rank's send to the client; owned */
     size_t    n;
-    uint64_t  n_tokens, n_messages; /* of the counted part */
-    double    wall_s, cpu_s;        /* of it; CPU: of the coordinator, all threads */
+    uint64_t  n_messages;    /* of the counted part */
+    double    wall_s, cpu_s; /* of it; CPU: of the coordinator, all threads */
 } bench_clients_result;
 
 /* Runs all streams to their ends.  The first warm_tokens of all tokens are not counted.  TIMEOUT

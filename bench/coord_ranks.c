@@ -166,11 +166,10 @@ static bool may_step(bench_ranks *b, uint64_t now)
 
 static void step(bench_ranks *b, uint64_t now)
 {
-    uint64_t before = b->n_sent, period_ns = b->shared->load.period_ns;
+    uint64_t period_ns = b->shared->load.period_ns;
 
     for (uint32_t i = 0; i < b->shared->load.n_ranks; i++)
         step_rank(b, &b->ranks[i]);
-    if (b->n_sent != before) atomic_fetch_add(&b->shared->n_steps, 1);
     b->next_ns += period_ns;
     if (b->next_ns < now + period_ns / 2) /* the machine stood still: steps do not overlap for it */
         b->next_ns = now + period_ns / 2;

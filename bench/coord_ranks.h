@@ -33,8 +33,7 @@ typedef struct {
     _Atomic uint64_t
         *left_ns; /* [n_streams][n_tokens]: when the token was given to the rank's client */
     _Atomic uint64_t n_received; /* tokens that clients have seen */
-    _Atomic uint32_t n_steps;
-    _Atomic bool     failed; /* a rank lost its stream: the log says why */
+    _Atomic bool     failed;     /* a rank lost its stream: the log says why */
 } bench_shared;
 
 typedef struct bench_ranks bench_ranks;

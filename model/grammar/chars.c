@@ -61,7 +61,8 @@ static void merge(bt_chars *set)
     set->n = n + 1;
 }
 
-void bt_chars_sort(bt_parts *g, bt_chars *set)
+/* Ascending and apart; surrogates, which no text has, are taken out. */
+static void sort(bt_parts *g, bt_chars *set)
 {
     uint32_t n;
 
@@ -86,6 +87,7 @@ void bt_chars_negate(bt_parts *g, bt_chars *set)
     bt_chars out  = {0};
     uint32_t from = 0;
 
+    sort(g, set);
     for (uint32_t i = 0; i < set->n; i++) {
         if (set->at[i].lo > 0) bt_chars_add(g, &out, from, set->at[i].lo - 1);
         from = set->at[i].hi + 1;
@@ -93,7 +95,7 @@ void bt_chars_negate(bt_parts *g, bt_chars *set)
     bt_chars_add(g, &out, from, BT_CHAR_MAX);
     bt_chars_fini(set);
     *set = out;
-    bt_chars_sort(g, set);
+    sort(g, set);
 }
 
 /* ---- as bytes */
@@ -164,7 +166,7 @@ bt_part bt_part_chars(bt_parts *g, bt_chars *set)
     bt_part part   = bt_part_never(g);
     lead    before = {0};
 
-    bt_chars_sort(g, set);
+    sort(g, set);
     for (uint32_t i = 0; i < set->n; i++)
         add_range(g, part, &before, set->at[i].lo, set->at[i].hi);
     return part;
@@ -187,7 +189,7 @@ bt_part bt_part_json_chars(bt_parts *g, bt_chars *set)
     bt_part part   = bt_part_never(g);
     lead    before = {0};
 
-    bt_chars_sort(g, set);
+    sort(g, set);
     for (uint32_t i = 0; i < set->n; i++) {
         uint32_t lo = set->at[i].lo, hi = set->at[i].hi, from = lo;
 

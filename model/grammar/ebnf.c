@@ -192,7 +192,6 @@ static bt_part read_class(reader *r)
         bt_chars_add(g, &set, lo, hi);
     }
     if (!bt_source_take(s, "]")) refuse(r, at, "the class has no ]");
-    bt_chars_sort(g, &set);
     if (negated) bt_chars_negate(g, &set);
     return one_char(r, &set);
 }

@@ -140,7 +140,6 @@ static void lay_out(automaton *a, uint32_t state, uint32_t end)
         bt_chars_fini(&one);
         bt_part_way(g, s->node, p, to->stop != 0 ? a->stops[to->stop - 1].then.start : to->node);
     }
-    bt_chars_sort(g, &others);
     bt_chars_negate(g, &others);
     p = bt_part_chars(g, &others);
     bt_chars_fini(&others);

@@ -220,11 +220,6 @@ out:
 
 /* ---- packing */
 
-static bool is_kept(const bt_parts *g, const bt_part_edge *e, const uint8_t *lives)
-{
-    return passable(g, e, true, lives);
-}
-
 static void put_edges(const bt_parts *g, const uint8_t *lives, bt_grammar *grammar)
 {
     uint32_t n = 0;
@@ -235,7 +230,7 @@ static void put_edges(const bt_parts *g, const uint8_t *lives, bt_grammar *gramm
             const bt_part_edge *e    = &g->edges[at - 1];
             bool                call = e->kind == BT_EDGE_CALL;
 
-            if (!is_kept(g, e, lives)) continue;
+            if (!passable(g, e, true, lives)) continue;
             grammar->edges[n++] =
                 (bt_grammar_edge){.to         = e->to,
                                   .rule_start = call ? g->rules[e->rule].is.start : 0,

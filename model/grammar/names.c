@@ -4,11 +4,7 @@
 
 #include "core/alloc.h"
 
-bool bt_name_begins(char c)
-{
-    return ((c | 0x20) >= 'a' && (c | 0x20) <= 'z') || (c >= '0' && c <= '9') || c == '_' ||
-           c == '-';
-}
+bool bt_name_begins(char c) { return bt_is_letter(c) || bt_is_digit(c) || c == '_' || c == '-'; }
 
 size_t bt_name_length(const bt_source *s)
 {

@@ -134,6 +134,12 @@ bt_part bt_part_then(bt_parts *g, bt_part a, bt_part b)
     return (bt_part){a.start, b.end};
 }
 
+bt_part bt_part_between(bt_parts *g, const char *before, bt_part a, const char *behind)
+{
+    a = bt_part_then(g, bt_part_text(g, before), a);
+    return bt_part_then(g, a, bt_part_text(g, behind));
+}
+
 bt_part bt_part_either(bt_parts *g, bt_part a, bt_part b)
 {
     bt_part p = bt_part_never(g);

@@ -72,6 +72,7 @@ bt_part bt_part_text(bt_parts *g, const char *text); /* up to its zero */
 /* One byte of lo..hi. */
 bt_part bt_part_byte(bt_parts *g, uint8_t lo, uint8_t hi);
 bt_part bt_part_then(bt_parts *g, bt_part a, bt_part b);
+bt_part bt_part_between(bt_parts *g, const char *before, bt_part a, const char *behind);
 bt_part bt_part_either(bt_parts *g, bt_part a, bt_part b);
 bt_part bt_part_maybe(bt_parts *g, bt_part a);
 /* `a` at least `min` times, at most `max` (BT_UNLIMITED: no limit).  min > max is no text at all.
@@ -105,7 +106,7 @@ typedef struct {
 
 /* All zero is the empty set. */
 typedef struct {
-    bt_char_range *at; /* owned; in any order, may overlap, until bt_chars_sort() */
+    bt_char_range *at; /* owned; in any order, may overlap */
     uint32_t       n, capacity;
 } bt_chars;
 
@@ -113,11 +114,9 @@ typedef struct {
 
 void bt_chars_fini(bt_chars *set);
 void bt_chars_add(bt_parts *g, bt_chars *set, uint32_t lo, uint32_t hi); /* nothing where lo > hi */
-/* Ascending and apart; surrogates, which no text has, are taken out. */
-void bt_chars_sort(bt_parts *g, bt_chars *set);
-void bt_chars_negate(bt_parts *g, bt_chars *set); /* sorted before and after */
+void bt_chars_negate(bt_parts *g, bt_chars *set); /* no surrogates, which no text has */
 
-/* One character of the set, in UTF-8. The set is sorted by it. */
+/* One character of the set, in UTF-8. */
 bt_part bt_part_chars(bt_parts *g, bt_chars *set);
 /* The shortest escape of a character that must not stand in a JSON string as it is (RFC 8259,
  * section 7).  False: it may. */

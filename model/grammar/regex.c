@@ -200,9 +200,7 @@ static void pass_name(bt_source *s, size_t at)
     size_t from = s->at;
 
     for (char c; (c = bt_source_peek(s)) != 0; s->at++)
-        if (!((c | 0x20) >= 'a' && (c | 0x20) <= 'z') && c != '_' &&
-            !(c >= '0' && c <= '9' && s->at > from))
-            break;
+        if (!bt_is_letter(c) && c != '_' && !(bt_is_digit(c) && s->at > from)) break;
     if (s->at == from || !bt_source_take(s, ">"))
         bt_regex_wrong(s, at, "the group has no name of letters, digits and _");
 }
@@ -248,7 +246,6 @@ static void add_dot(reader *r, bt_chars *set)
         bt_chars_add(g, set, '\r', '\r');
         bt_chars_add(g, set, 0x2028, 0x2029);
     }
-    bt_chars_sort(g, set);
     bt_chars_negate(g, set);
 }
 
@@ -285,8 +282,7 @@ static bool take_into_run(reader *r)
     if (c == '\\') { /* of punctuation only: the others have meanings */
         s->at++;
         c = (uint8_t)bt_source_peek(s);
-        if (c < ' ' || c >= 0x7F || (c >= '0' && c <= '9') ||
-            ((c | 0x20) >= 'a' && (c | 0x20) <= 'z')) {
+        if (c < ' ' || c >= 0x7F || bt_is_digit((char)c) || bt_is_letter((char)c)) {
             s->at = from;
             return false;
         }

@@ -15,9 +15,6 @@ void bt_regex_unsupported(bt_source *s, size_t at, const char *name)
     bt_parts_refuse(s->g, "%s at byte %zu of the regular expression is not supported", name, at);
 }
 
-static bool is_letter(char c) { return (c | 0x20) >= 'a' && (c | 0x20) <= 'z'; }
-static bool is_digit(char c) { return c >= '0' && c <= '9'; }
-
 /* ---- escapes */
 
 static void add_spaces(bt_parts *g, bt_chars *set, bool of_any_dialect)
@@ -59,7 +56,6 @@ static void add_named(bt_parts *g, char letter, bool more, bt_chars *set)
             bt_chars_add(g, &of, '_', '_');
         }
     }
-    bt_chars_sort(g, &of);
     if (is_large) bt_chars_negate(g, &of);
     for (uint32_t i = 0; i < of.n; i++)
         bt_chars_add(g, set, of.at[i].lo, of.at[i].hi);
@@ -92,7 +88,7 @@ static void refuse_escape(bt_source *s, size_t at, char c)
     if (c == 0)
         bt_regex_wrong(s, at, "a backslash with nothing behind it");
     else
-        bt_regex_unsupported(s, at, is_digit(c) && c != '0' ? "a back reference" : name);
+        bt_regex_unsupported(s, at, bt_is_digit(c) && c != '0' ? "a back reference" : name);
 }
 
 /* \uHHHH, two of them where they are surrogates, \u{H..}: behind the u. */
@@ -122,8 +118,8 @@ static bool read_char_escape(bt_source *s, size_t at, bool in_class, uint32_t *c
     char              e   = bt_source_peek(s);
     const char       *one = e == 0 ? NULL : strchr(names, e);
 
-    if (e == 0 || (is_digit(e) && e != '0')) return false;
-    if (!is_letter(e) && e != '0') {
+    if (e == 0 || (bt_is_digit(e) && e != '0')) return false;
+    if (!bt_is_letter(e) && e != '0') {
         *c = bt_source_char(s);
         return true;
     }
@@ -132,10 +128,10 @@ static bool read_char_escape(bt_source *s, size_t at, bool in_class, uint32_t *c
         *c = (uint8_t)chars[one - names];
     } else if (e == '0') {
         *c = 0;
-        if (is_digit(bt_source_peek(s))) bt_regex_unsupported(s, at, "an octal escape");
+        if (bt_is_digit(bt_source_peek(s))) bt_regex_unsupported(s, at, "an octal escape");
     } else if (e == 'b' && in_class) {
         *c = '\b';
-    } else if (e == 'c' && is_letter(bt_source_peek(s))) {
+    } else if (e == 'c' && bt_is_letter(bt_source_peek(s))) {
         *c = bt_source_char(s) & 31;
     } else if (e == 'x') {
         if (!bt_source_hex(s, 2, 2, c)) bt_regex_wrong(s, at, "\\x is not followed by two digits");
@@ -174,7 +170,7 @@ static bool is_posix_class(const bt_source *s)
 
     if (!bt_source_is(s, "[:")) return false;
     if (i < s->n && s->text[i] == '^') i++;
-    while (i < s->n && i < s->at + LONGEST && is_letter(s->text[i]))
+    while (i < s->n && i < s->at + LONGEST && bt_is_letter(s->text[i]))
         i++;
     return i + 1 < s->n && s->text[i] == ':' && s->text[i + 1] == ']';
 }
@@ -225,6 +221,5 @@ void bt_regex_read_class(bt_source *s, bool more, bt_chars *set)
     while (bt_source_more(s) && bt_source_peek(s) != ']')
         read_class_item(s, more != negated, set);
     if (!bt_source_take(s, "]")) bt_regex_wrong(s, at, "the class has no ]");
-    bt_chars_sort(s->g, set);
     if (negated) bt_chars_negate(s->g, set);
 }

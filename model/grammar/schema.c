@@ -57,7 +57,7 @@ static const json_t *child(const json_t *v, const char *step)
     size_t i;
 
     if (json_is_object(v)) return json_object_get(v, step);
-    if (!json_is_array(v) || step[0] < '0' || step[0] > '9' || (step[0] == '0' && step[1] != '\0'))
+    if (!json_is_array(v) || !bt_is_digit(step[0]) || (step[0] == '0' && step[1] != '\0'))
         return NULL;
     i = strtoul(step, &end, 10);
     return *end == '\0' ? json_array_get(v, i) : NULL;

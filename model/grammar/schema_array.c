@@ -13,8 +13,6 @@ typedef struct {
     bool          unique; /* no two are equal */
 } bounds;
 
-static bool is_unlimited(uint32_t n) { return n == BT_UNLIMITED; }
-
 static bounds read_places(bt_schema *s, const json_t *schema, const bt_schema_at *at)
 {
     bounds b = {.prefix       = json_object_get(schema, "prefixItems"),
@@ -94,7 +92,7 @@ static bt_part some_items(bt_schema *s, const bounds *b, const bt_schema_at *at)
         }
         bt_part_way(g, from,
                     bt_part_repeat(g, bt_schema_next(s, bt_rule_call(g, rule)),
-                                   min > n ? min - n : 0, is_unlimited(max) ? max : max - n),
+                                   min > n ? min - n : 0, max == BT_UNLIMITED ? max : max - n),
                     done);
     } else if (min <= max && max > 0) {
         bt_part_join(g, from, done);
@@ -113,7 +111,7 @@ bt_part bt_schema_array(bt_schema *s, const json_t *schema, const bt_schema_at *
     bt_part_add(g, inner, some);
     if (b.min == 0) bt_part_add(g, inner, bt_part_nothing(g));
     inner = bt_part_then(g, inner, bt_schema_call(s, BT_COMMON_SPACE));
-    return bt_part_then(g, bt_part_text(g, "["), bt_part_then(g, inner, bt_part_text(g, "]")));
+    return bt_part_between(g, "[", inner, "]");
 }
 
 const json_t *bt_schema_of_item(bt_schema *s, const json_t *schema, size_t i,

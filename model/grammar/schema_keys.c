@@ -73,7 +73,6 @@ static void leave(trie *t, step *node)
         leave_plain(t, node);
     } else {
         bt_chars_add(g, &node->goes_on, 0, ' ' - 1);
-        bt_chars_sort(g, &node->goes_on);
         bt_chars_negate(g, &node->goes_on);
         bt_part_way(g, node->at, bt_part_json_chars(g, &node->goes_on), t->free);
     }
@@ -151,7 +150,6 @@ bt_part bt_schema_other_keys(bt_schema *s, const json_t *names)
     bt_parts    *g     = s->g;
     trie         t     = {.s = s, .free = bt_part_node(g), .done = bt_part_node(g)};
     uint32_t     start = bt_part_node(g);
-    bt_part      key;
     size_t       n, longest;
     const char **list = sorted(names, &n, &longest);
 
@@ -168,6 +166,5 @@ bt_part bt_schema_other_keys(bt_schema *s, const json_t *names)
     }
     bt_free(list);
     bt_free(t.way);
-    key = bt_part_then(g, bt_part_text(g, "\""), (bt_part){start, t.done});
-    return bt_part_then(g, key, bt_part_text(g, "\""));
+    return bt_part_between(g, "\"", (bt_part){start, t.done}, "\"");
 }

@@ -407,7 +407,7 @@ bt_part bt_schema_object(bt_schema *s, const json_t *schema, const bt_schema_at 
     }
     members_fini(&m);
     if (s->place != BT_SCHEMA_JSON) return inner;
-    return bt_part_then(g, bt_part_text(g, "{"), bt_part_then(g, inner, bt_part_text(g, "}")));
+    return bt_part_between(g, "{", inner, "}");
 }
 
 json_t *bt_schema_of_members(bt_schema *s, const json_t *schema, const json_t *value,

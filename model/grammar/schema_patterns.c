@@ -13,6 +13,7 @@ enum { MOST_CONDITIONS = BT_SCHEMA_MOST_PATTERNS + 2 };
 
 _Static_assert((int)MOST_CONDITIONS <= (int)BT_MOST_CONDITIONS, "patterns, names and any key");
 
+/* In JSON: with its quotes. */
 static void read_regex(bt_schema *s, bt_condition *c, const char *regex, bool in_json,
                        const bt_schema_at *at)
 {
@@ -22,12 +23,7 @@ static void read_regex(bt_schema *s, bt_condition *c, const char *regex, bool in
                       : bt_read_regex(&c->g, regex, n, false, in_json);
     if (c->g.st == BT_ERR_INVALID_ARG) bt_schema_refuse(s, at, "%s", c->g.why);
     bt_condition_read(s->g, c);
-}
-
-static bt_part quoted(bt_parts *g, bt_part inner)
-{
-    inner = bt_part_then(g, bt_part_text(g, "\""), inner);
-    return bt_part_then(g, inner, bt_part_text(g, "\""));
+    if (in_json) c->is = bt_part_between(&c->g, "\"", c->is, "\"");
 }
 
 /* *grammar_out is NULL where no text matches, or there is an error. */
@@ -152,15 +148,10 @@ static uint32_t read_conditions(bt_schema *s, bt_condition *conditions, uint32_t
         bt_schema_at here = {.up = at, .key = pattern};
 
         conditions[n].barred = (set >> n & 1) == 0;
-        read_regex(s, &conditions[n], pattern, true, &here);
-        conditions[n].is = quoted(&conditions[n].g, conditions[n].is);
-        n++;
+        read_regex(s, &conditions[n++], pattern, true, &here);
     }
-    if (set == 0) { /* one condition at least must not be barred */
-        read_regex(s, &conditions[n], "", true, at);
-        conditions[n].is = quoted(&conditions[n].g, conditions[n].is);
-        n++;
-    }
+    if (set == 0) /* one condition at least must not be barred */
+        read_regex(s, &conditions[n++], "", true, at);
     if (json_object_size(names) > 0) read_names(s, &conditions[n++], names, at);
     return n;
 }

@@ -127,9 +127,7 @@ static bool is_json(const bt_schema *s) { return s->place == BT_SCHEMA_JSON; }
 /* But for a text as it is. */
 static bt_part quoted(bt_schema *s, bt_part inner)
 {
-    if (!is_json(s)) return inner;
-    inner = bt_part_then(s->g, bt_part_text(s->g, "\""), inner);
-    return bt_part_then(s->g, inner, bt_part_text(s->g, "\""));
+    return is_json(s) ? bt_part_between(s->g, "\"", inner, "\"") : inner;
 }
 
 /* Where some texts of the format are too short or too long. */

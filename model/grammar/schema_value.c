@@ -98,7 +98,7 @@ static bt_part string(bt_schema *s)
     bt_parts *g    = s->g;
     bt_part   many = bt_part_repeat(g, bt_schema_call(s, BT_COMMON_CHARACTER), 0, BT_UNLIMITED);
 
-    return bt_part_then(g, bt_part_text(g, "\""), bt_part_then(g, many, bt_part_text(g, "\"")));
+    return bt_part_between(g, "\"", many, "\"");
 }
 
 /* ---- numbers: as many digits as 64 bits hold, so that they end */
@@ -149,7 +149,7 @@ static bt_part bracketed(bt_schema *s, const char *open, uint32_t item, const ch
     many = bt_part_then(g, bt_schema_call(s, BT_COMMON_SPACE), many);
     many = bt_part_either(g, many, bt_part_nothing(g));
     many = bt_part_then(g, many, bt_schema_call(s, BT_COMMON_SPACE));
-    return bt_part_then(g, bt_part_text(g, open), bt_part_then(g, many, bt_part_text(g, close)));
+    return bt_part_between(g, open, many, close);
 }
 
 static bt_part any(bt_schema *s)
@@ -158,8 +158,7 @@ static bt_part any(bt_schema *s)
     bt_part   part   = bt_part_never(g), key;
     uint32_t  member = bt_rule_new(g, NULL), item = bt_rule_new(g, NULL);
 
-    key = bt_part_then(g, bt_schema_call(s, BT_COMMON_STRING), bt_part_text(g, ":"));
-    key = bt_part_then(g, key, bt_schema_call(s, BT_COMMON_SPACE));
+    key = bt_part_then(g, bt_schema_call(s, BT_COMMON_STRING), bt_schema_colon(s));
     bt_rule_is(g, member, bt_part_then(g, key, bt_schema_call(s, BT_COMMON_ANY)));
     bt_rule_is(g, item, bt_schema_call(s, BT_COMMON_ANY));
     bt_part_add(g, part, bracketed(s, "{", member, "}"));
@@ -210,9 +209,9 @@ bt_part bt_schema_string_literal(bt_schema *s, const char *text, size_t n)
         } else {
             out[m++] = text[i];
         }
-    part = bt_part_then(s->g, bt_part_text(s->g, "\""), bt_part_bytes(s->g, out, m));
+    part = bt_part_between(s->g, "\"", bt_part_bytes(s->g, out, m), "\"");
     bt_free(out);
-    return bt_part_then(s->g, part, bt_part_text(s->g, "\""));
+    return part;
 }
 
 int bt_schema_print(double v, char text[BT_SCHEMA_NUMBER_BYTES])

@@ -34,7 +34,7 @@ uint32_t bt_source_char(bt_source *s)
 
 int bt_hex_digit(char c)
 {
-    if (c >= '0' && c <= '9') return c - '0';
+    if (bt_is_digit(c)) return c - '0';
     c |= 0x20;
     return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
 }
@@ -64,7 +64,7 @@ bool bt_source_number(bt_source *s, uint32_t *value_out)
     size_t   from  = s->at;
     uint32_t value = 0;
 
-    for (char c; (c = bt_source_peek(s)) >= '0' && c <= '9'; s->at++) {
+    for (char c; bt_is_digit(c = bt_source_peek(s)); s->at++) {
         value = value * 10 + (uint32_t)(c - '0');
         if (value > BT_COUNT_MAX) value = BT_COUNT_MAX + 1;
     }

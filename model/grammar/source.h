@@ -35,6 +35,9 @@ static inline bool bt_source_is(const bt_source *s, const char *what)
     return bt_source_more(s) && n <= s->n - s->at && memcmp(s->text + s->at, what, n) == 0;
 }
 
+static inline bool bt_is_letter(char c) { return (c | 0x20) >= 'a' && (c | 0x20) <= 'z'; }
+static inline bool bt_is_digit(char c) { return c >= '0' && c <= '9'; }
+
 /* Passes `what`, if it comes. */
 static inline bool bt_source_take(bt_source *s, const char *what)
 {

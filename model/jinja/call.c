@@ -44,12 +44,8 @@ out:
 
 static bt_status unknown(bt_jinja *j, const bt_jinja_call *call, const char *what)
 {
-    bt_status st = BT_OK;
-
-    BT_JINJA_REQUIRE(j, call->at, false, BT_ERR_UNSUPPORTED, "%s %.*s is not supported", what,
-                     bt_jinja_shown(call->name), call->name.s);
-out:
-    return st;
+    return bt_jinja_refuse(j, call->at, BT_ERR_UNSUPPORTED, "%s %.*s is not supported", what,
+                           bt_jinja_shown(call->name), call->name.s);
 }
 
 static bt_status strip_call(bt_jinja *j, const bt_jinja_call *call, bt_jinja_text t, bool left,
@@ -228,8 +224,8 @@ bt_status bt_jinja_method(bt_jinja *j, bt_jinja_call *call, bt_jinja_value *valu
     } else if (of->kind == BT_JINJA_IS_MAP && of->map->sort == BT_JINJA_DICT) {
         BT_TRY(map_method(j, call, value_out));
     } else {
-        BT_JINJA_REQUIRE(j, call->at, false, BT_ERR_UNSUPPORTED, "%s has no method %.*s",
-                         bt_jinja_kind(of), bt_jinja_shown(call->name), call->name.s);
+        st = bt_jinja_refuse(j, call->at, BT_ERR_UNSUPPORTED, "%s has no method %.*s",
+                             bt_jinja_kind(of), bt_jinja_shown(call->name), call->name.s);
     }
 out:
     return st;
@@ -501,8 +497,8 @@ bt_status bt_jinja_function(bt_jinja *j, bt_jinja_call *call, bt_jinja_value *va
     } else if (bt_jinja_is(call->name, "raise_exception")) {
         BT_TRY(want(j, call, 1, 1));
         BT_TRY(bt_jinja_to_text(j, call->at, &call->args[0], &why));
-        BT_JINJA_REQUIRE(j, call->at, false, BT_ERR_INVALID_ARG, "refused by the template: %.*s",
-                         (int)(why.n < BT_JINJA_WHY_BYTES ? why.n : BT_JINJA_WHY_BYTES), why.s);
+        st = bt_jinja_refuse(j, call->at, BT_ERR_INVALID_ARG, "refused by the template: %.*s",
+                             (int)(why.n < BT_JINJA_WHY_BYTES ? why.n : BT_JINJA_WHY_BYTES), why.s);
     } else {
         BT_TRY(unknown(j, call, "the function"));
     }

@@ -201,12 +201,8 @@ bool bt_jinja_at_sign(const bt_jinja_parser *p, int sign)
 
 bt_status bt_jinja_expected(const bt_jinja_parser *p, const char *what)
 {
-    bt_status st = BT_OK;
-
-    BT_JINJA_REQUIRE(p->j, p->now.at, false, BT_ERR_FORMAT, "expected %s, found %s%.24s", what,
-                     *p->now.at == '\0' ? "the end" : "", p->now.at);
-out:
-    return st;
+    return bt_jinja_refuse(p->j, p->now.at, BT_ERR_FORMAT, "expected %s, found %s%.24s", what,
+                           *p->now.at == '\0' ? "the end" : "", p->now.at);
 }
 
 bt_status bt_jinja_pass_word(bt_jinja_parser *p, const char *word)

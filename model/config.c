@@ -36,7 +36,7 @@ static bt_status read_architecture(const bt_json_at *at, const family *f, bt_mod
     bt_status     st   = BT_OK;
     const json_t *list = bt_json_field(at, "architectures"), *first = json_array_get(list, 0);
     const char   *name = json_string_value(first);
-    char          found[96];
+    char          found[BT_JSON_SHOW_BYTES];
 
     snprintf(cfg->architecture, sizeof(cfg->architecture), "%s", f->architecture);
     if (list == NULL) goto out; /* the model_type says it too */
@@ -102,7 +102,7 @@ static bt_status refuse_variants(const bt_json_at *at, bool sparse)
                                                 "index_head_dim"};
     bt_status                st              = BT_OK;
     const char              *act             = "silu";
-    char                     found[96];
+    char                     found[BT_JSON_SHOW_BYTES];
 
     if (bt_json_field(at, "hidden_act") != NULL) BT_TRY(bt_json_str(at, "hidden_act", &act));
     BT_REQUIRE(strcmp(act, "silu") == 0, BT_ERR_UNSUPPORTED,
@@ -198,7 +198,7 @@ static bt_status check_token(const bt_json_at *at, const char *field, const json
                              const bt_model_config *cfg)
 {
     bt_status st = BT_OK;
-    char      found[96];
+    char      found[BT_JSON_SHOW_BYTES];
 
     BT_REQUIRE(json_is_integer(v) && json_integer_value(v) >= 0 &&
                    json_integer_value(v) < cfg->vocab_size,
@@ -305,7 +305,7 @@ static bt_status read_object(const char *path, json_t **json_out)
 {
     bt_status st   = BT_OK;
     json_t   *json = NULL;
-    char      found[96];
+    char      found[BT_JSON_SHOW_BYTES];
 
     BT_TRY(bt_json_read_file(path, MAX_FILE_BYTES, &json));
     BT_REQUIRE(json_is_object(json), BT_ERR_FORMAT, "%s: expected an object, found %s", path,

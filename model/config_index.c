@@ -39,7 +39,7 @@ static bt_status read_pattern(const bt_json_at *at, bt_model_config *cfg)
 {
     bt_status   st      = BT_OK;
     const char *pattern = NULL;
-    char        found[96];
+    char        found[BT_JSON_SHOW_BYTES];
 
     if (json_is_array(bt_json_field(at, "index_topk_pattern"))) {
         BT_TRY(read_types(at, "index_topk_pattern", cfg));

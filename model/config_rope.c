@@ -25,7 +25,7 @@ static bt_status find_object(const bt_json_at *at, bt_json_at *rope_out)
     bt_status   st  = BT_OK;
     json_t     *old = some(at, "rope_scaling"), *new = some(at, "rope_parameters");
     const char *name = new != NULL ? "rope_parameters" : "rope_scaling";
-    char        found[96];
+    char        found[BT_JSON_SHOW_BYTES];
 
     BT_REQUIRE(old == NULL || new == NULL, BT_ERR_FORMAT,
                "%s: expected one of rope_scaling and rope_parameters, found both", at->file);

@@ -119,13 +119,12 @@ static bt_status convert(const options *opt)
     uint32_t            n_mtp   = 0;
     bool                made = false, ours = false;
     bt_out_progress     p   = {.start_ns = bt_now_ns()};
-    bt_synth_job        job = {.dir          = opt->dir,
-                               .list         = &list,
-                               .file_bytes   = opt->file_bytes,
-                               .stop         = bt_out_stop_flag(),
-                               .fill         = bt_convert_fill,
-                               .progress     = bt_out_show_progress,
-                               .progress_ctx = &p};
+    bt_synth_job        job = {.dir        = opt->dir,
+                               .list       = &list,
+                               .file_bytes = opt->file_bytes,
+                               .stop       = bt_out_stop_flag(),
+                               .fill       = bt_convert_fill,
+                               .progress   = &p};
 
     BT_TRY(bt_gguf_open(opt->file, &g));
     BT_TRY(bt_convert_shape(g, &shape, &n_mtp));

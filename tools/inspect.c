@@ -31,21 +31,17 @@ static const char DOC[] =
     "Example:\n"
     "  baton inspect models/demo";
 
-typedef struct {
-    const char *dir;
-} options;
-
 static error_t parse(int key, char *arg, struct argp_state *state)
 {
-    options *opt = state->input;
+    const char **dir = state->input;
 
     switch (key) {
     case ARGP_KEY_ARG:
-        if (opt->dir != NULL) argp_error(state, "expected one directory, found \"%s\" too", arg);
-        opt->dir = bt_option_model(state, "DIR", arg);
+        if (*dir != NULL) argp_error(state, "expected one directory, found \"%s\" too", arg);
+        *dir = bt_option_model(state, "DIR", arg);
         return 0;
     case ARGP_KEY_END:
-        if (opt->dir == NULL) argp_error(state, "the model's directory is missing");
+        if (*dir == NULL) argp_error(state, "the model's directory is missing");
         return 0;
     default: return ARGP_ERR_UNKNOWN;
     }
@@ -252,9 +248,9 @@ out:
 int main(int argc, char **argv)
 {
     const struct argp parser = {NULL, parse, "DIR", DOC, NULL, NULL, NULL};
-    options           opt    = {0};
+    const char       *dir    = NULL;
 
     bt_log_init_verb("inspect", BT_LOG_INFO);
-    argp_parse(&parser, argc, argv, 0, NULL, &opt);
-    return inspect(opt.dir) == BT_OK ? EXIT_SUCCESS : EXIT_FAILURE;
+    argp_parse(&parser, argc, argv, 0, NULL, &dir);
+    return inspect(dir) == BT_OK ? EXIT_SUCCESS : EXIT_FAILURE;
 }

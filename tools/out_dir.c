@@ -66,12 +66,11 @@ const atomic_int *bt_out_stop_flag(void)
     return &g_stop;
 }
 
-void bt_out_show_progress(void *ctx, uint64_t done, uint64_t total)
+void bt_out_show_progress(bt_out_progress *p, uint64_t done, uint64_t total)
 {
-    bt_out_progress *p       = ctx;
-    uint64_t         now     = bt_now_ns();
-    int              columns = bt_terminal_columns(STDERR_FILENO);
-    char             line[100];
+    uint64_t now     = bt_now_ns();
+    int      columns = bt_terminal_columns(STDERR_FILENO);
+    char     line[100];
 
     if (columns == 0 || (now - p->last_ns < 100 * BT_NS_PER_MS && done != total)) return;
     p->last_ns = now;

@@ -27,8 +27,8 @@ typedef struct {
     bool     shown; /* a line without an end stands on the terminal */
 } bt_out_progress;
 
-/* Shows it on a terminal; ctx is a bt_out_progress. */
-void bt_out_show_progress(void *ctx, uint64_t done, uint64_t total);
+/* Shows it on a terminal. */
+void bt_out_show_progress(bt_out_progress *p, uint64_t done, uint64_t total);
 
 #ifdef __cplusplus
 }

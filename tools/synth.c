@@ -142,14 +142,13 @@ static bt_status synth(const options *opt)
     bool            made = false, ours = false;
     bt_out_progress p    = {.start_ns = bt_now_ns()};
     filling         fill = {&list, opt->seed};
-    bt_synth_job    job  = {.dir          = opt->out,
-                            .list         = &list,
-                            .file_bytes   = opt->file_bytes,
-                            .stop         = bt_out_stop_flag(),
-                            .fill         = fill_tensor,
-                            .fill_ctx     = &fill,
-                            .progress     = bt_out_show_progress,
-                            .progress_ctx = &p};
+    bt_synth_job    job  = {.dir        = opt->out,
+                            .list       = &list,
+                            .file_bytes = opt->file_bytes,
+                            .stop       = bt_out_stop_flag(),
+                            .fill       = fill_tensor,
+                            .fill_ctx   = &fill,
+                            .progress   = &p};
     double          seconds;
 
     BT_TRY(bt_out_dir_open(opt->out, &made));

@@ -130,7 +130,7 @@ static bt_status put_tensor(writer *w, int fd, const char *path, size_t i)
         job->fill(job->fill_ctx, i, at, part, w->chunk);
         BT_TRY(put(fd, path, w->chunk, part * width));
         w->done += part * width;
-        job->progress(job->progress_ctx, w->done, w->total);
+        bt_out_show_progress(job->progress, w->done, w->total);
     }
 out:
     return st;

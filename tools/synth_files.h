@@ -4,6 +4,7 @@
 
 #include <stdatomic.h>
 
+#include "tools/out_dir.h"
 #include "tools/synth_tensors.h"
 
 #ifdef __cplusplus
@@ -18,9 +19,8 @@ typedef struct {
     /* Elements first .. first+n of the list's tensor i, into `out` in its dtype; first is a
      * multiple of 2^20. */
     void (*fill)(void *ctx, size_t i, uint64_t first, size_t n, void *out);
-    void *fill_ctx;
-    void (*progress)(void *ctx, uint64_t done_bytes, uint64_t total_bytes);
-    void *progress_ctx;
+    void            *fill_ctx;
+    bt_out_progress *progress;
 } bt_synth_job;
 
 uint64_t bt_synth_total_bytes(const bt_synth_list *list);

@@ -13,7 +13,7 @@ typedef struct {
     const char *names; /* separated by "|", the first is the one printed */
     const char *title;
     uint32_t    hidden, layers, heads, q_lora, c, dn, dr, dv;
-    uint32_t    moe_layers, expert_dim, n_experts, top_k;
+    uint32_t    moe_layers, expert_dim, n_experts;
     double      theta, yarn_factor, mscale;
     double      total;
     const char *note;
@@ -23,30 +23,30 @@ static const char SPARSE[] = "the model attends to some positions of longer cont
                              "(index_topk: 2,048); figures here are those of dense MLA";
 
 static const row ROWS[] = {
-    {"v2|v2.5",         "DeepSeek-V2",                    5120, 60, 128, 1536, 512, 128, 64, 128, 59, 1536, 160, 6,  1e4, 40,
-     0.707,                                                                                                                       235.741e9, NULL  },
-    {"v2-lite",         "DeepSeek-V2-Lite",               2048, 27, 16,  0,    512, 128, 64, 128, 26, 1408, 64,  6,  1e4, 40,
-     0.707,                                                                                                                       15.706e9,  NULL  },
-    {"v3|r1|v3.1",      "DeepSeek-V3, R1",                7168, 61, 128, 1536, 512, 128, 64, 128, 58, 2048, 256, 8,  1e4,
-     40,                                                                                                                       1, 671.026e9, NULL  },
-    {"v3.2",            "DeepSeek-V3.2",                  7168, 61, 128, 1536, 512, 128, 64, 128, 58, 2048, 256, 8,  1e4, 40,  1,
-     671.878e9,                                                                                                                              SPARSE},
-    {"kimi-k2",         "Kimi-K2",                        7168, 61, 64,  1536, 512, 128, 64, 128, 60, 2048, 384, 8,  5e4, 32,  1,
-     1026.4e9,                                                                                                                               NULL  },
-    {"moonlight",       "Moonlight-16B-A3B",              2048, 27, 16,  0,    512, 128, 64, 128, 26, 1408, 64,  6,  5e4, 1,
-     1,                                                                                                                           15.960e9,  NULL  },
-    {"glm-flash",       "GLM-4.7-Flash",                  2048, 47, 20,  768,  512, 192, 64, 256, 46, 1536, 64,  4,  1e6, 1,   1,
-     29.943e9,                                                                                                                               NULL  },
-    {"glm-5",           "GLM-5",                          6144, 78, 64,  2048, 512, 192, 64, 256, 75, 2048, 256, 8,  1e6, 1,   1, 743.9e9,
-     SPARSE                                                                                                                                        },
-    {"mistral-large-3", "Mistral Large 3",                7168, 61, 128, 1536, 512, 128, 64, 128, 58, 4096, 128, 4,
-     1e4,                                                                                                                 1,   1, 673.4e9,   NULL  },
-    {"mistral-small-4", "Mistral Small 4",                4096, 36, 32,  1024, 256, 64,  64, 128, 36, 2048, 128, 4,
-     1e4,                                                                                                                 128, 1, 118.97e9,  NULL  },
+    {"v2|v2.5",         "DeepSeek-V2",                    5120, 60, 128, 1536, 512, 128, 64, 128, 59, 1536, 160, 1e4, 40,
+     0.707,                                                                                                                  235.741e9, NULL  },
+    {"v2-lite",         "DeepSeek-V2-Lite",               2048, 27, 16,  0,    512, 128, 64, 128, 26, 1408, 64,  1e4, 40,
+     0.707,                                                                                                                  15.706e9,  NULL  },
+    {"v3|r1|v3.1",      "DeepSeek-V3, R1",                7168, 61, 128, 1536, 512, 128, 64, 128, 58, 2048, 256, 1e4,
+     40,                                                                                                                  1, 671.026e9, NULL  },
+    {"v3.2",            "DeepSeek-V3.2",                  7168, 61, 128, 1536, 512, 128, 64, 128, 58, 2048, 256, 1e4, 40, 1,
+     671.878e9,                                                                                                                         SPARSE},
+    {"kimi-k2",         "Kimi-K2",                        7168, 61, 64,  1536, 512, 128, 64, 128, 60, 2048, 384, 5e4, 32, 1,
+     1026.4e9,                                                                                                                          NULL  },
+    {"moonlight",       "Moonlight-16B-A3B",              2048, 27, 16,  0,    512, 128, 64, 128, 26, 1408, 64,  5e4, 1,  1,
+     15.960e9,                                                                                                                          NULL  },
+    {"glm-flash",       "GLM-4.7-Flash",                  2048, 47, 20,  768,  512, 192, 64, 256, 46, 1536, 64,  1e6, 1,  1,
+     29.943e9,                                                                                                                          NULL  },
+    {"glm-5",           "GLM-5",                          6144, 78, 64,  2048, 512, 192, 64, 256, 75, 2048, 256, 1e6, 1,  1, 743.9e9,
+     SPARSE                                                                                                                                   },
+    {"mistral-large-3", "Mistral Large 3",                7168, 61, 128, 1536, 512, 128, 64, 128, 58, 4096, 128,
+     1e4,                                                                                                             1,  1, 673.4e9,   NULL  },
+    {"mistral-small-4", "Mistral Small 4",                4096, 36, 32,  1024, 256, 64,  64, 128, 36, 2048, 128, 1e4,
+     128,                                                                                                                 1, 118.97e9,  NULL  },
     {"longcat-flash",   "LongCat-Flash, two MLA a layer", 6144, 56, 64,  1536, 512, 128, 64, 128, 28,
-     2048,                                                                                                  512, 12, 1e7, 1,   1, 560.66e9,  NULL  },
-    {"minicpm3",        "MiniCPM3-4B",                    2560, 62, 40,  768,  256, 64,  32, 64,  0,  0,    0,   0,  1e4, 1,   1, 4.07e9,
-     NULL                                                                                                                                          },
+     2048,                                                                                                  512, 1e7, 1,  1, 560.66e9,  NULL  },
+    {"minicpm3",        "MiniCPM3-4B",                    2560, 62, 40,  768,  256, 64,  32, 64,  0,  0,    0,   1e4, 1,  1, 4.07e9,
+     NULL                                                                                                                                     },
 };
 enum { N_ROWS = sizeof(ROWS) / sizeof(ROWS[0]) };
 

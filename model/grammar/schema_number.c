@@ -212,15 +212,15 @@ static void step_free(range *r, uint32_t from, uint32_t rest, char lo, char hi, 
         bt_part_step(r->g, from, (uint8_t)d, (uint8_t)d, free_next + rest_after(r, rest, d));
 }
 
-/* A digit more, of lo..hi as far as no row says otherwise; in the free row one goes to `free`. */
-static places advance(range *r, const places *from, char lo, char hi, char tight_lo, char tight_hi,
+/* A digit more, from lo on as far as no row says otherwise; in the free row one goes to `free`. */
+static places advance(range *r, const places *from, char lo, char tight_lo, char tight_hi,
                       uint32_t free_next)
 {
     places next = {0};
 
     for (uint32_t row = 0; row < ROWS; row++) {
         char first = (row & TIGHT_LO) != 0 ? tight_lo : lo;
-        char last  = (row & TIGHT_HI) != 0 ? tight_hi : hi;
+        char last  = (row & TIGHT_HI) != 0 ? tight_hi : '9';
 
         for (char d = first, end; from->is[row] && d <= last; d = (char)(end + 1)) {
             uint32_t to = 0;
@@ -280,7 +280,7 @@ static void add_fraction(range *r, places p)
         bt_part_step(r->g, p.at[row], '.', '.', behind.at[row]);
     }
     while (i < r->most_fraction && (behind.is[1] || behind.is[2] || behind.is[3])) {
-        behind = advance(r, &behind, '0', '9', fraction_digit(&r->lo, i), fraction_digit(&r->hi, i),
+        behind = advance(r, &behind, '0', fraction_digit(&r->lo, i), fraction_digit(&r->hi, i),
                          r->free_fraction[i + 1]);
         i++;
         end_rows(r, &behind, i);
@@ -339,10 +339,9 @@ static void add_length(range *r, uint32_t start, uint32_t n)
 
     p.is[row] = true;
     p.at[row] = start;
-    for (uint32_t i = 0; i < n && r->g->st == BT_OK; i++) {
-        p = advance(r, &p, i == 0 && n > 1 ? '1' : '0', '9', r->lo.whole[i], r->hi.whole[i],
+    for (uint32_t i = 0; i < n && r->g->st == BT_OK; i++)
+        p = advance(r, &p, i == 0 && n > 1 ? '1' : '0', r->lo.whole[i], r->hi.whole[i],
                     r->free_whole[n - i - 1]);
-    }
     add_fraction(r, p);
 }
 

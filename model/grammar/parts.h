@@ -52,7 +52,8 @@ typedef struct {
     bt_part_rule *rules;                     /* owned */
     uint32_t      n_nodes, n_edges, n_rules;
     uint32_t      nodes_capacity, edges_capacity, rules_capacity;
-    size_t        work; /* of look-aheads (regex.h) */
+    uint32_t      n_steps; /* of all JSON schemas that are read into it (schema.h) */
+    size_t        work;    /* of look-aheads (regex.h) */
 } bt_parts;
 
 /* All zero is an empty one. */

@@ -68,7 +68,7 @@ typedef struct {
     json_t                *matched;                 /* owned: a pattern or format, */
     bt_matcher            *matcher; /* owned: what values of enum were last held against */
     uint32_t               n_pending, pending_capacity;
-    uint32_t               depth, n_steps;
+    uint32_t               depth;
     const bt_schema_style *style; /* borrowed; NULL: all is JSON */
     bt_schema_place        place;
 } bt_schema;
@@ -99,7 +99,8 @@ void bt_schema_refuse(bt_schema *s, const bt_schema_at *at, const char *format, 
 /* The same of a keyword's value, which is of the wrong kind. */
 void bt_schema_unexpected(bt_schema *s, const json_t *schema, const char *keyword,
                           const bt_schema_at *at, const char *expected);
-/* Counts n pieces of work.  False: there is an error, maybe that it is too much. */
+/* Counts n pieces of work, of all schemas of a structural tag together.  False: there is an error,
+ * maybe that it is too much. */
 bool bt_schema_step(bt_schema *s, const bt_schema_at *at, size_t n);
 /* Pieces of work of comparing a value with another one (json_equal()). */
 size_t bt_schema_weight(const json_t *value);

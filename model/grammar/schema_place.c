@@ -75,8 +75,10 @@ void bt_schema_unexpected(bt_schema *s, const json_t *schema, const char *keywor
 
 bool bt_schema_step(bt_schema *s, const bt_schema_at *at, size_t n)
 {
-    s->n_steps = n < MOST_STEPS - s->n_steps ? s->n_steps + (uint32_t)n : MOST_STEPS;
-    if (s->n_steps == MOST_STEPS)
+    bt_parts *g = s->g;
+
+    g->n_steps = n < MOST_STEPS - g->n_steps ? g->n_steps + (uint32_t)n : MOST_STEPS;
+    if (g->n_steps == MOST_STEPS)
         bt_schema_refuse(s, at, "the schema is too large: reading it takes more than %d steps",
                          (int)MOST_STEPS);
     return s->g->st == BT_OK;

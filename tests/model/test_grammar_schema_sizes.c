@@ -252,6 +252,32 @@ static void schema_of_much_work_at_a_long_value_is_refused(void)
                     ",{\"$ref\":\"#/e\",\"type\":\"string\"}", 5000);
 }
 
+/* Each schema of the tag is within what reading may take; two of them are beyond it. */
+static void schemas_of_a_tag_are_too_much_together(void)
+{
+    char    *front  = repeated("{\"enum\":[", "%", 700, "],\"allOf\":[{\"enum\":[");
+    char    *schema = repeated(front, "-%", 700, "]}]}");
+    char    *format = repeated("{\"type\":\"json_schema\",\"json_schema\":", schema, 1, "}");
+    char    *begin  = repeated("{\"format\":{\"type\":\"or\",\"elements\":[", format, 1, "");
+    char    *one = repeated(begin, "]}}", 1, ""), *next = repeated(begin, ",", 1, format);
+    char    *two = repeated(next, "]}}", 1, "");
+    bt_parts g   = {0};
+
+    bt_read_structural_tag(&g, one, strlen(one));
+    EXPECT(g.st == BT_OK);
+    expect_refused(
+        bt_read_structural_tag, two, strlen(two),
+        "at /format/elements/1 of the structural tag: at #/allOf/0: the schema is too large");
+    bt_parts_fini(&g);
+    bt_free(front);
+    bt_free(schema);
+    bt_free(format);
+    bt_free(begin);
+    bt_free(one);
+    bt_free(next);
+    bt_free(two);
+}
+
 /* Held against each property of another schema. */
 static void schema_of_a_long_additional_one_is_refused(void)
 {
@@ -311,6 +337,7 @@ int main(int argc, char **argv)
         BT_TEST(schema_of_many_conditions_on_one_name_is_kept),
         BT_TEST(schema_of_nested_conditions_is_answered_soon),
         BT_TEST(schema_of_much_work_at_a_long_value_is_refused),
+        BT_TEST(schemas_of_a_tag_are_too_much_together),
         BT_TEST(schema_of_a_long_additional_one_is_refused),
         BT_TEST(schema_of_many_that_must_hold_is_no_deep_one),
         BT_TEST(schema_that_doubles_is_refused_in_time),

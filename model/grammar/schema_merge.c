@@ -386,6 +386,17 @@ static json_t *combine(bt_schema *s, const char *keyword, json_t *a, json_t *b,
     return objects || none ? both(s, a, b, at) : NULL;
 }
 
+/* Pieces of work of going through its members or items: names may be long. */
+static size_t n_within(const json_t *v)
+{
+    size_t      n = json_object_size(v) + json_array_size(v);
+    const char *name;
+    json_t     *one;
+
+    json_object_foreach((json_t *)v, name, one) n += strlen(name) / 64;
+    return n;
+}
+
 static void merge_keyword(bt_schema *s, json_t *into, const char *keyword, json_t *value,
                           const bt_schema_at *at)
 {
@@ -395,10 +406,7 @@ static void merge_keyword(bt_schema *s, json_t *into, const char *keyword, json_
         set(s, into, keyword, json_incref(value));
         return;
     }
-    if (!bt_schema_step(s, at,
-                        json_object_size(known) + json_object_size(value) + json_array_size(known) +
-                            json_array_size(value)))
-        return;
+    if (!bt_schema_step(s, at, n_within(known) + n_within(value))) return;
     all = combine(s, keyword, known, value, at);
     if (all != NULL)
         set(s, into, keyword, all);

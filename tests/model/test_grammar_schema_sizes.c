@@ -252,6 +252,15 @@ static void schema_of_much_work_at_a_long_value_is_refused(void)
                     ",{\"$ref\":\"#/e\",\"type\":\"string\"}", 5000);
 }
 
+static void schema_of_much_work_at_a_long_name_is_refused(void)
+{
+    char *front = repeated("{\"e\":{\"properties\":{\"", "k", 30000,
+                           "\":{}}},\"type\":\"null\",\"properties\":{\"");
+
+    expect_too_much(front, "k", "\":{\"minimum\":1}},\"anyOf\":[{}", ",{\"$ref\":\"#/e\"}", 8000);
+    bt_free(front);
+}
+
 /* Each schema of the tag is within what reading may take; two of them are beyond it. */
 static void schemas_of_a_tag_are_too_much_together(void)
 {
@@ -337,6 +346,7 @@ int main(int argc, char **argv)
         BT_TEST(schema_of_many_conditions_on_one_name_is_kept),
         BT_TEST(schema_of_nested_conditions_is_answered_soon),
         BT_TEST(schema_of_much_work_at_a_long_value_is_refused),
+        BT_TEST(schema_of_much_work_at_a_long_name_is_refused),
         BT_TEST(schemas_of_a_tag_are_too_much_together),
         BT_TEST(schema_of_a_long_additional_one_is_refused),
         BT_TEST(schema_of_many_that_must_hold_is_no_deep_one),

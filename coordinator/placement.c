@@ -5,7 +5,7 @@
 #include "core/alloc.h"
 #include "core/clock.h"
 
-enum { REFUSED_MS = 200, NO_RANK = -1, LOOK_BEHIND = 1024, KEPT_MAX = 4, AVOID_S = 600 };
+enum { REFUSED_MS = 200, NO_RANK = -1, LOOK_BEHIND = 1024, KEPT_MAX = 4 };
 /* Of looks in a pass over the queue: so many in vain may follow each message; beyond so many no
  * long prompt is asked whether it is a short one where its prefix is; after so many it ends. */
 enum { LOOKS_CHEAP = 1024, LOOKS_LONG = 4096, LOOKS_MAX = 16384 };
@@ -185,23 +185,6 @@ static bool has_pages(const bt_rank_state *k, bool many, uint32_t n_pages)
            (uint64_t)own + n_pages + k->awaited[!many] <= k->limits.n_pages;
 }
 
-static bool is_avoided(const bt_relay *r, uint32_t prefill, int decode)
-{
-    for (uint32_t i = 0; i < r->n_avoided; i++)
-        if (r->avoided[i].prefill == prefill && (int)r->avoided[i].decode == decode) return true;
-    return false;
-}
-
-/* Of the prefill ranks that are left, those that hand nothing over to the decode rank. */
-static uint32_t n_avoided_of(const bt_relay *r, uint32_t decode)
-{
-    uint32_t n = 0;
-
-    for (uint32_t i = 0; i < r->n_avoided; i++)
-        n += r->avoided[i].decode == decode && bt_relay_prefills(r, r->avoided[i].prefill);
-    return n;
-}
-
 /* The prefill rank that would be done with the prompt first: the one with the fewest tokens to
  * compute, less those of its cached prefix, among those that have room.  Prompts of one step and
  * longer ones have a window each, so that the former never wait for the latter; none passes an
@@ -219,7 +202,7 @@ static int choose_prefill(const bt_relay *r, const bt_relay_request *q, int deco
         uint32_t             rest;
         bool                 many;
 
-        if (!bt_relay_prefills(r, i) || is_avoided(r, i, decode)) continue;
+        if (!bt_relay_prefills(r, i) || bt_relay_is_avoided(r, i, decode)) continue;
         rest = rest_of(r, q, i);
         many = takes_steps(k, rest);
         if (k->passed_over[many]) continue;
@@ -243,7 +226,8 @@ static bool has_prefill(const bt_relay *r, const bt_relay_request *q, uint32_t d
 {
     bool full;
 
-    return n_avoided_of(r, decode) == 0 || choose_prefill(r, q, (int)decode, &full) != NO_RANK;
+    return bt_relay_n_avoided(r, decode) == 0 ||
+           choose_prefill(r, q, (int)decode, &full) != NO_RANK;
 }
 
 /* The decode rank that would hold the fewest pages, those of its prefix that are in the cache not
@@ -500,51 +484,6 @@ static bool keep_decode(bt_relay *r, const bt_relay_request *q)
     return best != NULL;
 }
 
-/* ---- pairs that are avoided */
-
-static void drop_avoided(bt_relay *r, uint32_t i)
-{
-    r->n_avoided--;
-    memmove(&r->avoided[i], &r->avoided[i + 1], (r->n_avoided - i) * sizeof(r->avoided[0]));
-}
-
-/* Their time may be over, and ranks lost.  Where no pair would be left all are tried again.  Where
- * none is avoided no rank is cut off. */
-static void look_at_avoided(bt_relay *r, uint64_t now_ns)
-{
-    uint32_t taken[2], n_cut_off = 0;
-
-    if (r->n_avoided == 0) return;
-    while (r->n_avoided > 0 && now_ns >= r->avoided[0].until_ns)
-        drop_avoided(r, 0);
-    bt_relay_count_seats(r, taken);
-    for (uint32_t i = 0; i < r->cfg.n_ranks; i++) {
-        r->ranks[i].cut_off =
-            bt_relay_decodes(r, i) && n_avoided_of(r, i) == taken[BT_SEATED_PREFILL];
-        n_cut_off += r->ranks[i].cut_off;
-    }
-    if (n_cut_off == 0 || n_cut_off < taken[BT_SEATED_DECODE]) return;
-    r->n_avoided = 0;
-    for (uint32_t i = 0; i < r->cfg.n_ranks; i++)
-        r->ranks[i].cut_off = false;
-}
-
-bool bt_relay_avoid(bt_relay *relay, const bt_relay_request *q, uint64_t now_ns)
-{
-    bt_avoided_pair pair = {q->prefill_rank, q->decode_rank, now_ns + AVOID_S * BT_NS_PER_S};
-
-    for (uint32_t i = 0; i < relay->n_avoided; i++)
-        if (relay->avoided[i].prefill == pair.prefill && relay->avoided[i].decode == pair.decode)
-            drop_avoided(relay, i);
-    if (relay->n_avoided == BT_AVOIDED_PAIRS) drop_avoided(relay, 0);
-    relay->avoided[relay->n_avoided++] = pair;
-    look_at_avoided(relay, now_ns);
-    if (relay->n_avoided > 0)
-        BT_WARN("a hand-off from rank %u to rank %u stood still: none goes there for %d s",
-                pair.prefill, pair.decode, (int)AVOID_S);
-    return relay->n_avoided > 0 && bt_relay_could_ever_hold(relay, q);
-}
-
 static void forget_waiting(bt_relay *r)
 {
     r->least_rows = UINT32_MAX;
@@ -570,7 +509,7 @@ void bt_relay_place(bt_relay *relay, uint64_t now_ns)
     relay->blocked = BT_BLOCKED_NOT;
     relay->freed   = false;
     relay->looks   = 0;
-    look_at_avoided(relay, now_ns);
+    bt_relay_look_at_avoided(relay, now_ns);
     forget_waiting(relay);
     for (; q != NULL && n_passed < LOOK_BEHIND && relay->looks < LOOKS_MAX; q = next) {
         int  decode, prefill;

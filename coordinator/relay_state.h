@@ -160,9 +160,18 @@ void bt_relay_grew(bt_relay *relay, bt_relay_request *q);
 void bt_relay_learn(bt_relay *relay, const bt_relay_request *q, uint32_t choice);
 /* A decode rank's answer to a Reserve. */
 void bt_relay_ticket(bt_relay *relay, uint32_t rank, bt_up *m, uint64_t now_ns);
+
+/* avoided.c */
 /* The request's hand-off has stood still: nothing is placed on its two ranks together for a while.
  * False: no others are left that could hold it. */
 bool bt_relay_avoid(bt_relay *relay, const bt_relay_request *q, uint64_t now_ns);
+/* Before ranks are chosen: a pair's time may be over, and ranks lost.  Says which decode ranks are
+ * cut off; where no pair would be left all are tried again. */
+void bt_relay_look_at_avoided(bt_relay *relay, uint64_t now_ns);
+/* Whether nothing goes from the one to the other; decode: a rank, or below 0. */
+bool bt_relay_is_avoided(const bt_relay *relay, uint32_t prefill, int decode);
+/* Of the prefill ranks that are left, those that hand nothing over to the decode rank. */
+uint32_t bt_relay_n_avoided(const bt_relay *relay, uint32_t decode);
 
 /* relay_orders.c: copies into an order.  NO_MEMORY: what is there already goes with it. */
 bt_status bt_relay_fill_reserve(const bt_relay *relay, const bt_relay_request *q,

@@ -30,10 +30,8 @@ static const char *no_memory(void)
 
 const char *bt_status_head(bt_status st)
 {
-    bool is_said = st != BT_ERR_DEVICE; /* by the text behind it */
-
     if (st == BT_ERR_NO_MEMORY) return no_memory();
-    return is_said && bt_log_is_verb() ? "" : bt_status_str(st);
+    return st != BT_ERR_DEVICE && bt_log_is_verb() ? "" : bt_status_str(st);
 }
 
 bt_scope bt_status_scope(bt_status st)

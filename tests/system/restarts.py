@@ -328,7 +328,7 @@ def renewed_in_a_drain(a, pb, rpc):
     """The old cell dies while it drains, before a rank of the fresh one has attached: its streams wait for that one."""
     cell = start(a, "1+2", "--on-death", "replace", "--restarts", "5", "--renew", "--kv-bytes", "64m")
     with cell.channel() as channel:
-        want = load.ask_all(pb, rpc.VllmEngineStub(channel), 4, 250)
+        want = load.ask_all(pb, rpc.VllmEngineStub(channel), 4, 1000)    # of fewer the drain may be over before the ranks die
     streams, ranks, launchers = Streams(pb, rpc, cell, want), cell.ranks(), named(cell, "baton-launch")
     streams.wait_begun()
     os.kill(ranks[2], signal.SIGKILL)

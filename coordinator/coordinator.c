@@ -42,23 +42,14 @@ typedef struct {
 static atomic_int g_signal, g_drain, g_cell_comes;
 
 /* baton run sends a value: whether it is starting a cell. */
-static void note_value(const siginfo_t *info)
-{
-    g_cell_comes = info->si_code == SI_QUEUE && info->si_value.sival_int != 0;
-}
-
 static void on_signal(int number, siginfo_t *info, void *context)
 {
     (void)context;
-    note_value(info);
-    g_signal = number;
-}
-
-static void on_drain(int number, siginfo_t *info, void *context)
-{
-    (void)context;
-    note_value(info);
-    g_drain = number;
+    g_cell_comes = info->si_code == SI_QUEUE && info->si_value.sival_int != 0;
+    if (number == SIGUSR1)
+        g_drain = number;
+    else
+        g_signal = number;
 }
 
 /* ---- the end */
@@ -354,11 +345,10 @@ int bt_coordinator_run(const bt_coordinator_options *options)
 {
     coordinator      c      = {.opt = options, .deadline_ns = UINT64_MAX, .exit_code = 1};
     struct sigaction action = {.sa_sigaction = on_signal, .sa_flags = SA_SIGINFO};
-    struct sigaction gently = {.sa_sigaction = on_drain, .sa_flags = SA_SIGINFO};
 
     sigaction(SIGTERM, &action, NULL);
     sigaction(SIGINT, &action, NULL);
-    sigaction(SIGUSR1, &gently, NULL);
+    sigaction(SIGUSR1, &action, NULL);
     signal(SIGPIPE, SIG_IGN);
     if (start(&c) == BT_OK) {
         serve(&c);

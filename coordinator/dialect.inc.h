@@ -331,9 +331,8 @@ static grpc_byte_buffer *model_info(bt_call *call, const ProtobufCMessage *reque
     char                    *architectures[1] = {h->architecture};
 
     (void)request;
-    reply.model_path = (char *)pub->public_path;
-    reply.tokenizer_path =
-        (char *)pub->public_path; /* must be there on the gateway's machine too */
+    reply.model_path         = (char *)pub->public_path;
+    reply.tokenizer_path     = reply.model_path; /* must be there on the gateway's machine too */
     reply.served_model_name  = (char *)pub->served_name;
     reply.is_generation      = 1;
     reply.max_context_length = (int32_t)bt_intake_max_context(&pub->limits);

@@ -39,15 +39,21 @@ bt_status bt_worker_send_released(bt_worker *w, uint64_t request, uint32_t epoch
     return bt_worker_up(w, &m);
 }
 
-bt_status bt_worker_fail(bt_worker *w, bt_request *r, uint32_t code, const char *why)
+static bt_status fail(bt_worker *w, bt_request *r, uint32_t code, const char *why,
+                      bool stands_still)
 {
     bt_status st = BT_OK;
 
     if (r->state != BT_REQUEST_DRAINING)
-        BT_TRY(bt_worker_send_failed(w, r->id, r->epoch, code, why));
+        BT_TRY(say_failed(w, r->id, r->epoch, code, why, stands_still));
     BT_TRY(bt_worker_end(w, r));
 out:
     return st;
+}
+
+bt_status bt_worker_fail(bt_worker *w, bt_request *r, uint32_t code, const char *why)
+{
+    return fail(w, r, code, why, false);
 }
 
 /* With choices it has several entries. */
@@ -203,9 +209,8 @@ uint64_t bt_worker_awake_ns(bt_worker *w)
 
 static bt_status check_lease(bt_worker *w, bt_request *r, uint64_t now)
 {
-    bt_status st    = BT_OK;
-    uint64_t  lease = lease_ns(w);
-    char      text[200];
+    uint64_t lease = lease_ns(w);
+    char     text[200];
 
     if (r->in.moved_ns != 0 && now - r->in.moved_ns > lease)
         snprintf(text, sizeof(text),
@@ -221,11 +226,7 @@ static bt_status check_lease(bt_worker *w, bt_request *r, uint64_t now)
     bt_log_set_request(r->id);
     BT_WARN("%s", text);
     bt_log_set_request(0);
-    if (r->state != BT_REQUEST_DRAINING)
-        BT_TRY(say_failed(w, r->id, r->epoch, BT_RPC_UNAVAILABLE, text, true));
-    BT_TRY(bt_worker_end(w, r));
-out:
-    return st;
+    return fail(w, r, BT_RPC_UNAVAILABLE, text, true);
 }
 
 bt_status bt_worker_check_leases(bt_worker *w)

@@ -111,44 +111,11 @@ static uint64_t read_flag(struct argp_state *state, const char *flag, const char
     return value;
 }
 
-/* Where the flag stands, or the end. */
-static uint32_t find_flag(const bt_passed_on *to, const char *flag)
-{
-    uint32_t i = 0;
-
-    while (i < to->n && strcmp(to->args[i], flag) != 0)
-        i++; /* no value looks like a flag */
-    return i;
-}
-
-void bt_pass_on(bt_passed_on *to, const char *flag, const char *value)
-{
-    uint32_t i = find_flag(to, flag);
-
-    BT_ASSERT(i + 2 <= BT_PASSED_ON);
-    to->args[i]     = flag;
-    to->args[i + 1] = value;
-    if (i == to->n) to->n += 2;
-}
-
-const char *bt_passed_value(const bt_passed_on *to, const char *flag)
-{
-    uint32_t i = find_flag(to, flag);
-
-    return i + 1 < to->n ? to->args[i + 1] : NULL;
-}
-
 static void pass_checked(struct argp_state *state, bt_cell_options *opt, const char *flag,
                          const char *arg)
 {
     read_flag(state, flag, arg);
     bt_pass_on(&opt->worker, flag, arg);
-}
-
-static void pass_flag(bt_passed_on *to, const char *flag)
-{
-    BT_ASSERT(to->n < BT_PASSED_ON);
-    if (find_flag(to, flag) == to->n) to->args[to->n++] = flag;
 }
 
 void bt_cell_default(bt_cell_options *opt, const char *flag, const char *value)
@@ -184,7 +151,7 @@ static error_t parse_worker(int key, char *arg, struct argp_state *state, bt_cel
     case OPT_FORM: pass_checked(state, opt, "--form", arg); return 0;
     case OPT_SPECULATE: pass_checked(state, opt, "--speculate", arg); return 0;
     case OPT_MTP: pass_checked(state, opt, "--mtp", arg); return 0;
-    case OPT_SHARE: pass_flag(&opt->worker, "--share-generated"); return 0;
+    case OPT_SHARE: bt_pass_flag(&opt->worker, "--share-generated"); return 0;
     case OPT_THREADS: pass_checked(state, opt, "--threads", arg); return 0;
     case OPT_KERNELS: pass_checked(state, opt, "--kernels", arg); return 0;
     case OPT_DEVICE: pass_checked(state, opt, "--device", arg); return 0;

@@ -6,22 +6,10 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "core/passed_on.h"
 #include "core/rank_map.h"
 #include "core/settings.h"
 #include "core/status.h"
-
-enum { BT_PASSED_ON = 40 }; /* a rank's, all that there are, need 33 */
-
-/* Arguments of another program, each flag once; strings are borrowed. */
-typedef struct {
-    const char *args[BT_PASSED_ON];
-    uint32_t    n;
-} bt_passed_on;
-
-/* The last value of a flag counts. */
-void bt_pass_on(bt_passed_on *to, const char *flag, const char *value);
-/* What goes with the flag, borrowed; NULL: nothing. */
-const char *bt_passed_value(const bt_passed_on *to, const char *flag);
 
 typedef struct {
     const char  *model;               /* a directory; strings are borrowed from argv */

@@ -20,36 +20,20 @@
 #define MAX_TOKENS 256
 
 enum {
-    OPT_HOST = 256,
-    OPT_CONTROL,
-    OPT_QUEUE,
+    OPT_CONTROL = 256,
     OPT_STALL,
     OPT_LOG,
     OPT_CHAT,
     OPT_MAX,
     OPT_DEATH,
-    OPT_REJOIN,
     OPT_SPARES,
-    OPT_RANK_TIMEOUT,
     OPT_RESTARTS,
     OPT_RENEW,
     OPT_JOIN,
-    OPT_HTTP_PORT,
-    OPT_HTTP_HOST,
-    OPT_DRAIN,
-    OPT_NAME,
-    OPT_PUBLIC_PATH,
-    OPT_TLS_CERT,
-    OPT_TLS_KEY,
-    OPT_TLS_CLIENT_CA,
-    OPT_QUEUE_TOKENS,
     OPT_CHAT_TLS_CA,
     OPT_CHAT_TLS_NAME,
     OPT_CHAT_TLS_CERT,
-    OPT_CHAT_TLS_KEY,
-    OPT_BUSY_POLL,
-    OPT_SGLANG,
-    OPT_UNREAD
+    OPT_CHAT_TLS_KEY
 };
 
 static const char DOC[] =
@@ -87,38 +71,11 @@ static const char DOC[] =
     "  baton run --model models/demo --both 1 --port 0      (any free port)\n"
     "  baton run --model models/demo --chat 'Good morrow.'  (one answer)";
 
-/* Beside groups 1 and 5 of bt_cell_argp. */
+/* Beside those of bt_cell_argp, groups 1 and 5, and of bt_server_argp. */
 static const struct argp_option OPTIONS[] = {
-    BT_OPTION_GROUP("The server:", 2),
-    BT_OPTION_DEFAULT("port", 'p', "N", BT_TEXT(BT_DEFAULT_PORT) ", with --chat 0",
-                      "Public port; 0: any free one"),
-    BT_OPTION_DEFAULT("host", OPT_HOST, "HOST", BT_DEFAULT_HOST,
-                      "Public address; 0.0.0.0 lets other machines in"),
-    BT_OPTION("served-model-name", OPT_NAME, "NAME",
-              "What clients call the model (default: the directory's name)"),
-    BT_OPTION("public-model-path", OPT_PUBLIC_PATH, "PATH",
-              "Where gateways find the model's files, if not where they are here; none: unsaid, so "
-              "that each gateway goes by its own settings"),
-    BT_OPTION("sglang", OPT_SGLANG, NULL,
-              "Speak sglang.grpc.scheduler.SglangScheduler too; a gateway that finds both uses "
-              "that one, which has no seeds"),
-    BT_OPTION_DEFAULT("queue-s", OPT_QUEUE, "S", BT_TEXT(BT_DEFAULT_QUEUE_S),
-                      "How long a request may wait for its turn"),
-    BT_OPTION_DEFAULT("queue-tokens", OPT_QUEUE_TOKENS, "N", BT_TEXT(BT_DEFAULT_QUEUE_TOKENS),
-                      "Prompt tokens that may wait; a request beyond them is refused"),
-    BT_OPTION_DEFAULT("drain-s", OPT_DRAIN, "S", BT_TEXT(BT_DEFAULT_DRAIN_S),
-                      "How long requests may go on after SIGTERM; 0: not at all"),
-    BT_OPTION_DEFAULT("unread-s", OPT_UNREAD, "S", BT_TEXT(BT_DEFAULT_UNREAD_S),
-                      "A client that reads nothing of its answer, does not finish its request, or "
-                      "has a connection and no call for S seconds is cut off"),
-    BT_OPTION(
-        "busy-poll", OPT_BUSY_POLL, NULL,
-        "While ranks have requests the coordinator looks for their tokens without sleeping: they "
-        "are sent sooner and more evenly, for a whole core, which nothing else should want"),
-    BT_OPTION_DEFAULT("http-port", OPT_HTTP_PORT, "N", "none",
-                      "Port of /metrics, /health, /ready and the status page; 0: any free one"),
-    BT_OPTION_DEFAULT("http-host", OPT_HTTP_HOST, "HOST", BT_DEFAULT_HOST,
-                      "Address of the HTTP port"),
+    BT_OPTION_OF(
+        2, "port", 'p', "N",
+        "Public port; 0: any free one (default " BT_TEXT(BT_DEFAULT_PORT) ", with --chat 0)"),
     BT_OPTION_DEFAULT("log", OPT_LOG, "LEVEL", "info, with --chat warn",
                       "Which log lines to show, of all its processes: error, warn, info, debug"),
     BT_OPTION_GROUP("When a process dies:", 3),
@@ -133,18 +90,8 @@ static const struct argp_option OPTIONS[] = {
     BT_OPTION("renew", OPT_RENEW, NULL,
               "replace, with --restarts: when ranks are missing and no spare is left, start a new "
               "cell beside this one if memory allows, then drain this one"),
-    BT_OPTION_DEFAULT("rejoin-s", OPT_REJOIN, "S", BT_TEXT(BT_DEFAULT_REJOIN_S),
-                      "replace: how long to wait for a spare when a role has no rank left"),
-    BT_OPTION_DEFAULT("rank-timeout-s", OPT_RANK_TIMEOUT, "S", BT_TEXT(BT_DEFAULT_RANK_TIMEOUT_S),
-                      "A rank with requests that makes no progress for S seconds is lost"),
     BT_OPTION_DEFAULT("stall-s", OPT_STALL, "S", BT_TEXT(BT_DEFAULT_STALL_S),
                       "Give up when nothing happens for S seconds before the cell is ready"),
-    BT_OPTION_GROUP("TLS of the public port:", 4),
-    BT_OPTION("tls-cert", OPT_TLS_CERT, "FILE", "PEM certificate chain of the public port"),
-    BT_OPTION("tls-key", OPT_TLS_KEY, "FILE",
-              "Private key of that certificate, without a passphrase"),
-    BT_OPTION("tls-client-ca", OPT_TLS_CLIENT_CA, "FILE",
-              "Accept only clients with a certificate from these authorities"),
     BT_OPTION_GROUP("One answer, then exit:", 6),
     BT_OPTION("chat", OPT_CHAT, "TEXT", "Send TEXT, show answer and summary, then exit"),
     BT_OPTION_DEFAULT("max-tokens", OPT_MAX, "N", BT_TEXT(MAX_TOKENS), "Longest answer, in tokens"),
@@ -181,26 +128,6 @@ typedef struct {
     bool           log_given, port_given, restart, restarts_given;
 } options;
 
-static void pass_whole(struct argp_state *state, bt_run_options *opt, const char *flag,
-                       int64_t least, int64_t most, const char *arg)
-{
-    bt_option_number(state, flag, arg, least, most);
-    bt_pass_on(&opt->coordinator, flag, arg);
-}
-
-static void pass_real(struct argp_state *state, bt_run_options *opt, const char *flag, double least,
-                      double most, const char *arg)
-{
-    bt_option_real(state, flag, arg, least, most);
-    bt_pass_on(&opt->coordinator, flag, arg);
-}
-
-static void pass_name(struct argp_state *state, bt_run_options *opt, const char *flag,
-                      const char *what, const char *arg)
-{
-    bt_pass_on(&opt->coordinator, flag, bt_option_name(state, flag, what, arg));
-}
-
 /* The client that asks calls --chat-tls-ca --tls-ca. */
 static void pass_to_chat(struct argp_state *state, bt_run_options *opt, const char *flag,
                          const char *what, const char *arg)
@@ -214,12 +141,9 @@ static void pass_to_chat(struct argp_state *state, bt_run_options *opt, const ch
 
 static void check_tls(struct argp_state *state, bt_run_options *opt)
 {
-    const char *cert = bt_passed_value(&opt->coordinator, "--tls-cert");
-    bool        asks = bt_passed_value(&opt->coordinator, "--tls-client-ca") != NULL;
+    const char *cert = opt->server.tls_cert;
+    bool        asks = opt->server.tls_client_ca != NULL;
 
-    if ((cert != NULL) != (bt_passed_value(&opt->coordinator, "--tls-key") != NULL) ||
-        (asks && cert == NULL))
-        argp_error(state, "--tls-cert and --tls-key go together, --tls-client-ca needs both");
     if (opt->client.n > 0 && (opt->chat == NULL || cert == NULL))
         argp_error(state, "--chat%s goes with --chat and --tls-cert", opt->client.args[0] + 1);
     if ((bt_passed_value(&opt->client, "--tls-cert") != NULL) !=
@@ -252,46 +176,19 @@ static void check(struct argp_state *state, options *all)
     if (opt->control == NULL) opt->control = BT_DEFAULT_CONTROL;
 }
 
-/* What only the coordinator or the asking client reads. */
-static error_t parse_passed_on(int key, const char *arg, struct argp_state *state,
-                               bt_run_options *opt)
-{
-    switch (key) {
-    case OPT_QUEUE: pass_whole(state, opt, "--queue-s", 1, 86400, arg); return 0;
-    case OPT_QUEUE_TOKENS: pass_whole(state, opt, "--queue-tokens", 1, 1l << 40, arg); return 0;
-    case OPT_HTTP_PORT: pass_whole(state, opt, "--http-port", 0, 65535, arg); return 0;
-    case OPT_HTTP_HOST: pass_name(state, opt, "--http-host", "an address", arg); return 0;
-    case OPT_UNREAD: pass_real(state, opt, "--unread-s", 0.5, 1e8, arg); return 0;
-    case OPT_REJOIN: pass_real(state, opt, "--rejoin-s", 0.001, 86400, arg); return 0;
-    case OPT_RANK_TIMEOUT: pass_real(state, opt, "--rank-timeout-s", 0.001, 86400, arg); return 0;
-    case OPT_NAME: pass_name(state, opt, "--served-model-name", "a name", arg); return 0;
-    case OPT_PUBLIC_PATH:
-        pass_name(state, opt, "--public-model-path", "a path or none", arg);
-        return 0;
-    case OPT_TLS_CERT: pass_name(state, opt, "--tls-cert", "a file", arg); return 0;
-    case OPT_TLS_KEY: pass_name(state, opt, "--tls-key", "a file", arg); return 0;
-    case OPT_TLS_CLIENT_CA: pass_name(state, opt, "--tls-client-ca", "a file", arg); return 0;
-    case OPT_CHAT_TLS_CA: pass_to_chat(state, opt, "--tls-ca", "a file", arg); return 0;
-    case OPT_CHAT_TLS_NAME: pass_to_chat(state, opt, "--tls-server-name", "a name", arg); return 0;
-    case OPT_CHAT_TLS_CERT: pass_to_chat(state, opt, "--tls-cert", "a file", arg); return 0;
-    case OPT_CHAT_TLS_KEY: pass_to_chat(state, opt, "--tls-key", "a file", arg); return 0;
-    default: return ARGP_ERR_UNKNOWN;
-    }
-}
-
 static error_t parse(int key, char *arg, struct argp_state *state)
 {
     options        *all = state->input;
     bt_run_options *opt = &all->run;
 
     switch (key) {
-    case ARGP_KEY_INIT: state->child_inputs[0] = &opt->cell; return 0;
+    case ARGP_KEY_INIT:
+        state->child_inputs[0] = &opt->cell;
+        state->child_inputs[1] = &opt->server;
+        return 0;
     case 'p':
         opt->port       = (uint16_t)bt_option_number(state, "--port", arg, 0, 65535);
         all->port_given = true;
-        return 0;
-    case OPT_HOST:
-        opt->host = bt_option_name(state, "--host", "an address (0.0.0.0: all)", arg);
         return 0;
     case OPT_CHAT:
         if (arg[0] == '\0') argp_error(state, "--chat is empty");
@@ -300,12 +197,6 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case OPT_MAX:
         bt_option_number(state, "--max-tokens", arg, 1, INT32_MAX);
         opt->max_tokens = arg;
-        return 0;
-    case OPT_BUSY_POLL: opt->busy_poll = true; return 0;
-    case OPT_SGLANG: opt->sglang = true; return 0;
-    case OPT_DRAIN:
-        opt->drain_ns = (uint64_t)bt_option_number(state, "--drain-s", arg, 0, 86400) * BT_NS_PER_S;
-        bt_pass_on(&opt->coordinator, "--drain-s", arg);
         return 0;
     case ARGP_KEY_END: check(state, all); return 0;
     case OPT_DEATH:
@@ -331,11 +222,15 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         opt->log       = log_level(state, arg);
         all->log_given = true;
         return 0;
+    case OPT_CHAT_TLS_CA: pass_to_chat(state, opt, "--tls-ca", "a file", arg); return 0;
+    case OPT_CHAT_TLS_NAME: pass_to_chat(state, opt, "--tls-server-name", "a name", arg); return 0;
+    case OPT_CHAT_TLS_CERT: pass_to_chat(state, opt, "--tls-cert", "a file", arg); return 0;
+    case OPT_CHAT_TLS_KEY: pass_to_chat(state, opt, "--tls-key", "a file", arg); return 0;
     case BT_OPT_CONFIG: return 0; /* has been read */
     case ARGP_KEY_ARG:
         argp_error(state, "\"%s\" is not an option; the model goes after --model", arg);
         return 0;
-    default: return parse_passed_on(key, arg, state, opt);
+    default: return ARGP_ERR_UNKNOWN;
     }
 }
 
@@ -391,8 +286,9 @@ out:
 int main(int argc, char **argv)
 {
     const struct argp_child children[] = {
-        {&bt_cell_argp, 0, NULL, 0},
-        {NULL,          0, NULL, 0}
+        {&bt_cell_argp,   0, NULL, 0},
+        {&bt_server_argp, 0, NULL, 0},
+        {NULL,            0, NULL, 0}
     };
     const struct argp parser   = {OPTIONS, parse, NULL, DOC, children, NULL, NULL};
     bt_settings_spec  spec     = {&parser, bt_cell_conflicts, IDLE};
@@ -400,9 +296,7 @@ int main(int argc, char **argv)
     int               code;
     options           opt = {
                   .run = {.cell       = {.replace = true},
-                          .host       = BT_DEFAULT_HOST,
                           .port       = BT_DEFAULT_PORT,
-                          .drain_ns   = BT_DEFAULT_DRAIN_S * BT_NS_PER_S,
                           .restarts   = RESTARTS,
                           .stall_ns   = BT_DEFAULT_STALL_S * BT_NS_PER_S,
                           .log        = BT_LOG_INFO,

@@ -79,17 +79,17 @@ static void read_all(supervisor *s)
  * SIGTERM ends it at once, as SIGINT always does. */
 static bool drain(supervisor *s, int number)
 {
+    uint64_t most_ns = (uint64_t)(s->opt->server.drain_s * BT_NS_PER_S);
+
     if (s->phase == STOPPING) return number == SIGUSR1;
     if (s->phase != SERVING) return false;
-    if (number != SIGUSR1 && (number != SIGTERM || s->opt->drain_ns == 0 || s->draining))
-        return false;
+    if (number != SIGUSR1 && (number != SIGTERM || most_ns == 0 || s->draining)) return false;
     if (s->draining) return true;
     s->draining = true;
-    if (number == SIGTERM)
-        s->drain_end_ns = bt_awake_ns() + s->opt->drain_ns + BT_SUPERVISOR_LEAVE_NS;
+    if (number == SIGTERM) s->drain_end_ns = bt_awake_ns() + most_ns + BT_SUPERVISOR_LEAVE_NS;
     if (s->opt->join != NULL) { /* its ranks tell the coordinator, which lets them go */
         bt_child_kill(&s->launch, SIGUSR1);
-        if (number == SIGTERM) s->launch_term_ns = bt_awake_ns() + s->opt->drain_ns;
+        if (number == SIGTERM) s->launch_term_ns = bt_awake_ns() + most_ns;
     } else {
         bt_child_tell(&s->coordinator, number == SIGUSR1 ? SIGUSR1 : SIGTERM,
                       bt_child_running(&s->fresh) && !s->fresh_serves);

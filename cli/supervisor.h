@@ -25,23 +25,21 @@
 
 #include "cli/cell_options.h"
 #include "core/log.h"
+#include "core/server_options.h"
 
 typedef struct {
-    bt_cell_options cell;
-    const char     *host;     /* of the public port */
-    const char     *control;  /* HOST:PORT where the ranks attach */
-    const char     *join;     /* HOST:PORT of another coordinator's control port; NULL: start one */
-    uint32_t        restarts; /* so many in a row at most; 0: what dies ends the cell */
-    bool            renew;    /* a cell that lacks ranks is replaced by a fresh one beside it */
-    bt_passed_on    coordinator;       /* what it gets as it is */
-    bool            busy_poll, sglang; /* the coordinator's */
-    uint64_t        drain_ns; /* how long SIGTERM lets running requests go on; 0: not at all */
-    uint16_t        port;     /* 0: any */
-    uint64_t        stall_ns; /* loading without progress for so long is a failure */
-    bt_log_level    log;
-    const char     *chat;       /* ask this, then stop; NULL: serve until a signal */
-    const char     *max_tokens; /* of that answer */
-    bt_passed_on    client;     /* what the one that asks gets as it is */
+    bt_cell_options   cell;
+    bt_server_options server;  /* what the coordinator gets as it is */
+    const char       *control; /* HOST:PORT where the ranks attach */
+    const char       *join; /* HOST:PORT of another coordinator's control port; NULL: start one */
+    uint32_t          restarts; /* so many in a row at most; 0: what dies ends the cell */
+    bool              renew;    /* a cell that lacks ranks is replaced by a fresh one beside it */
+    uint16_t          port;     /* 0: any */
+    uint64_t          stall_ns; /* loading without progress for so long is a failure */
+    bt_log_level      log;
+    const char       *chat;       /* ask this, then stop; NULL: serve until a signal */
+    const char       *max_tokens; /* of that answer */
+    bt_passed_on      client;     /* what the one that asks gets as it is */
 } bt_run_options;
 
 /* Returns the exit code: 0 after a clean end that was asked for, 1 after any failure, which has

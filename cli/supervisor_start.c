@@ -22,8 +22,6 @@ bt_status bt_supervisor_start_coordinator(supervisor *s)
     ADD(path);
     ADD("--model");
     ADD(opt->cell.model);
-    ADD("--host");
-    ADD(opt->host);
     ADD("--port");
     ADD(port);
     ADD("--control");
@@ -34,14 +32,12 @@ bt_status bt_supervisor_start_coordinator(supervisor *s)
         ADD("--cell-wait-s");
         ADD(BT_TEXT(BT_DEFAULT_CELL_WAIT_S));
     }
-    for (uint32_t i = 0; i < opt->coordinator.n; i++)
-        ADD(opt->coordinator.args[i]);
+    for (uint32_t i = 0; i < opt->server.given.n; i++)
+        ADD(opt->server.given.args[i]);
     if (s->http[0] != '\0') { /* started again: not at another free one */
         ADD("--http-port");
         ADD(strrchr(s->http, ':') + 1);
     }
-    if (opt->busy_poll) ADD("--busy-poll");
-    if (opt->sglang) ADD("--sglang");
     if (opt->cell.verbose) ADD("--verbose");
     ADD("--announce-fd");
     ADD("@report");

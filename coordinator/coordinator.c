@@ -101,23 +101,24 @@ static void open_port(void *ctx)
     bt_status        st     = BT_OK;
     uint16_t         port   = 0;
     bt_public_config config = {.model_path  = c->opt->model,
-                               .public_path = c->opt->public_path,
-                               .served_name = c->opt->served_name,
+                               .public_path = c->opt->server.public_path,
+                               .served_name = c->opt->server.served_name,
                                .facts       = bt_fleet_facts(c->fleet),
                                .metrics     = bt_observer_metrics(c->observer),
                                .tls         = c->tls,
-                               .sglang      = c->opt->sglang,
-                               .unread_ns   = seconds_ns(c->opt->unread_s)};
+                               .sglang      = c->opt->server.sglang,
+                               .unread_ns   = seconds_ns(c->opt->server.unread_s)};
     char             address[BT_ADDRESS_BYTES];
 
     if (c->pub != NULL) bt_public_grow(c->pub);
     if (c->phase != OPENING) return;
-    bt_join_address(c->opt->host, (uint16_t)c->opt->port, address);
+    bt_join_address(c->opt->server.host, (uint16_t)c->opt->port, address);
     BT_TRY(bt_public_create(c->loop, address, &config, c->fleet, &c->pub, &port));
     c->phase = SERVING;
-    bt_join_address(c->opt->host, port, address);
+    bt_join_address(c->opt->server.host, port, address);
     bt_observer_set_address(c->observer, address);
-    BT_INFO("ready: %s serves %s on %s", c->opt->served_name, config.facts->model_type, address);
+    BT_INFO("ready: %s serves %s on %s", c->opt->server.served_name, config.facts->model_type,
+            address);
     bt_announce(c->opt->announce_fd, true, "ready %s", address);
 out:
     if (st != BT_OK) fail(c, "%s", bt_error_text());
@@ -127,16 +128,16 @@ static bt_status create_fleet(coordinator *c)
 {
     const bt_coordinator_options *o      = c->opt;
     bt_fleet_config               config = {
-                      .relay       = {.queue_tokens   = o->queue_tokens,
-                                      .queue_ns       = seconds_ns(o->queue_s),
-                                      .rank_quiet_ns  = seconds_ns(o->rank_timeout_s),
+                      .relay       = {.queue_tokens   = o->server.queue_tokens,
+                                      .queue_ns       = seconds_ns(o->server.queue_s),
+                                      .rank_quiet_ns  = seconds_ns(o->server.rank_timeout_s),
                                       .stall_ns       = seconds_ns(o->stall_s),
                                       .replace        = o->replace,
                                       .verdict_ns     = VERDICT_MS * BT_NS_PER_MS,
                                       .prefill_window = o->prefill_window},
                       .attach_ns   = seconds_ns(o->attach_s),
                       .load_ns     = seconds_ns(o->load_s),
-                      .rejoin_ns   = seconds_ns(o->rejoin_s),
+                      .rejoin_ns   = seconds_ns(o->server.rejoin_s),
                       .wait_ns     = seconds_ns(o->cell_wait_s),
                       .config_hash = bt_config_hash(o->model),
                       .announce_fd = o->announce_fd
@@ -191,7 +192,8 @@ static void check_drained(coordinator *c)
         BT_INFO("drained");
         close_down(c, 0, "the server has drained");
     } else if (bt_now_ns() >= c->deadline_ns) {
-        BT_WARN("%u requests have not ended within the %.0f s of draining", n, c->opt->drain_s);
+        BT_WARN("%u requests have not ended within the %.0f s of draining", n,
+                c->opt->server.drain_s);
         close_down(c, 0, "the server is shutting down");
     }
 }
@@ -209,8 +211,8 @@ static void check_signals(coordinator *c)
             number = SIGUSR1; /* there is nothing to wait for */
     }
     if (number == 0 || c->phase == CLOSING) return;
-    if (number == SIGTERM && c->phase == SERVING && c->opt->drain_s > 0) {
-        drain(c, c->opt->drain_s);
+    if (number == SIGTERM && c->phase == SERVING && c->opt->server.drain_s > 0) {
+        drain(c, c->opt->server.drain_s);
         return;
     }
     BT_INFO("shutting down on signal %d", number);
@@ -234,7 +236,7 @@ static void await(coordinator *c)
 {
     bt_relay_loads loads = {0};
 
-    if (c->opt->busy_poll) bt_fleet_get_loads(c->fleet, &loads);
+    if (c->opt->server.busy_poll) bt_fleet_get_loads(c->fleet, &loads);
     turn(c, bt_now_ns() + TICK_MS * BT_NS_PER_MS, loads.n_running > 0);
 }
 
@@ -280,9 +282,9 @@ static bt_status open_http(coordinator *c)
     uint16_t  port = 0;
     char      address[BT_ADDRESS_BYTES];
 
-    BT_TRY(bt_http_start(c->opt->http_host, (uint16_t)c->opt->http_port,
+    BT_TRY(bt_http_start(c->opt->server.http_host, (uint16_t)c->opt->server.http_port,
                          bt_observer_board(c->observer), &c->http, &port));
-    bt_join_address(c->opt->http_host, port, address);
+    bt_join_address(c->opt->server.http_host, port, address);
     BT_INFO("metrics and status page on http://%s", address);
     bt_announce(c->opt->announce_fd, true, "http %s", address);
 out:
@@ -315,23 +317,23 @@ static bt_status start(coordinator *c)
     uint16_t          port   = 0;
     char              host[BT_ADDRESS_BYTES], address[BT_ADDRESS_BYTES];
 
-    bt_observer_config seen = {.model = c->opt->model, .served_name = c->opt->served_name};
+    bt_observer_config seen = {.model = c->opt->model, .served_name = c->opt->server.served_name};
 
     BT_TRY(check_secret(c->opt));
     BT_TRY(create_fleet(c));
     events.ctx = c->fleet;
     BT_TRY(bt_observer_create(&seen, &c->observer));
     observe(c); /* so that the HTTP port never shows an empty board */
-    if (c->opt->http_port >= 0) BT_TRY(open_http(c));
+    if (c->opt->server.http_port >= 0) BT_TRY(open_http(c));
     BT_TRY(bt_rpc_loop_create(&c->loop));
     BT_TRY(bt_control_server_create(c->loop, c->opt->control, &events, &c->control, &port));
     bt_accept_keep_for(port);
     /* Better known now than after an hour of loading, also that one of our own ports is there. */
-    bt_join_address(c->opt->host, (uint16_t)c->opt->port, address);
+    bt_join_address(c->opt->server.host, (uint16_t)c->opt->port, address);
     BT_TRY(bt_rpc_try_bind(address));
-    if (c->opt->tls_cert != NULL)
-        BT_TRY(bt_rpc_tls_open(c->opt->tls_cert, c->opt->tls_key, c->opt->tls_client_ca,
-                               c->opt->host, &c->tls));
+    if (c->opt->server.tls_cert != NULL)
+        BT_TRY(bt_rpc_tls_open(c->opt->server.tls_cert, c->opt->server.tls_key,
+                               c->opt->server.tls_client_ca, c->opt->server.host, &c->tls));
     bt_split_address(c->opt->control, host);
     bt_join_address(host, port, address);
     BT_INFO("workers attach on %s", address);

@@ -57,34 +57,19 @@ static const char doc[] =
 enum {
     OPT_MODEL = 256,
     OPT_PORT,
-    OPT_HOST,
     OPT_CONTROL,
     OPT_ANNOUNCE,
     OPT_ON_DEATH,
-    OPT_REJOIN_S,
-    OPT_NAME,
-    OPT_PUBLIC_PATH,
-    OPT_QUEUE_S,
-    OPT_QUEUE_TOKENS,
     OPT_WINDOW,
     OPT_ATTACH_S,
     OPT_LOAD_S,
-    OPT_RANK_S,
     OPT_STALL_S,
-    OPT_HTTP_PORT,
-    OPT_HTTP_HOST,
-    OPT_DRAIN_S,
-    OPT_UNREAD_S,
-    OPT_TLS_CERT,
-    OPT_TLS_KEY,
-    OPT_TLS_CLIENT_CA,
     OPT_SECRET_FILE,
     OPT_CELL_WAIT_S,
-    OPT_BUSY_POLL,
-    OPT_SGLANG,
     OPT_VERBOSE
 };
 
+/* Beside those of bt_server_argp. */
 static const struct argp_option options[] = {
     BT_OPTION_GROUP("The cell:", 1),
     BT_OPTION("model", OPT_MODEL, "DIR", "Model directory; gateways look for the tokenizer there"),
@@ -102,55 +87,17 @@ static const struct argp_option options[] = {
     BT_OPTION("announce-fd", OPT_ANNOUNCE, "FD",
               "Write what happens, as lines, to this file descriptor"),
     BT_OPTION("verbose", OPT_VERBOSE, NULL, "Log requests that go back to the queue too"),
-    BT_OPTION_GROUP("The server:", 2),
-    BT_OPTION("port", OPT_PORT, "N", "Public port, without a default; 0: any free one"),
-    BT_OPTION_DEFAULT("host", OPT_HOST, "HOST", BT_DEFAULT_HOST,
-                      "Public address; 0.0.0.0 lets other machines in"),
-    BT_OPTION("served-model-name", OPT_NAME, "NAME",
-              "What clients call the model (default: the directory's name)"),
-    BT_OPTION("public-model-path", OPT_PUBLIC_PATH, "PATH",
-              "Where gateways find the model's files, if not where they are here; none: unsaid, so "
-              "that each gateway goes by its own settings"),
-    BT_OPTION("sglang", OPT_SGLANG, NULL,
-              "Speak sglang.grpc.scheduler.SglangScheduler too; a gateway that finds both uses "
-              "that one, which has no seeds"),
-    BT_OPTION_DEFAULT("queue-s", OPT_QUEUE_S, "S", BT_TEXT(BT_DEFAULT_QUEUE_S),
-                      "How long a request may wait for its turn"),
-    BT_OPTION_DEFAULT("queue-tokens", OPT_QUEUE_TOKENS, "N", BT_TEXT(BT_DEFAULT_QUEUE_TOKENS),
-                      "Prompt tokens that may wait; a request beyond them is refused"),
+    BT_OPTION_OF(2, "port", OPT_PORT, "N", "Public port, without a default; 0: any free one"),
     BT_OPTION_DEFAULT("prefill-window", OPT_WINDOW, "N", BT_TEXT(PREFILL_WINDOW),
                       "Prompt tokens sent ahead to one prefill rank"),
-    BT_OPTION_DEFAULT("drain-s", OPT_DRAIN_S, "S", BT_TEXT(BT_DEFAULT_DRAIN_S),
-                      "How long requests may go on after SIGTERM; 0: not at all"),
-    BT_OPTION_DEFAULT("unread-s", OPT_UNREAD_S, "S", BT_TEXT(BT_DEFAULT_UNREAD_S),
-                      "A client that reads nothing of its answer, does not finish its request, or "
-                      "has a connection and no call for S seconds is cut off"),
-    BT_OPTION("busy-poll", OPT_BUSY_POLL, NULL,
-              "While ranks have requests, look for their tokens without sleeping: they are sent "
-              "sooner and more evenly, for a whole core, which nothing else should want"),
-    BT_OPTION_DEFAULT("http-port", OPT_HTTP_PORT, "N", "none",
-                      "Port of /metrics, /health, /ready and the status page; 0: any free one"),
-    BT_OPTION_DEFAULT("http-host", OPT_HTTP_HOST, "HOST", BT_DEFAULT_HOST,
-                      "Address of the HTTP port"),
     BT_OPTION_GROUP("When a rank dies:", 3),
     BT_OPTION_DEFAULT("on-death", OPT_ON_DEATH, "WHAT", "stop",
                       "stop: its cell ends, and the coordinator with its last one; restart: its "
                       "cell ends, and its requests go on in another one or wait for it to come "
                       "back; replace: the other ranks go on, and recompute what it had"),
-    BT_OPTION_DEFAULT("rejoin-s", OPT_REJOIN_S, "S", BT_TEXT(BT_DEFAULT_REJOIN_S),
-                      "replace: how long to wait for a spare when a role has no rank left"),
-    BT_OPTION_DEFAULT("rank-timeout-s", OPT_RANK_S, "S", BT_TEXT(BT_DEFAULT_RANK_TIMEOUT_S),
-                      "A rank with requests that makes no progress for S seconds is lost"),
     BT_OPTION_DEFAULT("stall-s", OPT_STALL_S, "S", BT_TEXT(STALL_S),
                       "A placed request that nothing is heard of for S seconds fails, unless its "
                       "rank computes prompts"),
-    BT_OPTION_GROUP("TLS of the public port:", 4),
-    BT_OPTION("tls-cert", OPT_TLS_CERT, "FILE",
-              "PEM certificate chain of the public port; needs --tls-key"),
-    BT_OPTION("tls-key", OPT_TLS_KEY, "FILE",
-              "Private key of that certificate, without a passphrase"),
-    BT_OPTION("tls-client-ca", OPT_TLS_CLIENT_CA, "FILE",
-              "Accept only clients with a certificate from these authorities"),
     BT_CONFIG_OPTION(5),
     {0},
 };
@@ -162,24 +109,11 @@ static double seconds(struct argp_state *state, const char *option, const char *
 
 static bool g_has_port, g_restarts;
 
-static void check_host(struct argp_state *state, const char *option, const char *host)
-{
-    if (strlen(host) > BT_HOST_MAX)
-        argp_error(state, "%s has %zu bytes, expected at most %d", option, strlen(host),
-                   BT_HOST_MAX);
-}
-
 static void check(struct argp_state *state, bt_coordinator_options *o)
 {
     if (o->model == NULL) argp_error(state, "--model DIR is missing");
     if (!g_has_port) argp_error(state, "--port N is missing (0 takes any free port)");
     if (g_restarts && o->cell_wait_s == 0) o->cell_wait_s = BT_DEFAULT_CELL_WAIT_S;
-    check_host(state, "--host", o->host);
-    check_host(state, "--http-host", o->http_host);
-    if ((o->tls_cert == NULL) != (o->tls_key == NULL))
-        argp_error(state, "--tls-cert and --tls-key go together");
-    if (o->tls_client_ca != NULL && o->tls_cert == NULL)
-        argp_error(state, "--tls-client-ca needs --tls-cert and --tls-key");
 }
 
 static error_t parse(int key, char *arg, struct argp_state *state)
@@ -187,13 +121,11 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     bt_coordinator_options *o = state->input;
 
     switch (key) {
+    case ARGP_KEY_INIT: state->child_inputs[0] = &o->server; break;
     case OPT_MODEL: o->model = bt_option_model(state, "--model", arg); break;
     case OPT_PORT:
         o->port    = (uint32_t)bt_option_number(state, "--port", arg, 0, 65535);
         g_has_port = true;
-        break;
-    case OPT_HOST:
-        o->host = bt_option_name(state, "--host", "an address (0.0.0.0: all)", arg);
         break;
     case OPT_CONTROL: o->control = bt_option_address(state, "--control", arg); break;
     case OPT_ANNOUNCE:
@@ -202,50 +134,23 @@ static error_t parse(int key, char *arg, struct argp_state *state)
             argp_error(state, "--announce-fd is %s, expected a descriptor that is open: %s", arg,
                        strerror(errno));
         break;
-    case OPT_NAME:
-        o->served_name = bt_option_name(state, "--served-model-name", "a name", arg);
-        break;
-    case OPT_PUBLIC_PATH:
-        o->public_path = bt_option_name(state, "--public-model-path", "a path or none", arg);
-        break;
     case OPT_ON_DEATH:
         o->replace = strcmp(arg, "replace") == 0;
         g_restarts = strcmp(arg, "restart") == 0;
         if (!o->replace && !g_restarts && strcmp(arg, "stop") != 0)
             argp_error(state, "--on-death is stop, restart or replace, not \"%s\"", arg);
         break;
-    case OPT_REJOIN_S: o->rejoin_s = seconds(state, "--rejoin-s", arg); break;
     case OPT_CELL_WAIT_S: o->cell_wait_s = seconds(state, "--cell-wait-s", arg); break;
-    case OPT_QUEUE_S: o->queue_s = seconds(state, "--queue-s", arg); break;
-    case OPT_QUEUE_TOKENS:
-        o->queue_tokens = bt_option_number(state, "--queue-tokens", arg, 1, 1ll << 40);
-        break;
     case OPT_WINDOW:
         o->prefill_window = (uint32_t)bt_option_number(state, "--prefill-window", arg, 1, 1u << 30);
         break;
     case OPT_ATTACH_S: o->attach_s = seconds(state, "--attach-s", arg); break;
     case OPT_LOAD_S: o->load_s = seconds(state, "--load-s", arg); break;
-    case OPT_RANK_S: o->rank_timeout_s = seconds(state, "--rank-timeout-s", arg); break;
     case OPT_STALL_S: o->stall_s = seconds(state, "--stall-s", arg); break;
-    case OPT_HTTP_PORT:
-        o->http_port = (int)bt_option_number(state, "--http-port", arg, 0, 65535);
-        break;
-    case OPT_HTTP_HOST:
-        o->http_host = bt_option_name(state, "--http-host", "an address", arg);
-        break;
-    case OPT_DRAIN_S: o->drain_s = bt_option_real(state, "--drain-s", arg, 0, 1e8); break;
-    case OPT_UNREAD_S: o->unread_s = bt_option_real(state, "--unread-s", arg, 0.5, 1e8); break;
-    case OPT_BUSY_POLL: o->busy_poll = true; break;
-    case OPT_SGLANG: o->sglang = true; break;
     case OPT_VERBOSE: o->verbose = true; break;
-    case OPT_TLS_CERT: o->tls_cert = bt_option_name(state, "--tls-cert", "a file", arg); break;
     case OPT_SECRET_FILE:
         bt_option_name(state, "--secret-file", "a file", arg);
         if (setenv(BT_SECRET_FILE_ENV, arg, 1) != 0) argp_failure(state, 1, errno, "secret-file");
-        break;
-    case OPT_TLS_KEY: o->tls_key = bt_option_name(state, "--tls-key", "a file", arg); break;
-    case OPT_TLS_CLIENT_CA:
-        o->tls_client_ca = bt_option_name(state, "--tls-client-ca", "a file", arg);
         break;
     case BT_OPT_CONFIG: break; /* has been read */
     case ARGP_KEY_ARG:
@@ -272,11 +177,11 @@ static bt_status check_names(const bt_coordinator_options *o)
     bt_text_clean(o->model, shown, sizeof(shown));
     BT_REQUIRE(bt_text_is_utf8(o->model), BT_ERR_INVALID_ARG,
                "--model %s: expected a path in UTF-8, since clients are told it: rename it", shown);
-    bt_text_clean(o->served_name, shown, sizeof(shown));
-    BT_REQUIRE(bt_text_is_utf8(o->served_name), BT_ERR_INVALID_ARG,
+    bt_text_clean(o->server.served_name, shown, sizeof(shown));
+    BT_REQUIRE(bt_text_is_utf8(o->server.served_name), BT_ERR_INVALID_ARG,
                "--served-model-name %s: expected a name in UTF-8", shown);
-    bt_text_clean(o->public_path, shown, sizeof(shown));
-    BT_REQUIRE(bt_text_is_utf8(o->public_path), BT_ERR_INVALID_ARG,
+    bt_text_clean(o->server.public_path, shown, sizeof(shown));
+    BT_REQUIRE(bt_text_is_utf8(o->server.public_path), BT_ERR_INVALID_ARG,
                "--public-model-path %s: expected a path in UTF-8", shown);
 out:
     return st;
@@ -284,22 +189,17 @@ out:
 
 int main(int argc, char **argv)
 {
-    bt_coordinator_options o        = {.host           = BT_DEFAULT_HOST,
-                                       .control        = BT_DEFAULT_CONTROL,
+    const struct argp_child children[] = {
+        {&bt_server_argp, 0, NULL, 0},
+        {NULL,            0, NULL, 0}
+    };
+    const struct argp      argp     = {options, parse, NULL, doc, children, NULL, NULL};
+    bt_coordinator_options o        = {.control        = BT_DEFAULT_CONTROL,
                                        .announce_fd    = -1,
-                                       .queue_s        = BT_DEFAULT_QUEUE_S,
-                                       .queue_tokens   = BT_DEFAULT_QUEUE_TOKENS,
                                        .prefill_window = PREFILL_WINDOW,
                                        .attach_s       = ATTACH_S,
                                        .load_s         = LOAD_S,
-                                       .rank_timeout_s = BT_DEFAULT_RANK_TIMEOUT_S,
-                                       .stall_s        = STALL_S,
-                                       .drain_s        = BT_DEFAULT_DRAIN_S,
-                                       .unread_s       = BT_DEFAULT_UNREAD_S,
-                                       .rejoin_s       = BT_DEFAULT_REJOIN_S,
-                                       .http_host      = BT_DEFAULT_HOST,
-                                       .http_port      = -1};
-    const struct argp      argp     = {options, parse, NULL, doc, NULL, NULL, NULL};
+                                       .stall_s        = STALL_S};
     bt_settings_spec       spec     = {&argp, NULL, IDLE};
     bt_settings           *settings = NULL;
     struct stat            info;
@@ -324,9 +224,9 @@ int main(int argc, char **argv)
         return 1;
     }
     o.model = path;
-    if (o.served_name == NULL) o.served_name = strrchr(path, '/') + 1;
-    if (o.public_path == NULL) o.public_path = path;
-    if (strcmp(o.public_path, "none") == 0) o.public_path = "";
+    if (o.server.served_name == NULL) o.server.served_name = strrchr(path, '/') + 1;
+    if (o.server.public_path == NULL) o.server.public_path = path;
+    if (strcmp(o.server.public_path, "none") == 0) o.server.public_path = "";
     rc = check_names(&o) == BT_OK ? bt_coordinator_run(&o) : 1;
     free(path);
     bt_settings_destroy(settings);

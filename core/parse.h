@@ -55,6 +55,11 @@ const char *bt_parse_hint(const char *text);
 /* With a default, as text without ")": the end of its line in --help; see core/settings.h. */
 #define BT_OPTION_DEFAULT(name, key, arg, by_default, doc) \
     BT_OPTION(name, key, arg, doc " (default " by_default ")")
+/* A row of a group whose heading stands in another parser's table. */
+#define BT_OPTION_OF(group, name, key, arg, doc) \
+    {                                            \
+        name, key, arg, 0, doc, group            \
+    }
 #define BT_OPTION_GROUP(title, group)  \
     {                                  \
         NULL, 0, NULL, 0, title, group \

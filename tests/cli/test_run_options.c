@@ -44,6 +44,7 @@ static void run_bad_command_lines_are_refused(void)
         {{"--log", "loud", NULL},                                                               "\"loud\", expected error, warn",               64},
         {{"--both", "1", "--decode", "1", NULL},                                                "--both goes without --prefill",                64},
         {{"--model", "", NULL},                                                                 "--model is \"\", expected a directory",        64},
+        {{"--queue-s", "0", NULL},                                                              "--queue-s must be a number from 0.001 to",     64},
         {{"--host", "", NULL},                                                                  "--host is \"\", expected an address",          64},
         {{"--chat", "", NULL},                                                                  "--chat is empty",                              64},
         {{"--served-model-name", "", NULL},                                                     "--served-model-name is \"\", expected a name", 64},

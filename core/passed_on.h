@@ -1,0 +1,22 @@
+/* core/passed_on.h - flags that one program reads and passes on to another that it starts. */
+#ifndef BT_CORE_PASSED_ON_H
+#define BT_CORE_PASSED_ON_H
+
+#include <stdint.h>
+
+enum { BT_PASSED_ON = 40 }; /* a rank's, all that there are, need 33 */
+
+/* Arguments of another program, each flag once; strings are borrowed. */
+typedef struct {
+    const char *args[BT_PASSED_ON];
+    uint32_t    n;
+} bt_passed_on;
+
+/* The last value of a flag counts. */
+void bt_pass_on(bt_passed_on *to, const char *flag, const char *value);
+/* A flag without a value. */
+void bt_pass_flag(bt_passed_on *to, const char *flag);
+/* What goes with the flag, borrowed; NULL: nothing. */
+const char *bt_passed_value(const bt_passed_on *to, const char *flag);
+
+#endif

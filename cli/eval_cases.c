@@ -2,6 +2,7 @@
 
 #include <ctype.h>
 #include <errno.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -267,6 +268,24 @@ out:
     return st;
 }
 
+/* The serving ranks refuse a token that is chosen of such logits. */
+static bt_status check_finite(const bt_eval_cases *cases, const bt_eval_case *c, uint32_t position,
+                              uint32_t n_rows)
+{
+    bt_status    st = BT_OK;
+    const float *x  = c->logits + (size_t)position * cases->vocab;
+
+    for (size_t i = 0; i < (size_t)n_rows * cases->vocab; i++) {
+        BT_REQUIRE(
+            isfinite(x[i]), BT_ERR_FORMAT,
+            "case %s: the logit of token %zu in row %zu is %g, expected a finite number: the "
+            "model may be damaged",
+            c->name, i % cases->vocab, position + i / cases->vocab, (double)x[i]);
+    }
+out:
+    return st;
+}
+
 bt_status bt_eval_case_rows(bt_eval_cases *cases, bt_eval_case *c, uint32_t position,
                             uint32_t n_rows, const void *logits, size_t n_logit_bytes,
                             const void *experts, size_t n_expert_bytes)
@@ -289,6 +308,7 @@ bt_status bt_eval_case_rows(bt_eval_cases *cases, bt_eval_case *c, uint32_t posi
     }
     c->n_seen += n_rows;
     memcpy(c->logits + (size_t)position * cases->vocab, logits, n_logit_bytes);
+    BT_TRY(check_finite(cases, c, position, n_rows));
     for (uint32_t layer = 0; cases->top_k != 0 && layer < cases->n_moe; layer++) {
         int32_t *to = c->experts + ((size_t)layer * c->n_tokens + position) * cases->top_k;
 

@@ -47,7 +47,8 @@ bt_status bt_eval_cases_check(bt_eval_cases *cases, uint32_t vocab, uint32_t max
 /* Takes memory for the answer. */
 bt_status bt_eval_case_prepare(const bt_eval_cases *cases, bt_eval_case *c);
 /* Rows [position, position + n_rows): logits f32 [n_rows, vocab], experts i32 [n_moe, n_rows,
- * top_k].  PROTOCOL when sizes or positions do not fit, or a row comes twice. */
+ * top_k].  PROTOCOL when sizes or positions do not fit, or a row comes twice; FORMAT for a logit
+ * that is no finite number. */
 bt_status bt_eval_case_rows(bt_eval_cases *cases, bt_eval_case *c, uint32_t position,
                             uint32_t n_rows, const void *logits, size_t n_logit_bytes,
                             const void *experts, size_t n_expert_bytes);

@@ -47,8 +47,8 @@ static const char DOC[] =
     "Prompt positions come from the prefill path; the others are teacher-forced through the decode "
     "path after the hand-off, in the same ranks that serve. --form changes attention only: the "
     "GEMM family stays by role.\n\n" BT_CONFIG_TEXT "\n\n"
-    "Exit code: 0 when OUT holds every case; 1 on any failure (OUT is then not written); 64 for "
-    "wrong usage.\n\n"
+    "Exit code: 0 when OUT holds every case; 1 on any failure, a logit that is no finite number "
+    "among them (OUT is then not written); 64 for wrong usage.\n\n"
     "Example:\n"
     "  baton logits --model models/demo --prefill 2 --decode 2 --chunk 64 \\\n"
     "    --ids in.safetensors --out out.safetensors";

@@ -7,6 +7,7 @@
  *     token i of an answer  = 300 + i        (with --both)
  *
  * FAKE="FAULT" or "FAULT:RANK" (rank 0 otherwise) makes one rank misbehave, see FAULTS below. */
+#include <math.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -140,6 +141,7 @@ static void send_rows(uint64_t request, const uint32_t *ids, uint32_t position, 
             }
         }
     }
+    if (fault("nan")) logits[5] = NAN;
     m.u.eval_rows.request        = request;
     m.u.eval_rows.epoch          = o->epoch;
     m.u.eval_rows.position       = position;

@@ -1,6 +1,7 @@
 /* The cases of an evaluation, the rows that come for them, and the cell that computes them, without
  * any rank. */
 #include <fcntl.h>
+#include <math.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -89,6 +90,30 @@ static void eval_dense_model_has_no_experts(void)
               BT_ERR_PROTOCOL);
     EXPECT(cases.cases[0].experts == NULL);
     bt_eval_cases_free(&cases);
+}
+
+/* As those of a damaged model are; the cell then ends. */
+static void eval_logit_that_is_no_finite_number_is_refused(void)
+{
+    const float   bad[] = {NAN, INFINITY, -INFINITY};
+    bt_eval_cases cases;
+    float         logits[2 * VOCAB];
+
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        memset(logits, 0, sizeof(logits));
+        init_cases(&cases);
+        cases.top_k = 0;
+        EXPECT_EQ(bt_eval_cases_check(&cases, VOCAB, N), BT_OK);
+        EXPECT_EQ(bt_eval_case_prepare(&cases, &cases.cases[0]), BT_OK);
+#define ROWS(at) bt_eval_case_rows(&cases, &cases.cases[0], at, 2, logits, sizeof(logits), NULL, 0)
+        EXPECT_EQ(ROWS(0), BT_OK);
+        logits[2 * VOCAB - 1] = bad[i]; /* the last one */
+        EXPECT_EQ(ROWS(2), BT_ERR_FORMAT);
+        logits[0] = bad[i];
+        EXPECT_EQ(ROWS(4), BT_ERR_FORMAT);
+#undef ROWS
+        bt_eval_cases_free(&cases);
+    }
 }
 
 /* Its config names experts, but its layers are all dense. */
@@ -226,6 +251,7 @@ static void eval_cell_create_unwinds_at_every_allocation(void)
 static const bt_test TESTS[] = {
     BT_TEST(eval_rows_are_checked),
     BT_TEST(eval_dense_model_has_no_experts),
+    BT_TEST(eval_logit_that_is_no_finite_number_is_refused),
     BT_TEST(eval_layers_without_experts_are_dense),
     BT_TEST(eval_out_may_be_a_pipe),
     BT_TEST(eval_cases_are_read_in_one_look),

@@ -196,6 +196,7 @@ static void logits_failures_of_ranks_are_named(void)
         {"fail:0",             "the fake rank cannot",            "case case0"             },
         {"refuse_always:1",    "--kv-bytes",                      "rank 1"                 },
         {"rows_twice:0",       "came twice",                      "case0"                  },
+        {"nan:1",              "of token 5 in row 12 is nan",     "case0"                  },
         {"short_rows:0",       "bytes of logits",                 "case0"                  },
         {"silent:0",           "no progress for 20 s",            "28 of 40"               },
     };

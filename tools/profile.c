@@ -9,6 +9,7 @@
 #include "core/limits.h"
 #include "core/machine.h"
 #include "core/parse.h"
+#include "core/rank_flags.h"
 #include "core/settings.h"
 #include "device/cpu/kernels.h"
 #include "tools/profile/files.h"
@@ -84,8 +85,10 @@ static const struct argp_option OPTIONS[] = {
     BT_OPTION("variants", KEY_VARIANTS, "LIST",
               "Which variants to measure beside fused, like CD,A_CC_ME (default: all five)"),
     BT_OPTION("threads", KEY_THREADS, "N", "Compute threads (default: one per core)"),
-    BT_OPTION("kernels", KEY_KERNELS, "FAMILY",
-              "CPU kernels: auto (default: the best that the machine has), or one of its families"),
+    BT_OPTION_DEFAULT(
+        "kernels", KEY_KERNELS, "NAME", "auto",
+        "CPU kernels: auto (the best that the machine has), amx, avx512bf16, avx512, avx2, neon, "
+        "scalar"),
     BT_OPTION_DEFAULT("seconds", KEY_SECONDS, "S", BT_TEXT(DEFAULT_SECONDS),
                       "About how long to measure, all points together"),
     BT_OPTION_GROUP("Output:", 4),
@@ -179,16 +182,20 @@ static void parse_explain(struct argp_state *state, const char *text, options *o
     opt->explain = true;
 }
 
-static void parse_model(struct argp_state *state, const char *name, options *opt)
+static void parse_model(struct argp_state *state, int key, const char *name, options *opt)
 {
+    if (key == KEY_LIKE && !bt_profile_model_known(name))
+        argp_error(state, "--like is \"%s\", expected one of %s", name, bt_profile_model_names());
     if (opt->model != NULL)
         argp_error(state, "expected one model, found \"%s\" and \"%s\"", opt->model, name);
-    opt->model = bt_option_name(state, "--like", "a model", name);
+    opt->model = bt_option_name(state, "DIR", "a directory", name);
 }
 
 static error_t parse_measured(int key, const char *arg, struct argp_state *state, options *opt)
 {
     bt_measure_options *m = &opt->measure;
+    uint64_t            word;
+    char                why[BT_RANK_FLAG_WHY];
 
     switch (key) {
     case KEY_BATCH:
@@ -202,7 +209,10 @@ static error_t parse_measured(int key, const char *arg, struct argp_state *state
     case KEY_THREADS:
         m->n_threads = (uint32_t)bt_option_number(state, "--threads", arg, 1, BT_MAX_THREADS);
         return 0;
-    case KEY_KERNELS: m->kernels = bt_option_name(state, "--kernels", "a name", arg); return 0;
+    case KEY_KERNELS:
+        if (!bt_rank_flag_read("--kernels", arg, &word, why)) argp_error(state, "%s", why);
+        m->kernels = arg;
+        return 0;
     case KEY_SECONDS: m->seconds = bt_option_real(state, "--seconds", arg, 1e-3, 86400); return 0;
     default: return ARGP_ERR_UNKNOWN;
     }
@@ -222,7 +232,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     switch (key) {
     case ARGP_KEY_INIT: set_lists(state, opt); return 0;
     case KEY_LIKE:
-    case ARGP_KEY_ARG: parse_model(state, arg, opt); return 0;
+    case ARGP_KEY_ARG: parse_model(state, key, arg, opt); return 0;
     case KEY_ANALYSIS: opt->analysis = true; return 0;
     case KEY_EXPLAIN: parse_explain(state, arg, opt); return 0;
     case KEY_OUT: opt->out = bt_option_name(state, "--out", "a directory", arg); return 0;
@@ -301,8 +311,8 @@ static bt_status profile(options *opt)
 
     memcpy(a.bandwidths, opt->bandwidths, sizeof(a.bandwidths));
     BT_REQUIRE(m != NULL && model != NULL, BT_ERR_NO_MEMORY, "measurement");
-    if (opt->out != NULL) BT_TRY(bt_files_prepare(opt->out)); /* before the work */
     BT_TRY(bt_profile_model_find(opt->model != NULL ? opt->model : DEFAULT_MODEL, model));
+    if (opt->out != NULL) BT_TRY(bt_files_prepare(opt->out)); /* before the work */
     if (measures) {
         BT_TRY(bt_measure(model, &opt->measure, m));
         roof = m->roof;

@@ -1,6 +1,7 @@
 /* The profile: its models against their published sizes, its formulas against the figures of the
  * reference, and the program as a user runs it. */
 #include <math.h>
+#include <unistd.h>
 
 #include "tests/support/command.h"
 #include "tests/support/test.h"
@@ -196,8 +197,11 @@ static void program_teaches_its_use(void)
 
 static void program_refuses_what_it_cannot_read(void)
 {
-    EXPECT_EQ(run("--like v9"), 1);
+    EXPECT_EQ(run("--like v9"), 64);
+    EXPECT_HAS(g_command.output, "--like is \"v9\", expected one of v2, v2-lite");
+    EXPECT_EQ(run("/nowhere/at/all --out made"), 1);
     EXPECT_HAS(g_command.output, "known are v2, v2-lite");
+    EXPECT(rmdir("made") != 0); /* nothing was made for nothing */
     EXPECT_EQ(run("--batch 0"), 64);
     EXPECT_EQ(run("--context 32,x"), 64);
     EXPECT_EQ(run("--variants CD,fused"), 64);
@@ -207,7 +211,7 @@ static void program_refuses_what_it_cannot_read(void)
     EXPECT_HAS(g_command.output, "at least Q");
     EXPECT_EQ(run("--gpu H999"), 64);
     EXPECT_HAS(g_command.output, "RTX4080");
-    EXPECT_EQ(run("--like v2 --kernels mmx --analysis"), 1);
+    EXPECT_EQ(run("--like v2 --kernels mmx --analysis"), 64);
     EXPECT_EQ(run("--like v2 --out /nowhere/at/all"), 1); /* at once, before it measures */
     EXPECT_HAS(g_command.output, "--out /nowhere/at/all: No such file or directory");
     EXPECT(strstr(g_command.output, "measuring") == NULL);

@@ -50,8 +50,7 @@ static const row ROWS[] = {
 };
 enum { N_ROWS = sizeof(ROWS) / sizeof(ROWS[0]) };
 
-/* "v2, v2-lite, ...". */
-static const char *all_names(void)
+const char *bt_profile_model_names(void)
 {
     static char text[N_ROWS * 24];
     size_t      n = 0;
@@ -70,6 +69,15 @@ static bool has_name(const char *names, const char *name)
         if (n == strcspn(at, "|") && strncmp(at, name, n) == 0) return true;
     return false;
 }
+
+static const row *find_row(const char *name)
+{
+    for (int i = 0; i < N_ROWS; i++)
+        if (has_name(ROWS[i].names, name)) return &ROWS[i];
+    return NULL;
+}
+
+bool bt_profile_model_known(const char *name) { return find_row(name) != NULL; }
 
 static void from_row(const row *r, bt_profile_model *m)
 {
@@ -145,19 +153,19 @@ out:
 bt_status bt_profile_model_find(const char *name, bt_profile_model *m)
 {
     bt_status   st = BT_OK;
+    const row  *r  = find_row(name);
     struct stat there;
 
     memset(m, 0, sizeof(*m));
     snprintf(m->name, sizeof(m->name), "%s", name);
-    for (int i = 0; i < N_ROWS; i++) {
-        if (!has_name(ROWS[i].names, name)) continue;
-        from_row(&ROWS[i], m);
-        m->mla.rope_inv_freq = m->inv_freq;
-        return BT_OK;
+    if (r != NULL) {
+        from_row(r, m);
+    } else {
+        BT_REQUIRE(stat(name, &there) == 0 && S_ISDIR(there.st_mode), BT_ERR_INVALID_ARG,
+                   "\"%s\" is neither a known model nor a directory; known are %s", name,
+                   bt_profile_model_names());
+        BT_TRY(from_directory(name, m));
     }
-    BT_REQUIRE(stat(name, &there) == 0 && S_ISDIR(there.st_mode), BT_ERR_INVALID_ARG,
-               "\"%s\" is neither a known model nor a directory; known are %s", name, all_names());
-    BT_TRY(from_directory(name, m));
     m->mla.rope_inv_freq = m->inv_freq;
 out:
     return st;

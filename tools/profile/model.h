@@ -24,6 +24,10 @@ typedef struct {
     const char *note;                                  /* what the figures leave out, or NULL */
 } bt_profile_model;
 
+/* Whether --like takes it; and what it takes, as "v2, v2-lite, ...". */
+bool        bt_profile_model_known(const char *name);
+const char *bt_profile_model_names(void);
+
 /* A name that --like takes, or a directory with a config.json.  INVALID_ARG with all names
  * when it is neither; else the errors of bt_model_config_read(). */
 bt_status bt_profile_model_find(const char *name, bt_profile_model *model_out);

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -158,6 +159,15 @@ static error_t parse_request(int key, char *arg, struct argp_state *state, optio
     }
 }
 
+static const char *parse_plot(struct argp_state *state, const char *arg)
+{
+    const char *dot = strrchr(bt_option_name(state, "--plot", "a file", arg), '.');
+
+    if (dot == NULL || (strcasecmp(dot, ".svg") != 0 && strcasecmp(dot, ".png") != 0))
+        argp_error(state, "--plot is \"%s\", expected a name that ends in .svg or .png", arg);
+    return arg;
+}
+
 static error_t parse_report(int key, char *arg, struct argp_state *state, options *opt)
 {
     switch (key) {
@@ -168,7 +178,7 @@ static error_t parse_report(int key, char *arg, struct argp_state *state, option
         opt->slo_itl_ms = bt_option_real(state, "--slo-itl-ms", arg, 1e-3, 1e9);
         return 0;
     case OPT_JSON: opt->json = bt_option_name(state, "--json", "a file", arg); return 0;
-    case OPT_PLOT: opt->plot = bt_option_name(state, "--plot", "a file", arg); return 0;
+    case OPT_PLOT: opt->plot = parse_plot(state, arg); return 0;
     case OPT_TOKEN_TIMES: opt->token_times = true; return 0;
     case 'q': opt->quiet = true; return 0;
     default: return parse_request(key, arg, state, opt);

@@ -2,7 +2,9 @@
 #include <errno.h>
 #include <jansson.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "cli/bench_report.h"
 
@@ -146,13 +148,16 @@ static json_t *all_json(const bt_bench_about *about, const bt_bench_run *run,
 bt_status bt_bench_write_json(const char *path, const bt_bench_about *about,
                               const bt_bench_run *run, const bt_bench_summary *s)
 {
-    bt_status st  = BT_OK;
-    json_t   *all = all_json(about, run, s);
+    bt_status   st  = BT_OK;
+    json_t     *all = all_json(about, run, s);
+    struct stat info;
 
     BT_REQUIRE(all != NULL, BT_ERR_NO_MEMORY, "%s: %zu requests", path, run->n);
     BT_REQUIRE(json_dump_file(all, path, JSON_INDENT(1) | JSON_REAL_PRECISION(9)) == 0, BT_ERR_IO,
                "%s: %s", path, strerror(errno));
 out:
+    /* Part of it; but not /dev/stdout, which leads to a file. */
+    if (st == BT_ERR_IO && lstat(path, &info) == 0 && S_ISREG(info.st_mode)) unlink(path);
     json_decref(all);
     return st;
 }

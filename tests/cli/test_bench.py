@@ -9,6 +9,7 @@ import os
 import re
 import resource
 import signal
+import stat
 import statistics
 import subprocess
 import sys
@@ -356,6 +357,8 @@ def usage_is_checked(server, bench):
             (("--shared-prefix", "1.5"), "--shared-prefix must be a number from 0 to 1"),
             (("--rate", "nan"), "--rate must be a number"),
             (("--token-times",), "--token-times goes with --json"),
+            (("--plot", "x.pdf"), "--plot is \"x.pdf\", expected a name that ends in .svg or .png"),
+            (("--plot", "svg"), "--plot is \"svg\", expected"),
             (("--prefixes", "2"), "--prefixes goes with --shared-prefix"),
             (("word",), "\"word\" is not an option")):
         has(bench(*args, code=64, report=False)[0], part)
@@ -376,6 +379,21 @@ def a_lost_report_is_an_error(server, bench):
     assert done.returncode == 1, done.returncode
     has(done.stderr, "stdout: No space left on device")
     os.remove(bench.json)    # it is there
+    has(bench("-n", "2", "--json", "/dev/full", code=1, report=False)[0], "baton bench: /dev/full: No space left on device")
+    assert stat.S_ISCHR(os.stat("/dev/full").st_mode)
+
+    def up_to_1000_bytes():  # as on a disk that is nearly full
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+
+    has(bench("-n", "2", "--json", bench.json, code=1, report=False, preexec_fn=up_to_1000_bytes)[0], f"{bench.json}: File too large")
+    assert not os.path.exists(bench.json), "part of a report stays"
+    link = bench.json + "-link"
+    os.symlink(bench.json, link)
+    bench("-n", "2", "--json", link, code=1, report=False, preexec_fn=up_to_1000_bytes)
+    assert os.path.islink(link), "what led to the report is gone, which could be /dev/stdout"
+    os.remove(bench.json)
+    os.remove(link)
 
 
 def plots_are_drawn(server, bench):
@@ -397,7 +415,6 @@ def plots_are_drawn(server, bench):
     has(bench("-n", "2", "--plot", "x.svg", env={"BATON_PYTHON": teller, "TMPDIR": folder}, report=False)[0],
         f"it is given {folder}/baton-bench-")
     python = {"BATON_PYTHON": sys.executable}
-    has(bench("-n", "2", "--plot", "x.pdf", env=python, code=1)[0], "expected a file that ends in .svg or .png")
     try:
         import matplotlib  # noqa: F401
     except ImportError:

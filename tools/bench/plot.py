@@ -19,8 +19,6 @@ def fail(text):
 
 
 def check(out):
-    if os.path.splitext(out)[1].lower() not in (".svg", ".png"):
-        fail(f"expected a file that ends in .svg or .png, found {out}")
     folder = os.path.dirname(out) or "."
     if not os.access(folder, os.W_OK):
         fail(f"cannot write to {folder}")

@@ -233,7 +233,8 @@ bt_status bt_tiktoken_load_special(bt_tokenizer *tok, const bt_json_at *config)
                bt_json_show(all, found, sizeof(found)));
     json_object_foreach(all, key, v)
     {
-        BT_REQUIRE(bt_parse_whole(key, n_vocab, tok->n_tokens - 1, &id), BT_ERR_FORMAT,
+        BT_REQUIRE(key[0] != '0' && bt_parse_whole(key, n_vocab, tok->n_tokens - 1, &id),
+                   BT_ERR_FORMAT, /* "0300" would not be found by its number */
                    "%s: field %s: expected ids from %u to %u, the %d behind the tokens of "
                    "tiktoken.model, found \"%s\"",
                    added.file, added.in, n_vocab, tok->n_tokens - 1, N_SPECIAL,

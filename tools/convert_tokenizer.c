@@ -147,15 +147,15 @@ out:
     return st;
 }
 
-/* Every id but the unused ones, which fill the table up to the size of the model; those that text
- * is searched for are listed a second time. */
+/* Every id but the unused ones, which fill the table up to the size of the model, and of which bos,
+ * eos and pad are none; those that text is searched for are listed a second time. */
 static bt_status make_tokens(const vocabulary *v, json_t *vocab, json_t *added)
 {
     bt_status st   = BT_OK;
     json_t   *text = NULL;
 
     for (size_t i = 0; i < v->n; i++) {
-        if (v->kinds[i] == UNUSED) continue;
+        if (v->kinds[i] == UNUSED && i != v->bos && i != v->eos && i != v->pad) continue;
         BT_TRY(to_json(v, "tokenizer.ggml.tokens", i, v->tokens[i], &text));
         BT_REQUIRE(json_object_get(vocab, json_string_value(text)) == NULL, BT_ERR_FORMAT,
                    "%s: key tokenizer.ggml.tokens[%zu]: expected a text of its own, found \"%.*s\" "

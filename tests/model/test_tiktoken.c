@@ -174,6 +174,7 @@ static const struct {
     {"", "{" CLASS ", \"added_tokens_decoder\": 3}", BT_ERR_FORMAT, {"field added_tokens_decoder: expected {id: token}", "found 3"}},
     {"", "{" CLASS ", \"added_tokens_decoder\": {\"255\": {\"content\": \"x\"}}}", BT_ERR_FORMAT, {"expected ids from 256 to 511", "found \"255\""}},
     {"", "{" CLASS ", \"added_tokens_decoder\": {\"512\": {\"content\": \"x\"}}}", BT_ERR_FORMAT, {"expected ids from 256 to 511", "found \"512\""}},
+    {"", "{" CLASS ", \"added_tokens_decoder\": {\"0256\": {\"content\": \"x\"}}}", BT_ERR_FORMAT, {"expected ids from 256 to 511", "found \"0256\""}},
     {"", "{" CLASS ", \"added_tokens_decoder\": {\"256x\": {\"content\": \"x\"}}}", BT_ERR_FORMAT, {"expected ids from 256 to 511", "found \"256x\""}},
     {"", "{" CLASS ", \"added_tokens_decoder\": {\"256\": 1}}", BT_ERR_FORMAT, {"field added_tokens_decoder.256: expected an object", "found 1"}},
     {"", "{" CLASS ", \"added_tokens_decoder\": {\"256\": {}}}", BT_ERR_FORMAT, {"field added_tokens_decoder.256.content", "found nothing"}},

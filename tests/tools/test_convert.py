@@ -614,6 +614,9 @@ def wrong_vocabularies_are_refused_by_name():
                          ("tokens", (STRING, [b"\xff", *tokens[1:]]), "tokens[0]: expected UTF-8"), ("merges", (STRING, merges + ["zz qq"]), "model.merges"),
                          ("merges", (STRING, merges + ["zz"]), "model.merges")):
         refused(said, Gguf({**base.keys, **good, "tokenizer.ggml." + key: (ARRAY, v)}, base.tensors))
+    last = {"tokenizer.ggml.tokens": (ARRAY, (STRING, [*tokens[:-1], b"\xff"])), "tokenizer.ggml.token_type": (ARRAY, (I32, [*kinds[:-1], 5])),
+            "tokenizer.ggml.bos_token_id": (U32, len(tokens) - 1)}  # it is none of the unused ones, whatever its kind says
+    refused(f"tokens[{len(tokens) - 1}]: expected UTF-8", Gguf({**base.keys, **good, **last}, base.tensors))
     missing = {k: v for k, v in good.items() if not k.endswith("merges")}
     refused("tokenizer.ggml.merges: expected a list of strings, found nothing", Gguf({**base.keys, **missing}, base.tensors))
 

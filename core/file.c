@@ -44,7 +44,7 @@ FILE *bt_open_regular(const char *path, const char **why_out)
     return f;
 }
 
-bt_status bt_map_regular(const char *path, uint8_t **map_out, size_t *bytes_out)
+bt_status bt_map_regular(const char *path, uint8_t **map_out, struct stat *info_out)
 {
     bt_status   st  = BT_OK;
     void       *map = NULL;
@@ -57,8 +57,8 @@ bt_status bt_map_regular(const char *path, uint8_t **map_out, size_t *bytes_out)
     if (info.st_size > 0) map = mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
     BT_REQUIRE(map != MAP_FAILED, BT_ERR_IO, "%s: mapping %jd bytes: %s", path,
                (intmax_t)info.st_size, strerror(errno));
-    *map_out   = map;
-    *bytes_out = (size_t)info.st_size;
+    *map_out  = map;
+    *info_out = info;
 out:
     if (fd >= 0) close(fd); /* the mapping stays */
     return st;

@@ -6,7 +6,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
-#include <sys/types.h>
+#include <sys/stat.h>
 
 #include "core/status.h"
 
@@ -25,9 +25,9 @@ const char *bt_temporary_folder(void);
  * text changes. */
 FILE *bt_open_regular(const char *path, const char **why_out);
 
-/* All of a regular file, read-only, for munmap() by the caller; NULL where it is empty.  IO says
- * why not. */
-bt_status bt_map_regular(const char *path, uint8_t **map_out, size_t *bytes_out);
+/* All of a regular file, read-only, for munmap() by the caller; NULL where it is empty.  *info_out
+ * is what it was then, with its size.  IO says why not. */
+bt_status bt_map_regular(const char *path, uint8_t **map_out, struct stat *info_out);
 
 /* The pipe or terminal of fd, opened once more so that writing never waits: O_NONBLOCK belongs to
  * what others have open as well.  Owned by the caller; -1: it is neither, or cannot be opened. */

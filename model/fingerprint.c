@@ -1,7 +1,6 @@
 /* model/fingerprint.c - one number for "the same model": ranks of a cell compare it. */
 #include <stdio.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <xxhash.h>
 
 #include "model/model.h"
@@ -69,24 +68,13 @@ uint64_t bt_model_fingerprint(const bt_model_config *cfg, const bt_safetensors *
     return digest;
 }
 
-/* Size and time of each file, since only samples of the tensors are in the fingerprint: tensors
- * come by name, those of a file mostly together. */
+/* Size and time of each file, since only samples of the tensors are in the fingerprint. */
 static uint64_t files_key(const bt_safetensors *st)
 {
-    uint64_t    key  = 0;
-    const char *last = NULL;
-    struct stat file;
+    uint64_t key = 0, facts[3];
 
-    for (size_t i = 0; i < bt_safetensors_count(st); i++) {
-        const char *path = bt_safetensors_at(st, i)->file;
-
-        if (path == last || stat(path, &file) != 0) continue;
-        last = path;
-        key =
-            XXH3_64bits_withSeed((uint64_t[]){(uint64_t)file.st_size, (uint64_t)file.st_mtim.tv_sec,
-                                              (uint64_t)file.st_mtim.tv_nsec},
-                                 3 * sizeof(uint64_t), key);
-    }
+    for (size_t i = 0; bt_safetensors_file(st, i, facts); i++)
+        key = XXH3_64bits_withSeed(facts, sizeof(facts), key);
     return key;
 }
 

@@ -466,8 +466,10 @@ static bt_status add_file(bt_gguf *g, const char *path, file *f)
     const uint8_t  *magic   = NULL;
     uint64_t        version = 0, n_tensors = 0, n_keys = 0;
     bt_gguf_tensor *grown;
+    struct stat     info;
 
-    BT_TRY(bt_map_regular(path, &f->map, &f->bytes));
+    BT_TRY(bt_map_regular(path, &f->map, &info));
+    f->bytes = (size_t)info.st_size;
     BT_REQUIRE(f->bytes > 0, BT_ERR_FORMAT, "%s: expected a GGUF file, found an empty one", path);
     r.at = f->map;
     BT_TRY(take(&r, "the magic \"GGUF\"", 4, &magic));

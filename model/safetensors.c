@@ -19,10 +19,11 @@ enum { MAX_INDEX_BYTES = 256 << 20, NAME_BYTES = 160 };
 static const char LFS[] = "version https://git-lfs"; /* git-lfs.com, spec.md */
 
 typedef struct {
-    char    *name; /* owned: the file's path */
-    uint8_t *map;  /* owned: mmap, [bytes]; NULL when not mapped */
-    size_t   bytes;
-    size_t   data_at; /* where the data begins */
+    char           *name; /* owned: the file's path */
+    uint8_t        *map;  /* owned: mmap, [bytes]; NULL when not mapped */
+    size_t          bytes;
+    size_t          data_at; /* where the data begins */
+    struct timespec changed; /* its last change, as it was mapped */
 } shard;
 
 struct bt_safetensors {
@@ -85,15 +86,18 @@ static uint64_t read_u64(const uint8_t *p)
 
 static bt_status open_shard(bt_safetensors *set, const char *path)
 {
-    bt_status st = BT_OK;
-    shard    *s  = &set->shards[set->n_shards];
-    adding    a  = {set, s};
-    uint64_t  n;
+    bt_status   st = BT_OK;
+    shard      *s  = &set->shards[set->n_shards];
+    adding      a  = {set, s};
+    uint64_t    n;
+    struct stat info;
 
     set->n_shards++; /* from here on close() sees it */
     s->name = bt_strdup(path);
     BT_REQUIRE(s->name != NULL, BT_ERR_NO_MEMORY, "%s", path);
-    BT_TRY(bt_map_regular(path, &s->map, &s->bytes));
+    BT_TRY(bt_map_regular(path, &s->map, &info));
+    s->bytes   = (size_t)info.st_size;
+    s->changed = info.st_mtim;
     BT_REQUIRE(s->bytes >= BT_ST_LENGTH_BYTES, BT_ERR_FORMAT,
                "%s: expected a safetensors file of at least %d bytes, found %zu", path,
                BT_ST_LENGTH_BYTES, s->bytes);
@@ -405,6 +409,15 @@ const bt_tensor *bt_safetensors_find(const bt_safetensors *st, const char *name)
     bt_tensor key = {.name = name};
 
     return st->n == 0 ? NULL : bsearch(&key, st->tensors, st->n, sizeof(key), by_name);
+}
+
+bool bt_safetensors_file(const bt_safetensors *st, size_t i, uint64_t facts_out[3])
+{
+    if (i >= st->n_shards) return false;
+    facts_out[0] = st->shards[i].bytes;
+    facts_out[1] = (uint64_t)st->shards[i].changed.tv_sec;
+    facts_out[2] = (uint64_t)st->shards[i].changed.tv_nsec;
+    return true;
 }
 
 const void *bt_tensor_slice(const bt_tensor *t, size_t i, size_t *bytes_out)

@@ -78,6 +78,9 @@ size_t    bt_safetensors_count(const bt_safetensors *st);
 const bt_tensor *bt_safetensors_at(const bt_safetensors *st, size_t i);
 /* NULL when there is none (not logged). */
 const bt_tensor *bt_safetensors_find(const bt_safetensors *st, const char *name);
+/* File i of the set as it was when it was mapped: its size, and when it was last changed in seconds
+ * and ns.  False past the last one. */
+bool bt_safetensors_file(const bt_safetensors *st, size_t i, uint64_t facts_out[3]);
 /* Slice i < BT_TENSOR_SLICES of a tensor's bytes, for who takes samples in place of all of it:
  * these are evenly spread, first and last bytes included; of a small tensor the first slice is all.
  */

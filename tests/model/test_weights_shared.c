@@ -1,6 +1,8 @@
 /* Weights that the ranks of a machine share, or find packed by an earlier start, and the
  * fingerprint by which they know that they are the same. */
+#include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 
 #include "device/cpu/linear.h"
@@ -279,6 +281,33 @@ static void fingerprint_tells_models_apart(void)
     checkpoint_close(&other);
 }
 
+/* What is mapped is known by the file that it came from, also once another one has its name. */
+static void store_key_is_of_the_files_that_are_mapped(void)
+{
+    const struct timespec old[2] = {
+        {1, 0},
+        {1, 0}
+    };
+    bt_store_options was = {.fd = -1}, now = {.fd = -1};
+    bt_safetensors  *before = NULL, *after = NULL;
+    checkpoint       c;
+
+    checkpoint_open(&c, "v2-lite");
+    NEED(bt_safetensors_write(c.file, c.n, c.tensors) == BT_OK);
+    NEED(bt_safetensors_open(c.file, &before) == BT_OK);
+    bt_model_store_options(&c.cfg, before, &was);
+    NEED(bt_safetensors_write(c.file, c.n, c.tensors) == BT_OK);
+    NEED(utimensat(AT_FDCWD, c.file, old, 0) == 0);
+    bt_model_store_options(&c.cfg, before, &now);
+    EXPECT(now.key == was.key);
+    NEED(bt_safetensors_open(c.file, &after) == BT_OK);
+    bt_model_store_options(&c.cfg, after, &now);
+    EXPECT(now.key != was.key);
+    bt_safetensors_close(before);
+    bt_safetensors_close(after);
+    checkpoint_close(&c);
+}
+
 static const bt_test TESTS[] = {
     BT_TEST(weights_are_packed_once_for_ranks_that_share),
     BT_TEST(packing_shows_signs_of_life),
@@ -286,6 +315,7 @@ static const bt_test TESTS[] = {
     BT_TEST(weights_are_kept_for_the_next_start),
     BT_TEST(fingerprint_reads_no_more_than_its_samples),
     BT_TEST(fingerprint_tells_models_apart),
+    BT_TEST(store_key_is_of_the_files_that_are_mapped),
 };
 
 int main(int argc, char **argv)

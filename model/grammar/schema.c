@@ -396,7 +396,7 @@ bt_part bt_read_json_schema(bt_parts *g, const char *text, size_t n)
 
 bt_part bt_read_styled_schema(bt_parts *g, const char *text, size_t n, const bt_schema_style *style)
 {
-    bt_schema    s    = {.g = g, .style = style};
+    bt_schema    s    = {.g = g, .n_before = g->n_steps, .style = style};
     json_error_t err  = {.text = ""};
     bt_part      part = {0};
     char         what[BT_JSON_SHOW_BYTES];

@@ -69,7 +69,8 @@ typedef struct {
     bt_matcher            *matcher; /* owned: what values of enum were last held against */
     uint32_t               n_pending, pending_capacity;
     uint32_t               depth;
-    const bt_schema_style *style; /* borrowed; NULL: all is JSON */
+    uint32_t               n_before; /* steps that the schemas before this one have taken */
+    const bt_schema_style *style;    /* borrowed; NULL: all is JSON */
     bt_schema_place        place;
 } bt_schema;
 

@@ -79,7 +79,8 @@ bool bt_schema_step(bt_schema *s, const bt_schema_at *at, size_t n)
 
     g->n_steps = n < MOST_STEPS - g->n_steps ? g->n_steps + (uint32_t)n : MOST_STEPS;
     if (g->n_steps == MOST_STEPS)
-        bt_schema_refuse(s, at, "the schema is too large: reading it takes more than %d steps",
+        bt_schema_refuse(s, at, "the schema is too large%s takes more than %d steps",
+                         s->n_before == 0 ? ": reading it" : " beside those before it: reading all",
                          (int)MOST_STEPS);
     return s->g->st == BT_OK;
 }

@@ -57,7 +57,7 @@ static void gate_row(const bt_gate_config *g, const float *logits, const float *
 
     score_row(g, logits, bias, score, choice);
     limit_groups(g, choice);
-    for (uint32_t e = 0; e < g->n_experts && forced == NULL; e++)
+    for (uint32_t e = 0; e < g->n_experts && n < g->top_k && forced == NULL; e++) /* NaN: first */
         if (place_of(choice, g->n_experts, e) < g->top_k) experts[n++] = (uint16_t)e;
     if (forced != NULL) memcpy(experts, forced, g->top_k * sizeof(*experts));
     for (uint32_t j = 0; j < g->top_k; j++)

@@ -1,6 +1,9 @@
 /* The float32 reference against the golden outputs: logits within 1e-4 of their rms, hidden states,
  * latents, rope keys and expert weights likewise, routing and greedy tokens equal.  Of the layer
  * for multi-token prediction, where there is one, the logits of its drafts and its routing. */
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include "model/reference.h"
 #include "tests/model/goldens_mtp.h"
 
@@ -167,8 +170,42 @@ static void reference_matches_every_golden_draft(void)
         check_drafts(i);
 }
 
+/* Of a damaged gate: top_k experts for each row, and nothing written behind them. */
+static void reference_routes_by_scores_that_are_no_numbers(void)
+{
+    enum { N_TOKENS = 3 };
+    const bt_model_config *cfg   = &g_goldens.cfg;
+    uint32_t               top_k = cfg->moe.gate.top_k;
+    uintptr_t              page  = (uintptr_t)sysconf(_SC_PAGESIZE), first;
+    float                 *logit = malloc(cfg->vocab_size * sizeof(float));
+    uint16_t *experts    = malloc((size_t)g_goldens.n_moe * N_TOKENS * top_k * sizeof(uint16_t));
+    bt_reference_run run = {.n_tokens     = N_TOKENS,
+                            .tokens       = g_goldens.cases[0].ids,
+                            .n_logit_rows = 1,
+                            .logits       = logit,
+                            .experts      = experts};
+    const bt_tensor *gate;
+    char             name[64];
+
+    NEED(logit && experts && g_goldens.cases[0].n_tokens >= N_TOKENS);
+    snprintf(name, sizeof(name), "model.layers.%u.mlp.gate.weight", cfg->first_moe_layer);
+    gate = bt_safetensors_find(g_goldens.weights, name);
+    NEED(gate != NULL);
+    first = (uintptr_t)gate->data / page * page; /* of a private mapping: the file stays as it is */
+    NEED(mprotect((void *)first, (uintptr_t)gate->data + gate->bytes - first,
+                  PROT_READ | PROT_WRITE) == 0);
+    memset((void *)(uintptr_t)gate->data, 0xFF, gate->bytes); /* a NaN in any type */
+    EXPECT_EQ(bt_reference_forward(cfg, g_goldens.weights, &run), BT_OK);
+    for (uint32_t i = 0; i < g_goldens.n_moe * N_TOKENS * top_k; i++)
+        EXPECT(experts[i] < cfg->moe.gate.n_experts &&
+               (i % top_k == 0 || experts[i] > experts[i - 1]));
+    free(logit);
+    free(experts);
+}
+
 static const bt_test TESTS[] = {BT_TEST(reference_matches_every_golden_case),
-                                BT_TEST(reference_matches_every_golden_draft)};
+                                BT_TEST(reference_matches_every_golden_draft),
+                                BT_TEST(reference_routes_by_scores_that_are_no_numbers)}; /* last */
 
 /* usage: test_goldens_reference MODEL [test] */
 int main(int argc, char **argv)

@@ -145,7 +145,7 @@ static void open_packed(bt_rank *r, uint64_t key)
     if (r->packed_path == NULL) return;
     snprintf(r->packed_path, n, "%s/%016" PRIx64 ".packed", r->opt.weights_cache, key);
     if (bt_packed_open(r->packed_path, key, &r->packed) != BT_OK)
-        BT_WARN("weights are packed again, and %s is replaced", r->packed_path);
+        BT_WARN("%s is not used: weights are packed again", r->packed_path);
 }
 
 /* Opens what the ranks of this machine share.  Without it each has its own weights: more memory,

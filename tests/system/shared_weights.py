@@ -143,6 +143,7 @@ def kept_weights(a):
             files = [os.path.join(cache, f) for f in os.listdir(cache)]
             assert len(files) == 1 and files[0].endswith(".packed"), f"{start}: {files}"
             assert said is None or (said in log and files[0] in log), f"{start}: nothing says \"{said}\" of {files[0]}:\n{log[-3000:]}"
+            assert said is None or f"{files[0]} is not used: weights are packed again" in log, log[-3000:]
             new = before.get(files[0]) != os.stat(files[0]).st_ino
             assert new == (start not in ("second", "after")), f"{start}: the file is {'new' if new else 'the old one'}"
 

@@ -138,7 +138,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         o->replace = strcmp(arg, "replace") == 0;
         g_restarts = strcmp(arg, "restart") == 0;
         if (!o->replace && !g_restarts && strcmp(arg, "stop") != 0)
-            argp_error(state, "--on-death is stop, restart or replace, not \"%s\"", arg);
+            argp_error(state, "--on-death is \"%s\", expected stop, restart or replace", arg);
         break;
     case OPT_CELL_WAIT_S: o->cell_wait_s = seconds(state, "--cell-wait-s", arg); break;
     case OPT_WINDOW:

@@ -242,16 +242,18 @@ out:
     return st;
 }
 
-/* Without --chunk a prompt is computed whole, in one step. */
+/* Without --chunk a prompt is computed whole, in one step, if --max-rows lets it. */
 static void default_chunk(bt_cell_options *opt, const bt_eval_cases *cases, char text[16])
 {
-    uint32_t longest = 1;
+    const char *most    = bt_passed_value(&opt->worker, "--max-rows");
+    uint32_t    longest = 1;
 
     for (size_t i = 0; i < cases->n; i++) {
         if (cases->cases[i].n_prompt > longest) longest = cases->cases[i].n_prompt;
     }
     snprintf(text, 16, "%u", longest);
-    bt_cell_default(opt, "--chunk", text);
+    bt_cell_default(opt, "--chunk",
+                    most != NULL && strtoul(most, NULL, 10) < longest ? most : text);
 }
 
 static bt_status evaluate(options *opt)

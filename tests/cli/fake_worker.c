@@ -313,6 +313,11 @@ int main(int argc, char **argv)
     snprintf(who, sizeof(who), "rank=%u", g_rank);
     bt_log_init(who, BT_LOG_INFO);
 
+    if (number(argc, argv, "--max-rows") != 0 &&
+        number(argc, argv, "--chunk") > number(argc, argv, "--max-rows")) {
+        bt_log_error(__FILE__, __LINE__, "wrong usage", "--chunk does not fit");
+        return 64;
+    }
     if (fault("error_at_start")) {
         bt_log_error(__FILE__, __LINE__, "a fake error", "the fake rank cannot start");
         return 3;

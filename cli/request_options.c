@@ -153,21 +153,23 @@ static void add_bias(bt_request_options *o, struct argp_state *state, const char
 }
 
 /* What the file has, without the end of its last line; owned by the options. */
-static char *read_file(bt_request_options *o, struct argp_state *state, const char *path)
+static char *read_file(bt_request_options *o, struct argp_state *state, const char *option,
+                       const char *path)
 {
     const char *why = NULL;
     FILE       *f   = bt_open_regular(path, &why);
     size_t      n;
 
-    if (f == NULL) argp_error(state, "%s: %s", path, why);
+    if (f == NULL) argp_error(state, "%s @%s: %s", option, path, why);
     o->answer_file = bt_calloc(MAX_ANSWER_BYTES + 1, 1);
     if (o->answer_file == NULL) argp_failure(state, EXIT_FAILURE, ENOMEM, "%s", path);
     n = fread(o->answer_file, 1, MAX_ANSWER_BYTES + 1, f);
     if (ferror(f) != 0 || n > MAX_ANSWER_BYTES || strlen(o->answer_file) != n)
-        argp_error(state, "%s: expected a text of at most %d bytes", path, MAX_ANSWER_BYTES);
+        argp_error(state, "%s @%s: expected a text of at most %d bytes", option, path,
+                   MAX_ANSWER_BYTES);
     fclose(f);
     if (n > 0 && o->answer_file[n - 1] == '\n') o->answer_file[--n] = '\0';
-    if (n == 0) argp_error(state, "%s is empty", path);
+    if (n == 0) argp_error(state, "%s @%s: the file is empty", option, path);
     return o->answer_file;
 }
 
@@ -191,7 +193,8 @@ static void set_answer(bt_request_options *o, struct argp_state *state, bt_clien
         argp_error(state, "%s is empty, expected a text%s", NAMES[answer],
                    answer == BT_ANSWER_CHOICE ? "" : ", or @FILE");
     if (answer != BT_ANSWER_CHOICE) {
-        r->answer_text = arg != NULL && arg[0] == '@' ? read_file(o, state, arg + 1) : arg;
+        r->answer_text =
+            arg != NULL && arg[0] == '@' ? read_file(o, state, NAMES[answer], arg + 1) : arg;
         return;
     }
     if (r->n_answer_choices == BT_REQUEST_STOPS)

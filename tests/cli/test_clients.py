@@ -153,6 +153,7 @@ class Flags(Served):
         for args, words in ((["--top-p", "1.5"], "--top-p must be"), (["--logit-bias", "x"], "expected ID=X"), (["--stop", ""], "--stop has 0 bytes"), (["--cache-salt", "a\n"], "--cache-salt has byte 0x0a at 1"),
                             (["--choices", "65"], "--choices must be"), (["--logprobs=21"], "--logprobs must be"), (["--tls-cert", "a"], "--tls-key go together"),
                             (["--tls-server-name", "a"], "goes with --tls-ca"),
+                            (["--json-schema", "@"], "--json-schema @: No such file"), (["--regex", "@/nowhere"], "--regex @/nowhere: No such file"),
                             (["--top-p", "0.9"], "--top-p has no effect with --temperature 0")):
             code, _, err = run("baton-generate", *args, "--prompt", "x")
             self.assertEqual(code, 64, args)

@@ -22,7 +22,7 @@ if BROWSER is None:
     print("skipped: no Chromium (Debian: apt-get install chromium)")
     sys.exit(77)
 
-from harness import SOURCE, WAIT_S, Served, control, main, wait_for  # noqa: E402
+from harness import SOURCE, WAIT_S, Cell, Coordinator, Served, control, main, wait_for  # noqa: E402
 
 WIDTH, HEIGHT = 1200, 1000
 PREFILL, DECODE = (0x2F, 0x6F, 0xDE), (0xD9, 0x73, 0x0D)
@@ -189,6 +189,20 @@ class Lost(Browsed):
         text = self.look("lost")[0].split("<main>")[1].split("</main>")[0]
         for part in ("1 of 4 ranks is lost: rank 2 on testhost", "2 lost", '<span class="bad">lost</span></td><td>–</td>'):
             self.assertTrue(part in text, part)
+
+
+class Empty(Browsed):
+    def setUp(self):
+        self.coordinator = Coordinator(*self.ARGS)
+        self.addCleanup(self.coordinator.close)
+        self.cell = Cell(self.coordinator.line("control"))
+        self.http = self.coordinator.line("http")
+
+    def test_without_ranks_nothing_is_said_of_their_roles(self):
+        text = self.look("empty")[0].split("<main>")[1].split("</main>")[0]
+        self.assertEqual(text.count("No rank is attached."), 3)
+        self.assertTrue("prefill busy" in text)
+        self.assertFalse("both roles" in text)
 
 
 class Words(unittest.TestCase):

@@ -17,7 +17,7 @@ import urllib.request
 import grpc
 
 from certificates import TlsCase  # noqa: E402
-from harness import WAIT_S, Cell, Coordinator, Rank, Served, control, expected, health, health_grpc, main, vllm, vllm_grpc, wait_for
+from harness import SOURCE, WAIT_S, Cell, Coordinator, Rank, Served, control, expected, health, health_grpc, main, vllm, vllm_grpc, wait_for
 
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 
@@ -175,6 +175,16 @@ class Http(Served):
         self.assertEqual(self.metric("vllm:spec_decode_num_draft_tokens_total"), 20)
         self.assertEqual(self.metric("vllm:spec_decode_num_accepted_tokens_total"), 15)
         self.assertEqual(self.metric("baton_rank_requests", ',rank="2",role="decode"'), 0)
+
+    def test_pages_name_every_metric_and_no_other(self):
+        with open(os.path.join(SOURCE, "docs", "operating.md"), encoding="utf-8") as f:
+            page = f.read()
+        name = r"((?:vllm:|baton_|process_)[a-z0-9_]+)"
+        there = set(re.findall(f"^# TYPE {name} ", get(self.http, "/metrics")[1], re.M))
+        self.assertEqual(set(re.findall(f"`{name}", page)), there)
+        used = re.findall(name + r"[ {\[]", page.split("```yaml")[1].split("```")[0])
+        self.assertGreater(len(used), 8)
+        self.assertEqual({u.removesuffix("_bucket") for u in used} - there, set())
 
     def test_tells_of_its_process(self):
         pid, before = self.coordinator.process.pid, self.metric("process_open_fds")

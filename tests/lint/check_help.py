@@ -49,7 +49,7 @@ def taken_empty(verb):
             yield f"baton {verb} {option}=: exit code {done.returncode}, {done.stderr!r}"
 
 
-NOT_OURS = {"--no-kill", "--model-path", "--parser"}    # Slurm's and SMG's
+NOT_OURS = {"--no-kill", "--exclusive", "--model-path", "--parser"}    # Slurm's and SMG's
 
 
 def not_of_a_verb(verbs):

@@ -364,8 +364,7 @@ void bt_relay_learn(bt_relay *relay, const bt_relay_request *q, uint32_t choice)
 static void reserve(bt_relay *r, bt_relay_request *q, uint32_t decode, uint32_t prefill,
                     uint64_t now_ns)
 {
-    bt_down          m = {.kind = BT_DOWN_RESERVE};
-    bt_down_reserve *d = &m.u.reserve;
+    bt_down m = {.kind = BT_DOWN_RESERVE};
 
     bt_relay_list_remove(&r->queue, q);
     bt_relay_count_queued(r, q, false);
@@ -375,7 +374,7 @@ static void reserve(bt_relay *r, bt_relay_request *q, uint32_t decode, uint32_t 
     q->heard_ns     = now_ns;
     q->decode_rank  = decode;
     q->prefill_rank = prefill;
-    if (bt_relay_fill_reserve(r, q, d) != BT_OK) {
+    if (bt_relay_fill_reserve(r, q, &m.u.reserve) != BT_OK) {
         bt_down_free(&m);
         bt_relay_end_no_memory(r, q);
         return;
@@ -395,13 +394,6 @@ static void reserve(bt_relay *r, bt_relay_request *q, uint32_t decode, uint32_t 
         r->ranks[prefill].taken_pages += q->prefill_pages;
         if (q->is_long) r->ranks[prefill].long_pages += q->prefill_pages;
     }
-
-    d->request      = q->number;
-    d->epoch        = q->epoch;
-    d->n_prompt     = q->n_prompt;
-    d->prefill_rank = prefill;
-    d->arrival      = q->arrival;
-    d->prefix_seed  = r->cfg.share_generated ? q->prefix_seed : 0;
     wake_for(r, decode);
     r->events.send(r->events.ctx, decode, &m);
 }
@@ -645,15 +637,10 @@ static void prefill(bt_relay *r, bt_relay_request *q, bt_up *ticket, uint64_t no
         bt_relay_end_no_memory(r, q);
         return;
     }
-    p->request             = q->number;
-    p->epoch               = q->epoch;
-    p->n_prompt            = q->n_prompt;
-    p->decode_rank         = q->decode_rank;
     p->n_pages             = ticket->u.ticket.n_pages;
     p->pages               = ticket->u.ticket.pages;
     ticket->u.ticket.pages = NULL; /* goes with the message */
     p->held                = ticket->u.ticket.held;
-    p->arrival             = q->arrival;
     if (p->form_map == NULL) { /* what the decode rank holds binds the prefill rank */
         p->form_map               = ticket->u.ticket.form_map;
         p->n_form_map_bytes       = ticket->u.ticket.n_form_map_bytes;

@@ -1,4 +1,4 @@
-/* What the relay's orders take along of a request. */
+/* What the relay's orders say of a request. */
 #include <string.h>
 
 #include "coordinator/relay_state.h"
@@ -85,6 +85,12 @@ bt_status bt_relay_fill_reserve(const bt_relay *r, const bt_relay_request *q, bt
     bt_status st   = BT_OK;
     size_t    keys = q->n_keys * sizeof(*q->keys);
 
+    m->request            = q->number;
+    m->epoch              = q->epoch;
+    m->n_prompt           = q->n_prompt;
+    m->prefill_rank       = q->prefill_rank;
+    m->arrival            = q->arrival;
+    m->prefix_seed        = r->cfg.share_generated ? q->prefix_seed : 0;
     m->prefix_keys        = copy_of(q->keys, keys);
     m->n_prefix_key_bytes = m->prefix_keys != NULL ? keys : 0;
     BT_TRY(copy_choices(q, &m->choices, &m->n_choices));
@@ -101,6 +107,11 @@ bt_status bt_relay_fill_prefill(const bt_relay_request *q, bt_down_prefill *m)
     bt_status st   = BT_OK;
     size_t    keys = q->n_keys * sizeof(*q->keys);
 
+    m->request            = q->number;
+    m->epoch              = q->epoch;
+    m->n_prompt           = q->n_prompt;
+    m->decode_rank        = q->decode_rank;
+    m->arrival            = q->arrival;
     m->prompt             = copy_of(q->prompt, q->n_prompt * sizeof(*q->prompt));
     m->prefix_keys        = copy_of(q->keys, keys);
     m->n_prefix_key_bytes = m->prefix_keys != NULL ? keys : 0;

@@ -173,7 +173,8 @@ bool bt_relay_is_avoided(const bt_relay *relay, uint32_t prefill, int decode);
 /* Of the prefill ranks that are left, those that hand nothing over to the decode rank. */
 uint32_t bt_relay_n_avoided(const bt_relay *relay, uint32_t decode);
 
-/* relay_orders.c: copies into an order.  NO_MEMORY: what is there already goes with it. */
+/* relay_orders.c: all that an order says but for its ticket.  NO_MEMORY: what is there already goes
+ * with it. */
 bt_status bt_relay_fill_reserve(const bt_relay *relay, const bt_relay_request *q,
                                 bt_down_reserve *m);
 bt_status bt_relay_fill_prefill(const bt_relay_request *q, bt_down_prefill *m);

@@ -68,7 +68,8 @@ static inline uint32_t bt_cell_group(const bt_cell *cell, uint32_t rank)
 }
 
 void bt_cell_fini(bt_cell *cell); /* a cell of zeroes is an empty one */
-/* Could it be a rank of this cell, by what it says of itself and of the others? */
+/* INVALID_ARG unless it could be a rank of this cell, by what it says of itself and of the others.
+ */
 bt_status bt_cell_fits(const bt_cell *cell, const bt_up_hello *hello);
 
 /* Takes what the hello owns.  INVALID_ARG names the rank, the field and both values when it does

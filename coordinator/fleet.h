@@ -56,6 +56,7 @@ typedef struct {
     void *ctx;
 } bt_fleet_events;
 
+/* Both structs are copied.  NO_MEMORY. */
 bt_status bt_fleet_create(const bt_fleet_config *config, const bt_fleet_events *events,
                           bt_fleet **fleet_out);
 /* After the control server's end: no stream is told anything. */

@@ -8,8 +8,8 @@
 #include "core/clock.h"
 #include "proto/prefix_key.h"
 
-enum { MOVES_MAX = 64, LEFT_MAX = 8, SHORT = 1000000 }; /* a tick, so that the loop goes on */
-enum { LOBBY_MS = 250 };
+enum { MOVES_MAX = 64, LEFT_MAX = 8 }; /* a tick, so that the loop goes on */
+enum { LOBBY_MS = 250, SHORT = 1000000 /* pressure of a cell without ranks in a group */ };
 
 /* ---- the choice */
 

@@ -9,7 +9,7 @@
 
 #include <stdio.h>
 
-#include "coordinator/relay.h"
+#include "coordinator/relay_request.h"
 #include "coordinator/stop_strings.h"
 #include "model/grammar/grammar.h"
 

@@ -1,9 +1,8 @@
 /* coordinator/prefix_index.h - what a rank's prefix cache probably holds, and the keys it is asked
  * by.
  *
- * A key stands for one full page of a prompt and everything before it: a 128-bit XXH3 of the page's
- * tokens, chained, from a seed that this process drew, or one that it made of that and of the
- * request's salt. Workers take keys as they are.
+ * A key (proto/prefix_key.h) stands for one full page of a prompt and everything before it.
+ * Workers take keys as they are.
  *
  * The index remembers pages that were placed on a rank, in a table of fixed size where new entries
  * overwrite old ones.  It only guides placement: the rank says what it really holds.  The tables of

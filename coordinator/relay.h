@@ -91,6 +91,7 @@ typedef struct {
     uint64_t retracted;                 /* placements, ever */
 } bt_relay_loads;
 
+/* NO_MEMORY. */
 bt_status bt_relay_create(const bt_relay_config *config, const bt_relay_events *events,
                           bt_relay **relay_out);
 void      bt_relay_destroy(bt_relay *relay); /* no callbacks: end what is open before, by stop() */

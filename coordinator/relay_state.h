@@ -87,9 +87,9 @@ struct bt_relay {
     uint32_t         epoch;         /* of the cell: what is placed now */
     bt_seats         seats[2];      /* owned: of the groups */
     uint64_t         verdict_ns[2]; /* when it is decided whom a group waits for; 0: nothing to */
+    bool             has_met[2]; /* a report says that all of the group have been in an exchange */
     bt_avoided_pair  avoided[BT_AVOIDED_PAIRS]; /* the oldest first */
     uint32_t         n_avoided;
-    bool             has_met[2]; /* a report says that all of the group have been in an exchange */
     grpc_status_code stop_code;
     char             stop_reason[256];
     bool             stopped;

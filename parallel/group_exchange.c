@@ -101,8 +101,7 @@ static bt_status start_send(bt_group *group, uint32_t i)
     BT_REQUIRE(code == MPI_SUCCESS || peer_has_died(group, l, code), BT_ERR_PEER,
                "sending to rank %u: %s", l->peer, bt_mpi_text(code));
     if (code != MPI_SUCCESS || done) *request = MPI_REQUEST_NULL;
-    if (code != MPI_SUCCESS || !done) goto out;
-    l->n_sent++;
+    if (code == MPI_SUCCESS && done) l->n_sent++;
 out:
     return st;
 }

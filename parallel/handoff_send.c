@@ -179,7 +179,8 @@ static bool check_expiry(bt_handoff *h, uint64_t now_ns)
     return moved;
 }
 
-/* Steps from the receiver asked last, 1..size: the smallest comes next. */
+/* Steps from the one behind the receiver asked last, below the world's size: the smallest comes
+ * next. */
 static uint32_t turn_of(const bt_handoff *h, uint32_t to)
 {
     uint32_t size = h->world->size;

@@ -1,4 +1,5 @@
-/* worker/growth.c - pages for what is generated, and who gives way when none is left. */
+/* worker/growth.c - pages for what is generated, and who gives way when none is left; and what is
+ * known of a request that was retracted: its tokens, which are replayed. */
 #include "core/clock.h"
 #include "worker/state.h"
 

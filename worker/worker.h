@@ -117,8 +117,8 @@ bt_status bt_worker_begin(bt_worker *w, bt_plan *plan_out, bt_next *next_out);
  * that epoch.  Between steps only (also between begin() and finish()).  PROTOCOL when this rank had
  * a seat and has none any more. */
 bt_status bt_worker_regroup(bt_worker *w, const bt_down_regroup *m);
-/* Does it follow from the rank's seats, in the cell's highest epoch that it has heard of?  A spare
- * prepares in that one. */
+/* PROTOCOL unless it follows from the rank's seats, in the cell's highest epoch that it has heard
+ * of.  A spare prepares in that one. */
 bt_status bt_seats_check(const bt_rank_facts *facts, uint32_t epoch, const bt_down_regroup *m);
 
 /* The coordinator is lost, and so is all that it has ordered: every request goes, their pages come

@@ -10,7 +10,6 @@
  * All of it is exact; a keyword that has no opposite here is refused. */
 #include <string.h>
 
-#include "core/alloc.h"
 #include "model/grammar/schema.h"
 
 /* Of a schema that is made here, by json_pack(). */

@@ -3,7 +3,7 @@
 
     slurm_jobs.py --bin DIR --source DIR [--only NAME]
 
-one_cell: sbatch to first token; scancel leaves nothing. node_killed: a node dies under load; the supervisor starts the cell again and
+one_cell: sbatch to first token; scancel leaves nothing; without the programs a job ends at once. node_killed: a node dies under load; the supervisor starts the cell again and
 every stream goes on. node_replaced: with --on-death replace the job survives it too, and goes on without the node. several_cells: a coordinator job and two cell jobs; one is drained under load by scancel, and a new one takes over."""
 import os
 import re
@@ -108,6 +108,17 @@ def first_stub(jobs, rpc, job):
     return rpc.VllmEngineStub(grpc.insecure_channel(address))
 
 
+def without_programs(jobs):
+    env = dict(jobs.cluster.env)
+    jobs.cluster.env.update(BATON_BIN="/nonexistent", BATON_REQUEUE="3")
+    for script in ("baton-cell.sbatch", "baton-coordinator.sbatch"):
+        job = jobs.submit(script, "--model", "/models/demo", "--port", "0", nodes=1)
+        jobs.wait_log(job, "set BATON_BIN")
+        jobs.gone(job)
+        assert "again" not in jobs.log(job) and jobs.cluster.job_state(job) == "FAILED", jobs.log(job)
+    jobs.cluster.env.update(env)
+
+
 def one_cell(a, pb, rpc, jobs):
     begin = time.monotonic()
     job = jobs.submit("baton-cell.sbatch", "--model", os.path.join(a.source, "models/demo"), "--prefill", "1", "--decode", "2", "--port", "0",
@@ -119,6 +130,7 @@ def one_cell(a, pb, rpc, jobs):
     assert nodes == set(slurm.Cluster.NODES), f"ranks on {nodes}"
     jobs.cluster.run("scancel", str(job))
     jobs.gone(job)
+    without_programs(jobs)
     print(f"sbatch to first token {times[0]:.1f} s on three nodes; scancel left nothing", flush=True)
 
 

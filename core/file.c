@@ -109,7 +109,7 @@ bt_status bt_check_out(const char *option, const char *path)
     if (stat(path, &info) == 0) {
         BT_REQUIRE(!S_ISDIR(info.st_mode), BT_ERR_IO, "%s %s: expected a file, found a directory",
                    option, path);
-        if (!S_ISREG(info.st_mode)) { /* written in place */
+        if (lstat(path, &info) != 0 || !S_ISREG(info.st_mode)) { /* written in place */
             BT_REQUIRE(access(path, W_OK) == 0, BT_ERR_IO, "%s %s: %s", option, path,
                        strerror(errno));
             goto out;

@@ -104,7 +104,7 @@ bt_status bt_safetensors_parse_header(const char *where, const char *json, size_
 /* Writes one file, those of the widest elements first; the tensors' data is host memory.
  * INVALID_ARG names a tensor whose bytes are not those of its shape, that has elements below a
  * byte, or whose name is there twice; IO, NO_MEMORY.  A reader finds all of it or, after an error
- * too, what was there before, unless path is a pipe or a device. */
+ * too, what was there before, unless path is a pipe, a device or a link. */
 bt_status bt_safetensors_write(const char *path, size_t n, const bt_tensor *tensors);
 
 #ifdef __cplusplus

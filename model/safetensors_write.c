@@ -127,7 +127,8 @@ bt_status bt_safetensors_write(const char *path, size_t n, const bt_tensor *tens
     }
     BT_REQUIRE(snprintf(part, sizeof(part), "%s.part-%ld", path, (long)getpid()) < PATH_MAX,
                BT_ERR_IO, "%s: expected a path under %d bytes", path, PATH_MAX - 32);
-    if (stat(path, &info) == 0 && !S_ISREG(info.st_mode)) { /* a pipe or a device: no rename */
+    /* No rename over a pipe, a device, or a link, as /dev/stdout is one to whatever it is. */
+    if (lstat(path, &info) == 0 && !S_ISREG(info.st_mode)) {
         BT_TRY(put_file(path, header, n, order));
         goto out;
     }

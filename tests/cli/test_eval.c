@@ -172,6 +172,31 @@ static void eval_out_may_be_a_pipe(void)
     bt_eval_cases_free(&cases);
 }
 
+/* As /dev/stdout is one to the file that a shell has opened: it stays, and the file gets all. */
+static void eval_out_may_be_a_link(void)
+{
+    const char     *link_path = scratch_path("link"), *file_path = scratch_path("file");
+    bt_eval_cases   cases;
+    bt_safetensors *got = NULL;
+    struct stat     info;
+    int             fd;
+
+    init_cases(&cases);
+    cases.top_k = 0;
+    EXPECT_EQ(bt_eval_cases_check(&cases, VOCAB, N), BT_OK);
+    EXPECT_EQ(bt_eval_case_prepare(&cases, &cases.cases[0]), BT_OK);
+    EXPECT((fd = open(file_path, O_CREAT | O_WRONLY | O_CLOEXEC, 0600)) >= 0);
+    close(fd);
+    EXPECT(symlink(file_path, link_path) == 0);
+    EXPECT_EQ(bt_eval_cases_write(&cases, link_path), BT_OK);
+    EXPECT(lstat(link_path, &info) == 0 && S_ISLNK(info.st_mode));
+    EXPECT_EQ(bt_safetensors_open(file_path, &got), BT_OK);
+    bt_safetensors_close(got);
+    EXPECT(unlink(link_path) == 0 && unlink(file_path) == 0 && rmdir(g_scratch) == 0);
+    scratch_make();
+    bt_eval_cases_free(&cases);
+}
+
 static void eval_cases_read_unwinds_at_every_allocation(void)
 {
     static int32_t  ids[N] = {1, 2, 3, 4, 0, 1}, prompt = 2, experts[N_MOE * N * TOP_K];
@@ -254,6 +279,7 @@ static const bt_test TESTS[] = {
     BT_TEST(eval_logit_that_is_no_finite_number_is_refused),
     BT_TEST(eval_layers_without_experts_are_dense),
     BT_TEST(eval_out_may_be_a_pipe),
+    BT_TEST(eval_out_may_be_a_link),
     BT_TEST(eval_cases_are_read_in_one_look),
     BT_TEST(eval_case_without_ids_is_named),
     BT_TEST(eval_cases_read_unwinds_at_every_allocation),

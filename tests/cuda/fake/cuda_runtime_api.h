@@ -78,6 +78,8 @@ typedef struct {
     size_t others;   /* of the GPU, taken by other programs */
     int    hmm;      /* kernels may follow pointers to all of the process's memory */
     int    stub;     /* the driver's library is the one that programs are linked with */
+    int    lazy;     /* of streams the one that was made first goes on, no further than the host
+                        waits for: what nobody waits for has not run */
     size_t bytes;    /* of the GPU */
     long   fail_at;  /* the call from now that fails with cudaErrorInvalidValue; -1: none */
     size_t taken;    /* of the GPU */

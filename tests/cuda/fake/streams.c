@@ -108,6 +108,7 @@ static unsigned run_some(unsigned n, cudaStream_t only)
 {
     unsigned done = 0;
 
+    if (g_fake_gpu.lazy && n > 1) n = 1;
     fake_gpu_open();
     for (; done < n; done++) {
         cudaStream_t ready[MAX_STREAMS];
@@ -116,6 +117,7 @@ static unsigned run_some(unsigned n, cudaStream_t only)
         for (int i = 0; i < MAX_STREAMS; i++)
             if (g_streams[i] != NULL && is_ready(g_streams[i])) ready[n_ready++] = g_streams[i];
         if (n_ready == 0) break;
+        if (g_fake_gpu.lazy) n_ready = 1;
         run_first(only != NULL && is_ready(only) ? only : ready[fake_gpu_random_below(n_ready)]);
     }
     fake_gpu_close();

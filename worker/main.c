@@ -67,7 +67,10 @@ static void on_stuck(void *ctx, const char *where, uint64_t quiet_ns)
 
     bt_log_error(__FILE__, __LINE__, bt_status_str(BT_ERR_TIMEOUT),
                  "%s has not come back from the %s for %.1f s",
-                 r->nccl != NULL ? "MPI or NCCL" : "MPI", where, (double)quiet_ns / 1e9);
+                 r->nccl != NULL       ? "MPI, NCCL or CUDA"
+                 : r->gpu_sharers != 0 ? "MPI or CUDA"
+                                       : "MPI",
+                 where, (double)quiet_ns / 1e9);
     bt_rank_leave(r, EXIT_FAILURE, bt_error_text());
 }
 

@@ -2,6 +2,7 @@
  * where experts live, whom it takes pages from. */
 #include "core/alloc.h"
 #include "core/clock.h"
+#include "core/watchdog.h"
 #include "parallel/carrier.h"
 #include "worker/rank.h"
 
@@ -217,6 +218,18 @@ out:
     return st;
 }
 
+/* Steps that have come to nothing.  All that frees memory below waits for them, perhaps for ever:
+ * NCCL's end may leave some on the GPU. */
+static bt_status await_device(bt_rank *r)
+{
+    bt_status st;
+
+    bt_watchdog_enter("GPU's steps of the last group", -1);
+    st = bt_device_sync(r->dev);
+    bt_watchdog_leave();
+    return st;
+}
+
 static bt_status follow(bt_rank *r, const bt_seats seats[2])
 {
     bt_status        st       = BT_OK;
@@ -225,6 +238,7 @@ static bt_status follow(bt_rank *r, const bt_seats seats[2])
     bt_model_options opt      = {.dev = r->dev, .progress = on_load, .progress_ctx = r};
 
     bt_model_leave_group(r->model);
+    BT_TRY(await_device(r));
     BT_TRY(bt_rank_form_group(r, seats));
     BT_TRY(check_room(r, n_before));
     opt.group     = r->group;

@@ -9,7 +9,8 @@ have, all requests arrive again.  Every stream is equal, bit by bit, the ranks t
 and epoch, and the spares' steps are launched as graphs too.
 
 Then a spare is killed, for which no communicator is made anew, and a rank of each group at once, as if their machine were lost, while
-requests run.  Last, NCCL fails again and again although all ranks are there: one of them leaves, and says why."""
+requests run.  Then NCCL fails again and again although all ranks are there: one of them leaves, and says why.  Last, operations stay on
+the GPUs of both decode ranks although their communicator has ended: the ranks leave, and a spare goes on."""
 import contextlib
 import os
 import re
@@ -130,6 +131,16 @@ def run_in_vain(a, model):
     del os.environ["BT_FAKE_NCCL"]
 
 
+def run_without_gpus(a, model):
+    os.environ["BT_FAKE_NCCL"] = "1:group:5:-1 2:group:5:-1"
+    with cells.Cell(a.bin, model, "1+2", "--threads", "1", "--on-death", "replace", "--timeout-s", "4", "--spares", "1") as cell, cell.channel() as channel:
+        stub = a.stubs[1].VllmEngineStub(channel)
+        assert len(load.ask(a.stubs[0], stub, 0, 40)) == 40
+        expect_lines(cell, "decode rank [12] .* was lost: .*CUDA has not come back from the GPU's steps of the last group for")
+        assert cell.stop() == 0, cell.log()
+    del os.environ["BT_FAKE_NCCL"]
+
+
 def main():
     a = cells.arguments(__doc__).parse_args()
     a.stubs = cells.stubs(a.source)
@@ -141,6 +152,7 @@ def main():
         n, n_in_vain = run_struck(a, model, requests, alone)
         n += run_without_a_machine(a, model, requests, alone)
         run_in_vain(a, model)
+        run_without_gpus(a, model)
     print(f"{n} requests equal to {len(alone)} alone, three of five ranks lost; {n_in_vain} waits passed their deadline though all answered")
     return 0
 

@@ -43,7 +43,7 @@ typedef struct op {
     uint64_t     capture;  /* that its stream was in when it was asked for; 0: none */
     uint64_t     captured; /* as in a head */
     int         *done;     /* of a launch of a graph: set when it has ended; NULL: no graph's */
-    int          n_parts, moved;
+    int          n_parts, moved, stays;
     part         parts[MAX_PARTS];
 } op;
 

@@ -11,7 +11,8 @@ static op *g_under_way; /* in the order of their launch */
 
 /* BT_FAKE_NCCL="2:hand-off:5:9 3:group:40:19": rank 2 of the job gets signal 9 at its 5th operation
  * of communicators whose name has "hand-off" in it, rank 3 signal 19.  Once each; with 0 for the
- * signal the operation fails, and so do all that follow. */
+ * signal the operation fails, and so do all that follow; with -1 these stay in their streams for
+ * ever, also when their communicator ends. */
 enum { MAX_FATES = 4 };
 typedef struct {
     char name[16];
@@ -128,7 +129,8 @@ static void meet_fate(op *o)
 
         if (strstr(o->comm->name, f->name) == NULL || --f->at > 0) continue;
         if (f->signal == 0) o->comm->error = ncclSystemError;
-        if (f->signal == 0 || f->at < 0) continue;
+        if (f->signal == -1) o->stays = 1;
+        if (f->signal <= 0 || f->at < 0) continue;
         fprintf(stderr, "fake NCCL: signal %d at an operation of %s\n", f->signal, o->comm->name);
         raise(f->signal);
     }
@@ -140,7 +142,7 @@ static int move_op(op *o)
 
     if (!o->moved) meet_fate(o);
     o->moved = 1;
-
+    if (o->stays) return 0;
     for (int i = 0; i < o->n_parts && o->comm->error == ncclSuccess; i++) {
         move_part(o, &o->parts[i]);
         open += !is_over(&o->parts[i]);
@@ -218,7 +220,10 @@ void fake_nccl_drop(ncclComm_t c)
             continue;
         }
         *at = o->next;
-        end_op(o);
+        if (o->stays)
+            free(o);
+        else
+            end_op(o);
     }
 }
 

@@ -1,4 +1,5 @@
-"""scripts/gpu-check on a machine that only seems to have a GPU: cells that run at once share its memory, and NCCL costs the others nothing."""
+"""scripts/gpu-check on a machine that only seems to have a GPU: cells that run at once share its memory, and NCCL costs the others nothing; a kernel
+test's line begins with the first reason of the first test that failed."""
 import os
 import subprocess
 import sys
@@ -17,6 +18,27 @@ echo "a last word"
 echo ">"
 exit 3
 """
+KERNEL = """#!/bin/sh
+case $1 in
+--list) printf 'one\\ntwo\\nthree\\n' ;;
+one) echo "on NVIDIA H200"; echo "one ok" ;;
+two) echo "tile.c:7 expected 1"; echo "tile.c:8 expected 2"; exit 1 ;;
+*) echo "another reason"; exit 1 ;;
+esac
+"""
+
+
+def expect_reason(folder):
+    os.mkdir(os.path.join(folder, "tests"))
+    write_program(os.path.join(folder, "tests", "gpu_test_some"), KERNEL)
+    done = subprocess.run([CHECK, folder, "kernels", os.path.join(folder, "kernels"), "gpu_test"], capture_output=True, text=True)
+    assert done.returncode == 1 and done.stdout.endswith("exit code 1: tile.c:7 expected 1; failed: two three\n"), done
+
+
+def write_program(path, text):
+    with open(path, "w") as f:
+        f.write(text)
+    os.chmod(path, 0o755)
 
 
 def expect_shared(notes):
@@ -36,11 +58,11 @@ def expect_shared(notes):
 def main():
     with tempfile.TemporaryDirectory() as folder:
         notes, out = os.path.join(folder, "notes"), os.path.join(folder, "out")
-        for name, text in (("nvidia-smi", "#!/bin/sh\necho a GPU\n"), ("python3", PYTHON.format(python=sys.executable, notes=notes))):
-            with open(os.path.join(folder, name), "w") as f:
-                f.write(text)
-            os.chmod(os.path.join(folder, name), 0o755)
-        done = subprocess.run([CHECK, folder, "cells", out], capture_output=True, text=True, cwd=folder, env={**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"})
+        write_program(os.path.join(folder, "nvidia-smi"), "#!/bin/sh\necho a GPU\n")
+        write_program(os.path.join(folder, "python3"), PYTHON.format(python=sys.executable, notes=notes))
+        os.environ["PATH"] = f"{folder}:{os.environ['PATH']}"
+        expect_reason(folder)
+        done = subprocess.run([CHECK, folder, "cells", out], capture_output=True, text=True, cwd=folder)
         with open(os.path.join(out, "cells.log")) as f:
             log = f.read()
         with open(notes) as f:

@@ -1,8 +1,11 @@
 /* The CUDA back end on a GPU that is host memory: its own code, with the kernels on the CPU. */
 #include <cuda_runtime_api.h>
+#include <pthread.h>
+#include <stdatomic.h>
 
 #include "device/cpu/device_cpu.h"
 #include "device/cuda/module.h"
+#include "tests/cuda/fake/inside.h"
 #include "tests/cuda/numbers.h"
 #include "tests/support/sweep.h"
 
@@ -518,6 +521,44 @@ static void expect_unusable(fake_gpu gpu, uint32_t device, const char *why)
     EXPECT_HAS(bt_error_text(), why);
 }
 
+static void *drain_beside(void *over)
+{
+    while (!atomic_load((atomic_bool *)over))
+        fake_gpu_drain_beside();
+    return NULL;
+}
+
+/* As an end of NCCL's that takes longer than it is waited for. */
+static void work_comes_right_though_another_thread_drains_the_gpu(void)
+{
+    enum { N = 512, RUNS = 400 };
+    bt_device  *dev   = make();
+    uint64_t    rng   = 6;
+    bt_bf16    *x     = random_bf16(N, 1, &rng), first[N], y[N];
+    void       *mem   = NULL;
+    atomic_bool over  = false;
+    int         wrong = 0;
+    pthread_t   thread;
+
+    EXPECT_EQ(bt_device_alloc(dev, 2 * N * sizeof(*x), &mem), BT_OK);
+    EXPECT_EQ(bt_device_upload(dev, mem, x, N * sizeof(*x)), BT_OK);
+    EXPECT_EQ(pthread_create(&thread, NULL, drain_beside, &over), 0);
+    for (int i = 0; i < RUNS; i++) {
+        bt_bf16 *to = (bt_bf16 *)mem + N;
+
+        EXPECT_EQ(bt_device_rms_norm(dev, 1, N, mem, N, mem, 1e-6f, to, N), BT_OK);
+        EXPECT_EQ(bt_device_download(dev, i == 0 ? first : y, to, sizeof(y)), BT_OK);
+        EXPECT_EQ(bt_device_sync(dev), BT_OK);
+        wrong += i > 0 && memcmp(first, y, sizeof(y)) != 0;
+    }
+    EXPECT_EQ(wrong, 0);
+    atomic_store(&over, true);
+    EXPECT_EQ(pthread_join(thread, NULL), 0);
+    bt_device_free(dev, mem);
+    free(x);
+    drop(dev);
+}
+
 static void machines_that_cannot_are_told_why(void)
 {
     fake_gpu gpu = HOPPER;
@@ -640,6 +681,7 @@ int main(int argc, char **argv)
         BT_TEST(products_of_one_x_run_beside_each_other),
         BT_TEST(a_graph_is_the_work_that_it_kept),
         BT_TEST(a_spoiled_capture_is_an_error_and_leaves_nothing),
+        BT_TEST(work_comes_right_though_another_thread_drains_the_gpu),
         BT_TEST(machines_that_cannot_are_told_why),
         BT_TEST(arithmetic_is_named_by_the_compute_capability),
         BT_TEST(a_full_gpu_says_how_much_is_left),

@@ -1,4 +1,5 @@
 /* tests/cuda/fake/cudart.c - the fake GPU and its memory: see cuda_runtime_api.h beside it. */
+#include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -57,8 +58,23 @@ typedef struct {
 
 /* In whole huge pages, so that a change of protection is a change of few entries. */
 static size_t protected_bytes(void) { return (g_used + HUGE - 1) / HUGE * HUGE; }
-void          fake_gpu_close(void) { mprotect(g_arena, protected_bytes(), PROT_NONE); }
-void          fake_gpu_open(void) { mprotect(g_arena, protected_bytes(), PROT_READ | PROT_WRITE); }
+
+static pthread_mutex_t g_lock = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
+
+void fake_gpu_lock(void) { pthread_mutex_lock(&g_lock); }
+void fake_gpu_unlock(void) { pthread_mutex_unlock(&g_lock); }
+
+void fake_gpu_open(void)
+{
+    fake_gpu_lock();
+    mprotect(g_arena, protected_bytes(), PROT_READ | PROT_WRITE);
+}
+
+void fake_gpu_close(void)
+{
+    mprotect(g_arena, protected_bytes(), PROT_NONE);
+    fake_gpu_unlock();
+}
 
 static head *take_piece(size_t bytes)
 {

@@ -19,8 +19,11 @@ void fake_gpu_run_all(void);
 /* All work of the GPU; what never ends is the test's mistake. */
 void fake_gpu_drain(void);
 /* What ends soon, in a thread beside the one that gives work, which waits meanwhile, but not for
- * ever (comm_nccl.c): the fake GPU serves one thread at a time. */
+ * ever (comm_nccl.c). */
 void fake_gpu_drain_beside(void);
+/* The fake GPU serves one thread at a time; it is locked while its memory is open too. */
+void fake_gpu_lock(void);
+void fake_gpu_unlock(void);
 
 typedef struct fake_run fake_run; /* a launch of a graph that is under way */
 typedef enum { COPY, SET, LAUNCH, RECORD, AWAIT, GRAPH, FOREIGN } fake_op_kind;

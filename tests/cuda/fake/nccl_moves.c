@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tests/cuda/fake/inside.h"
 #include "tests/cuda/fake/nccl_inside.h"
 
 static op *g_under_way; /* in the order of their launch */
@@ -179,6 +180,7 @@ void fake_nccl_progress(void)
     int  open = 0;
 
     if (g_fake_nccl.stalled) return;
+    fake_gpu_lock();
     while (*at != NULL) {
         op *o     = *at;
         int moves = is_first(o) && may_move(o);
@@ -195,6 +197,7 @@ void fake_nccl_progress(void)
         }
     }
     if (open) fake_gpu_close();
+    fake_gpu_unlock();
 }
 
 static void put_under_way(op *o)
@@ -212,6 +215,7 @@ void fake_nccl_drop(ncclComm_t c)
 {
     op **at = &g_under_way;
 
+    fake_gpu_lock();
     while (*at != NULL) {
         op *o = *at;
 
@@ -225,6 +229,7 @@ void fake_nccl_drop(ncclComm_t c)
         else
             end_op(o);
     }
+    fake_gpu_unlock();
 }
 
 /* ---- operations that a graph holds: each launch runs them once more */
@@ -281,6 +286,8 @@ void fake_nccl_launch(ncclComm_t c)
     } else {
         o->stream->n_given++;
         o->put = o->stream->n_put;
+        fake_gpu_lock();
         put_under_way(o);
+        fake_gpu_unlock();
     }
 }

@@ -62,9 +62,11 @@ static cudaError_t put(cudaStream_t stream, fake_op from)
     op->given = stream->n_given;
     if (op->event != NULL) op->event->holders++;
     if (op->graph != NULL) fake_graph_hold(op->graph);
+    fake_gpu_lock();
     *stream->end = op;
     stream->end  = &op->next;
     stream->n_put++;
+    fake_gpu_unlock();
     return cudaSuccess;
 }
 

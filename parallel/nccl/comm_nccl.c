@@ -156,9 +156,10 @@ static void nccl_abort(bt_nccl_comm *comm)
     while (!atomic_load(&e->over) && bt_now_ns() < end_ns)
         bt_sleep_ns(BT_NS_PER_MS / 10);
     if (!atomic_load(&e->over))
-        BT_WARN("%s: NCCL has not ended it within %.0f s, since other ranks of this machine still "
-                "have connections to it, and goes on beside",
-                comm->name, (double)END_MAX_NS / BT_NS_PER_S);
+        BT_WARN(
+            "%s: NCCL has not ended it within %.0f s, as where other ranks of this machine still "
+            "have connections to it, or the GPU has work of it, and goes on beside",
+            comm->name, (double)END_MAX_NS / BT_NS_PER_S);
     leave_ending(e);
 }
 

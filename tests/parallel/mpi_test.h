@@ -150,16 +150,21 @@ static inline uint64_t mix3(uint64_t a, uint64_t b, uint64_t c)
     return mix(mix(mix(a + 0x9e3779b97f4a7c15ull) + b) + c);
 }
 
-/* Bytes that one rank has for another one, as both compute them. */
-static inline uint8_t byte_of(uint64_t seed, uint32_t from, uint32_t to, size_t at)
+/* Bytes that one rank has for another one, as both compute them: the eight of word `at`. */
+static inline uint64_t word_of(uint64_t seed, uint32_t from, uint32_t to, size_t at)
 {
-    return (uint8_t)mix3(seed, (uint64_t)from << 32 | to, at / 8) + (uint8_t)at;
+    return mix3(seed, (uint64_t)from << 32 | to, at);
 }
+
+static inline size_t word_bytes(size_t n, size_t at) { return n - at < 8 ? n - at : 8; }
 
 static inline void fill(uint8_t *p, size_t n, uint64_t seed, uint32_t from, uint32_t to)
 {
-    for (size_t i = 0; i < n; i++)
-        p[i] = byte_of(seed, from, to, i);
+    for (size_t at = 0; at < n; at += 8) {
+        uint64_t word = word_of(seed, from, to, at / 8);
+
+        memcpy(p + at, &word, word_bytes(n, at));
+    }
 }
 
 static inline size_t count_wrong(const uint8_t *p, size_t n, uint64_t seed, uint32_t from,
@@ -167,8 +172,13 @@ static inline size_t count_wrong(const uint8_t *p, size_t n, uint64_t seed, uint
 {
     size_t wrong = 0;
 
-    for (size_t i = 0; i < n; i++)
-        wrong += p[i] != byte_of(seed, from, to, i);
+    for (size_t at = 0; at < n; at += 8) {
+        uint64_t want = word_of(seed, from, to, at / 8), found = want;
+
+        memcpy(&found, p + at, word_bytes(n, at)); /* behind the end it is as wanted */
+        for (uint64_t x = found ^ want; x != 0; x >>= 8)
+            wrong += (x & 0xff) != 0;
+    }
     return wrong;
 }
 

@@ -94,12 +94,13 @@ static void exchange_one_way_brings_a_large_block(void)
 
 static void many_small_operations_stay_in_step(void)
 {
-    enum { STEPS = 20000 }; /* more than the tag's sequence holds */
+    enum { STEPS = 2000 };
     bt_group *group = group_of_all();
     uint64_t  mine, all[MAX_RANKS], wrong = 0, start_ns;
     bt_wait   wait = wait_s(30);
 
-    start_ns = bt_now_ns();
+    group->sequence = (1u << g_world->tags.sequence_bits) - STEPS / 2; /* the tag's begins anew */
+    start_ns        = bt_now_ns();
     for (uint64_t k = 0; k < STEPS; k++) {
         mine = mix3(k, g_rank, 0);
         if (bt_group_all_gather(group, &mine, sizeof(mine), all, &wait) != BT_OK) break;

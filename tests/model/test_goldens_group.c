@@ -5,8 +5,15 @@
 static bt_world *g_world;
 static goldens   g_goldens;
 static uint32_t  g_n_ranks, g_rank;
+static sequence  g_alone[MAX_GOLDEN_CASES]; /* the short cases by this process alone */
 
-enum { MAX_CASE_TOKENS = 256, MAX_EXPERTS = 64, TAG_ALONE = 1, TAG_GROUP = 0 };
+enum {
+    MAX_CASE_TOKENS = 256,
+    MAX_EXPERTS     = 64,
+    TAG_ALONE       = 1,
+    TAG_GROUP       = 0,
+    EACH            = MAX_RANKS + 1
+};
 
 static engine_options options(void)
 {
@@ -24,8 +31,8 @@ static uint32_t n_short_cases(void)
     return n;
 }
 
-/* Every case by this process alone, as a group of one. */
-static void run_alone(sequence *runs)
+/* As a group of one. */
+static void run_alone(void)
 {
     engine_options opt = options();
     uint32_t       self[1];
@@ -35,8 +42,8 @@ static void run_alone(sequence *runs)
     opt.tag_space = TAG_ALONE;
     engine_open(&e, &g_goldens, g_world, 1, self, &opt);
     for (uint32_t i = 0; i < n_short_cases(); i++) {
-        runs[i] = (sequence){.c = &g_goldens.cases[i], .rows_per_step = 1};
-        engine_run(&e, 1, &runs[i]);
+        g_alone[i] = (sequence){.c = &g_goldens.cases[i], .rows_per_step = 1};
+        engine_run(&e, 1, &g_alone[i]);
     }
     engine_close(&e);
 }
@@ -62,22 +69,24 @@ static void expect_same(const sequence *got, const sequence *want, const char *w
 }
 
 /* Case 0 on one rank alone while all others bring nothing, for each rank; then a case on every
- * rank, started at different steps, in different chunks; then on all but one rank. */
-static void check_spreads(engine *e, const sequence *alone, const char *what)
+ * rank, started at different steps, in different chunks; then on all but one rank, which is
+ * `idle`, or EACH in turn. */
+static void check_spreads(engine *e, uint32_t idle, const char *what)
 {
     uint32_t n_cases = n_short_cases();
 
     for (uint32_t r = 0; r < g_n_ranks; r++) {
-        sequence one = {.c = alone[0].c, .rank = r, .rows_per_step = 2};
+        sequence one = {.c = g_alone[0].c, .rank = r, .rows_per_step = 2};
 
         engine_run(e, 1, &one);
-        if (r == g_rank) expect_same(&one, &alone[0], what);
+        if (r == g_rank) expect_same(&one, &g_alone[0], what);
         sequence_free(&one);
     }
     for (uint32_t without = 0; without <= g_n_ranks; without++) {
         sequence seqs[MAX_RANKS];
         uint32_t n = 0;
 
+        if (idle != EACH && without != idle && without != g_n_ranks) continue;
         for (uint32_t r = 0; r < g_n_ranks; r++)
             if (r != without)
                 seqs[n++] = (sequence){.c             = &g_goldens.cases[r % n_cases],
@@ -88,7 +97,8 @@ static void check_spreads(engine *e, const sequence *alone, const char *what)
                                        .bare          = (r + without) % 3 != 0};
         engine_run(e, n, seqs);
         for (uint32_t i = 0; i < n; i++) {
-            if (seqs[i].rank == g_rank) expect_same(&seqs[i], &alone[seqs[i].rank % n_cases], what);
+            if (seqs[i].rank == g_rank)
+                expect_same(&seqs[i], &g_alone[seqs[i].rank % n_cases], what);
             sequence_free(&seqs[i]);
         }
     }
@@ -97,15 +107,14 @@ static void check_spreads(engine *e, const sequence *alone, const char *what)
 static void group_bits_do_not_depend_on_ranks_or_placement(void)
 {
     uint32_t                 n = g_goldens.cfg.moe.gate.n_experts, last = g_n_ranks - 1;
+    uint32_t                 idle[4] = {g_n_ranks / 2, 0, last, 1}; /* of each placement */
     uint16_t                 owner[4][MAX_EXPERTS];
-    sequence                 alone[MAX_GOLDEN_CASES];
     engine                   e;
     static const char *const names[] = {"blocks split over all ranks", "rank 0 without experts",
                                         "all experts on the last rank",
                                         "descending, in uneven runs"};
 
     NEED(n <= MAX_EXPERTS);
-    run_alone(alone);
     for (uint32_t x = 0; x < n; x++) {
         owner[0][x] = (uint16_t)(x % g_n_ranks);
         owner[1][x] = (uint16_t)(g_n_ranks == 1 ? 0 : 1 + x % (g_n_ranks - 1));
@@ -114,29 +123,25 @@ static void group_bits_do_not_depend_on_ranks_or_placement(void)
         owner[3][x] = (uint16_t)(last - (owner[3][x] > last ? last : owner[3][x]));
     }
     group_open(&e, NULL);
-    check_spreads(&e, alone, "default placement");
+    check_spreads(&e, EACH, "default placement");
     engine_close(&e);
     for (int i = 0; i < 4; i++) {
         group_open(&e, owner[i]);
-        check_spreads(&e, alone, names[i]);
+        check_spreads(&e, idle[i], names[i]);
         engine_close(&e);
     }
-    for (uint32_t i = 0; i < n_short_cases(); i++)
-        sequence_free(&alone[i]);
 }
 
 /* Each rank is lost once, and comes back: survivors and then all again compute the same bits, and
  * in the end everybody has as many weights as at first.  What experts ran is counted over all. */
 static void group_bits_survive_losses(void)
 {
-    sequence alone[MAX_GOLDEN_CASES];
     engine   e;
     size_t   bytes;
     bool     taken[MAX_RANKS];
     uint32_t epoch = 2;
     uint64_t n_rows;
 
-    run_alone(alone);
     group_open(&e, NULL);
     bytes = bt_model_weight_bytes(e.model);
     for (uint32_t lost = 0; lost < g_n_ranks && g_n_ranks > 1; lost++) {
@@ -151,15 +156,13 @@ static void group_bits_survive_losses(void)
             EXPECT_EQ(engine_expert_rows(&e), n_rows);
             one.rank = e.n_ranks - 1;
             engine_run(&e, 1, &one);
-            if (e.self == one.rank) expect_same(&one, &alone[lost % 2], "after a loss");
+            if (e.self == one.rank) expect_same(&one, &g_alone[lost % 2], "after a loss");
             EXPECT(engine_expert_rows(&e) > n_rows);
             sequence_free(&one);
         }
     }
     EXPECT_EQ(bt_model_weight_bytes(e.model), bytes);
     engine_close(&e);
-    for (uint32_t i = 0; i < n_short_cases(); i++)
-        sequence_free(&alone[i]);
 }
 
 /* Every rank runs a case with the goldens' routing: within the error that bf16 explains. */
@@ -204,7 +207,10 @@ int main(int argc, char **argv)
     g_rank    = bt_world_rank(g_world);
     NEED(g_n_ranks <= MAX_RANKS);
     goldens_open(&g_goldens, argv[1]);
+    run_alone();
     rc = BT_RUN_TESTS(TESTS, argc > 2 ? argv[2] : NULL);
+    for (uint32_t i = 0; i < n_short_cases(); i++)
+        sequence_free(&g_alone[i]);
     goldens_close(&g_goldens);
     bt_world_fini(g_world);
     return rc;

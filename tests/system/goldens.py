@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Holds the distributed engine against the goldens and against itself, on every route.
 
-    goldens.py --bin DIR --source DIR --model NAME [--full] [--only ROUTE...]
+    goldens.py --bin DIR --source DIR --model NAME [--turn N | --full] [--only ROUTE...]
 
 A route is (ranks, attention form, chunk).  `baton-logits` runs every case of the model in the ranks that serve,
 twice: with the goldens' routing forced, and free.  On each route:
@@ -9,8 +9,9 @@ twice: with the goldens' routing forced, and free.  On each route:
     bf16_forced_median_row_error), and the experts come back as forced;
   - free: median row error <= 1.5 x bf16_median_row_error, rows that saw other experts <= max(3, 2 x bf16_rows_rerouted);
   - laws A and B: logits and experts equal, bit by bit, those of every other route of the same form.
-Without --full the routes are a pairwise cover of ranks, forms and chunks; with it, their whole product.  Chunks of
-1 and 7 take prompts of up to 256 tokens only."""
+With --full the routes are the whole product of ranks, forms and chunks; without it every pair of two of them.  With --turn
+half as many: each value with the model, each form with three of the ranks and chunks, and of eight models with turns
+0 to 7 together the whole product.  Chunks of 1 and 7 take prompts of up to 256 tokens only."""
 import itertools
 import json
 import os
@@ -37,6 +38,11 @@ def pairwise():
     """Routes in which every pair of values of two factors occurs: a Latin square over ranks x forms."""
     for r, f in itertools.product(range(len(RANKS)), range(len(FORMS))):
         yield RANKS[r], FORMS[f], CHUNKS[(r + f) % len(CHUNKS)]
+
+
+def by_turns(turn):
+    for r, k in itertools.product(range(len(RANKS)), range(2)):
+        yield RANKS[r], FORMS[2 * k + (r + turn) % 2], CHUNKS[(r // 2 + r + 2 * k + turn // 2) % len(CHUNKS)]
 
 
 def rank_flags(ranks):
@@ -164,9 +170,10 @@ def main():
     ap = cells.arguments(__doc__)
     ap.add_argument("--model", required=True)
     ap.add_argument("--full", action="store_true", help="the whole product of routes")
+    ap.add_argument("--turn", type=int, help="half of the pairwise cover, another one for each number")
     ap.add_argument("--only", nargs="+", help="these routes, as 2+2/role/7 (chunk 0: whole)")
     a = ap.parse_args()
-    routes = list(itertools.product(RANKS, FORMS, CHUNKS)) if a.full else list(pairwise())
+    routes = list(itertools.product(RANKS, FORMS, CHUNKS)) if a.full else list(pairwise() if a.turn is None else by_turns(a.turn))
     if a.only:
         routes = [(ranks, form, int(chunk)) for ranks, form, chunk in (route.split("/") for route in a.only)]
     model, v, base = Model(a.source, a.model), Verdict(), {}

@@ -57,6 +57,11 @@ typedef struct {
 } bt_link_view;
 
 typedef struct {
+    char            cell[BT_HOST_TEXT];
+    bt_avoided_view pair;
+} bt_avoided_link_view;
+
+typedef struct {
     bt_phase       phase;
     bool           tls_refused; /* the files of now: the ones before stay in use */
     uint64_t       at_ns, started_ns;
@@ -78,6 +83,8 @@ typedef struct {
     bt_cell_view          cells[BT_VIEW_CELLS];
     uint32_t              n_slow_links;
     bt_link_view          slow_links[BT_VIEW_PAIRS];
+    uint32_t              n_avoided_links;
+    bt_avoided_link_view  avoided_links[BT_VIEW_PAIRS];
     bt_cell_counts        counts; /* of all cells since the start */
     bt_rank_view *ranks; /* owned [rank_cap], n_ranks of them are valid: those that prefill come
                           * first, of all cells */

@@ -290,6 +290,19 @@ static void show_pairs(const bt_cell *cell, bt_snapshot *s)
     }
 }
 
+static void show_avoided(const char *cell, const bt_relay *relay, uint64_t now_ns, bt_snapshot *s)
+{
+    bt_avoided_view pairs[BT_VIEW_PAIRS];
+    uint32_t n = bt_relay_view_avoided(relay, now_ns, pairs, BT_VIEW_PAIRS - s->n_avoided_links);
+
+    for (uint32_t i = 0; i < n; i++) {
+        bt_avoided_link_view *v = &s->avoided_links[s->n_avoided_links++];
+
+        v->pair = pairs[i];
+        snprintf(v->cell, sizeof(v->cell), "%s", cell);
+    }
+}
+
 /* Those that prefill, of all cells, then the others. */
 static void show_ranks(const bt_fleet *fleet, bt_snapshot *s)
 {
@@ -310,7 +323,7 @@ static void show_ranks(const bt_fleet *fleet, bt_snapshot *s)
 static void show_cells(bt_fleet *fleet, uint64_t now_ns, bt_snapshot *s)
 {
     s->n_cells = s->n_prefill = s->n_decode = s->page_tokens = s->n_requests = 0;
-    s->n_slow_links                                                          = 0;
+    s->n_slow_links = s->n_avoided_links = 0;
     for (uint32_t i = 0; i < bt_fleet_n_cells(fleet); i++) {
         const bt_up_hello *h     = bt_cell_facts(bt_fleet_cell_at(fleet, i));
         const bt_relay    *relay = bt_fleet_relay(fleet, i);
@@ -320,9 +333,10 @@ static void show_cells(bt_fleet *fleet, uint64_t now_ns, bt_snapshot *s)
         s->page_tokens = h->page_tokens;
         show_pairs(bt_fleet_cell_at(fleet, i), s);
         if (i < BT_VIEW_CELLS) show_cell(fleet, s->n_cells++, &s->cells[i]);
-        if (relay != NULL)
-            s->n_requests += bt_relay_view_requests(relay, now_ns, &s->requests[s->n_requests],
-                                                    BT_VIEW_REQUESTS - s->n_requests);
+        if (relay == NULL) continue;
+        show_avoided(bt_fleet_cell_at(fleet, i)->name, relay, now_ns, s);
+        s->n_requests += bt_relay_view_requests(relay, now_ns, &s->requests[s->n_requests],
+                                                BT_VIEW_REQUESTS - s->n_requests);
     }
     s->n_requests += bt_fleet_view_lobby(fleet, now_ns, &s->requests[s->n_requests],
                                          BT_VIEW_REQUESTS - s->n_requests);

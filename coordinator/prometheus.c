@@ -255,6 +255,21 @@ static void slow_links(page *p, const bt_snapshot *s)
     }
 }
 
+static void avoided_links(page *p, const bt_snapshot *s)
+{
+    family(p, "baton_handoff_avoided_seconds", "gauge",
+           "Pairs of ranks that nothing is handed over between, since a hand-off stood still: for "
+           "how long yet.");
+    for (uint32_t i = 0; i < s->n_avoided_links; i++) {
+        const bt_avoided_link_view *v = &s->avoided_links[i];
+
+        fprintf(p->f, "baton_handoff_avoided_seconds{model_name=\"%s\",from=\"%u\",to=\"%u\"",
+                p->model, v->pair.from, v->pair.to);
+        if (v->cell[0] != 0) fprintf(p->f, ",cell=\"%s\"", v->cell);
+        fprintf(p->f, "} %.17g\n", (double)v->pair.left_ns * 1e-9);
+    }
+}
+
 /* A lost rank has nothing any more: its gauges are 0, what it has counted stays. */
 static void ranks(page *p, const bt_snapshot *s)
 {
@@ -358,6 +373,7 @@ char *bt_exposition_prometheus(const bt_snapshot *s, size_t *n_out)
     requests(&p, s);
     ranks(&p, s);
     slow_links(&p, s);
+    avoided_links(&p, s);
     experts(&p, &s->counts);
     if (fclose(p.f) != 0) {
         free(text);

@@ -48,6 +48,20 @@ void bt_relay_view_rank(const bt_relay *relay, uint32_t rank, bt_relay_rank_view
                                      .prefill_tokens = k->prefill_tokens};
 }
 
+uint32_t bt_relay_view_avoided(const bt_relay *relay, uint64_t now_ns, bt_avoided_view *out,
+                               uint32_t n_max)
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < relay->n_avoided && n < n_max; i++) {
+        const bt_avoided_pair *p = &relay->avoided[i];
+
+        if (bt_relay_prefills(relay, p->prefill) && bt_relay_decodes(relay, p->decode))
+            out[n++] = (bt_avoided_view){p->prefill, p->decode, bt_since_ns(now_ns, p->until_ns)};
+    }
+    return n;
+}
+
 bt_relay_block bt_relay_blocked(const bt_relay *relay)
 {
     return relay->queue.first == NULL ? BT_BLOCKED_NOT : relay->blocked;

@@ -125,6 +125,17 @@ static json_t *link_json(const bt_link_view *v)
     return o;
 }
 
+static json_t *avoided_json(const bt_avoided_link_view *v)
+{
+    json_t *o = json_object();
+
+    put(o, "cell", json_string(v->cell));
+    put_int(o, "from", v->pair.from);
+    put_int(o, "to", v->pair.to);
+    put_real(o, "left_s", (double)v->pair.left_ns * 1e-9);
+    return o;
+}
+
 static json_t *request_json(const bt_relay_request_view *v)
 {
     json_t *o = json_object();
@@ -202,7 +213,7 @@ static json_t *balance_json(const bt_snapshot *s)
 char *bt_exposition_json(const bt_snapshot *s, size_t *n_out)
 {
     json_t *o = json_object(), *ranks = json_array(), *requests = json_array();
-    json_t *cells = json_array(), *links = json_array();
+    json_t *cells = json_array(), *links = json_array(), *avoided = json_array();
     char   *text;
 
     put(o, "phase", json_string(bt_phase_name(s->phase)));
@@ -231,8 +242,11 @@ char *bt_exposition_json(const bt_snapshot *s, size_t *n_out)
         json_array_append_new(cells, cell_json(&s->cells[i]));
     for (uint32_t i = 0; i < s->n_slow_links; i++)
         json_array_append_new(links, link_json(&s->slow_links[i]));
+    for (uint32_t i = 0; i < s->n_avoided_links; i++)
+        json_array_append_new(avoided, avoided_json(&s->avoided_links[i]));
     put(o, "cells", cells);
     put(o, "slow_links", links);
+    put(o, "avoided_links", avoided);
     put(o, "ranks", ranks);
     put(o, "open_requests", requests);
     put(o, "experts_prefill", experts_json(s, 0));

@@ -218,6 +218,23 @@ class Cell:
         decode.held.pop(m.request, None)
         decode.send(released=released)
 
+    def stand_still_once(self):
+        """The first hand-off from now on does: (prefill rank, decode rank) comes to the list that is returned."""
+        pairs = []
+
+        def hand_over(rank, reserve, m):
+            with self.lock:
+                still = not pairs
+                if still:
+                    pairs.append((rank.rank, m.decode_rank))
+            if still:
+                rank.send(failed=control.Failed(request=m.request, epoch=m.epoch, code=14, message="no grant", stands_still=True))
+                rank.send(released=control.Released(request=m.request, epoch=m.epoch))
+            else:
+                self.generate(rank, reserve, m)
+        self.on_prefill = hand_over
+        return pairs
+
     def seen(self, kind):
         return [(r.rank, m) for r in self.ranks for k, m in r.seen if k == kind]
 

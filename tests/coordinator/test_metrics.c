@@ -226,6 +226,25 @@ static void metrics_json_of_a_lost_rank_has_what_it_counted(void)
     free(s);
 }
 
+static void metrics_name_the_cell_of_a_pair_that_hands_nothing_over(void)
+{
+    bt_snapshot *s = snapshot(NULL);
+    json_t      *o;
+
+    s->n_ranks          = 0;
+    s->n_avoided_links  = 1;
+    s->avoided_links[0] = (bt_avoided_link_view){
+        .cell = "c", .pair = {.from = 3, .to = 7, .left_ns = 90500 * MS}
+    };
+    expect_text(s, "baton_handoff_avoided_seconds{model_name=\"a\\\"b\\\\c\",from=\"3\",to=\"7\","
+                   "cell=\"c\"} 90.5\n");
+    o = json_of(s);
+    EXPECT_EQ(number(o, "avoided_links", "from"), 3);
+    EXPECT_EQ(number(o, "avoided_links", "to"), 7);
+    json_decref(o);
+    free(s);
+}
+
 static void metrics_json_has_the_oldest_second_first(void)
 {
     bt_rank_view rank = {.n_pages = 10};
@@ -273,6 +292,7 @@ static const bt_test TESTS[] = {
     BT_TEST(metrics_tokens_that_come_together_share_their_gap),
     BT_TEST(metrics_text_counts_all_and_escapes_names),
     BT_TEST(metrics_json_of_a_lost_rank_has_what_it_counted),
+    BT_TEST(metrics_name_the_cell_of_a_pair_that_hands_nothing_over),
     BT_TEST(metrics_json_has_the_oldest_second_first),
 };
 

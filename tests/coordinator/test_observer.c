@@ -4,6 +4,7 @@
 
 #include <string.h>
 
+#include "coordinator/relay_state.h"
 #include "coordinator/slow.h"
 #include "tests/coordinator/fleet_site.h"
 #include "tests/support/sweep.h"
@@ -260,6 +261,49 @@ static void observer_publishes_in_time_or_a_new_phase(void)
     end(&v);
 }
 
+/* Of all cells, while both ranks sit there and the time is not over. */
+static void observer_shows_what_hands_nothing_over(void)
+{
+    static const uint32_t PAIRS[][2] = {
+        {0, 2},
+        {1, 3},
+        {0, 3}
+    };
+    view               v;
+    bt_control_peer    peers[2][4];
+    bt_relay          *relays[2];
+    const bt_snapshot *shown;
+
+    begin(&v, 0);
+    for (int c = 0; c < 2; c++) {
+        come_as(&v, peers[c], c == 0 ? "a" : "b", 2, 2);
+        relays[c] = v.s.fleet->cells[c]->relay;
+    }
+    EXPECT_EQ(look_after(&v, BT_NS_PER_S)->n_avoided_links, 0);
+    for (int i = 0; i < 3; i++) { /* 1 s apart */
+        bt_relay_request q = {.prefill_rank = PAIRS[i][0], .decode_rank = PAIRS[i][1]};
+
+        EXPECT(bt_relay_avoid(relays[i == 2], &q, v.now));
+        v.now += BT_NS_PER_S;
+    }
+    for (int k = 0; k < 3; k++) { /* into each of the board's snapshots */
+        shown = look_after(&v, BT_NS_PER_S);
+        NEED(shown->n_avoided_links == 3);
+    }
+    for (uint64_t i = 0; i < 3; i++) {
+        const bt_avoided_link_view *l = &shown->avoided_links[i];
+
+        EXPECT(strcmp(l->cell, i == 2 ? "b" : "a") == 0);
+        EXPECT(l->pair.from == PAIRS[i][0] && l->pair.to == PAIRS[i][1]);
+        EXPECT_EQ(l->pair.left_ns, (600 - 6 + i) * BT_NS_PER_S);
+    }
+    relays[0]->ranks[1].group = relays[0]->ranks[2].group = BT_UNSEATED; /* they were lost */
+    shown                                                 = look_after(&v, BT_NS_PER_S);
+    NEED(shown->n_avoided_links == 1);
+    EXPECT(strcmp(shown->avoided_links[0].cell, "b") == 0);
+    end(&v);
+}
+
 /* Ranks that prefill come first, of all cells, and a share is of the busiest one of its cell. */
 static void observer_shows_all_cells(void)
 {
@@ -364,6 +408,7 @@ int main(int argc, char **argv)
         BT_TEST(observer_shows_who_is_slow_for_long),
         BT_TEST(observer_keeps_the_last_seconds),
         BT_TEST(observer_publishes_in_time_or_a_new_phase),
+        BT_TEST(observer_shows_what_hands_nothing_over),
         BT_TEST(observer_shows_all_cells),
         BT_TEST(observer_shows_the_first_requests),
         BT_TEST(observer_says_for_what_cells_wait),

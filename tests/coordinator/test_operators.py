@@ -231,6 +231,22 @@ class Http(Served):
         list(call)
         wait_for(lambda: len(json.loads(get(self.http, "/status.json")[1])["history"]["generated"]) >= 2, "two seconds")
 
+    def test_names_ranks_that_nothing_is_handed_over_between(self):
+        def told():
+            links = json.loads(get(self.http, "/status.json")[1])["avoided_links"]
+            metrics = [(labels, v) for (name, labels), v in parse(get(self.http, "/metrics")[1]).items() if name == "baton_handoff_avoided_seconds"]
+            return links, metrics
+        self.assertEqual(told(), ([], []))
+        pairs = self.cell.stand_still_once()
+        self.assertEqual(list(list(self.generate())[-1].complete.output_ids), expected([5, 200, 300], 20))
+        wait_for(lambda: all(told()), "the pair")
+        (link,), ((labels, left_s),) = told()
+        (a, b), = pairs
+        self.assertEqual((link["cell"], link["from"], link["to"]), ("", a, b))
+        self.assertEqual(labels, f'model_name="demo",from="{a}",to="{b}"')
+        for s in (link["left_s"], left_s):
+            self.assertTrue(600 - 2 * WAIT_S < s <= 600, s)
+
     def test_status_counts_all_choices_of_a_request_and_what_they_may_have(self):
         self.cell.gate.clear()
         call = self.generate(n=3, max_tokens=20)

@@ -178,6 +178,13 @@ class Page(Browsed):
             self.assertTrue(part in page, part)
 
 
+    def test_ranks_that_nothing_is_handed_over_between(self):
+        pairs = self.cell.stand_still_once()
+        list(self.generate())
+        wait_for(lambda: self.status()["avoided_links"], "the pair")
+        self.assertTrue(re.search("<div>a hand-off from rank %d to rank %d stood still: none goes there for [89] min " % pairs[0], self.look("avoided")[0]))
+
+
 class Lost(Browsed):
     ARGS = (*Browsed.ARGS, "--on-death", "replace")
 

@@ -250,12 +250,13 @@ def link_cut_for_good(a, pb, rpc, hosts):
 
 
 def one_way(a, pb, rpc, hosts):
-    cell = spread(a, hosts, "--on-death", "replace", "--timeout-s", "2")
+    cell = spread(a, hosts, "--on-death", "replace", "--timeout-s", "2", "--http-port", "0")
     cell.wait_ready()
     requests = Load(pb, rpc, cell)
     requests.learn(8, 60)
     requests.start()
     requests.finish(cell)
+    assert cells.status(cell.http)["avoided_links"] == []
     hosts[0].lose_to(hosts[1])    # the prefill rank to one of the decode ranks
     begin = time.monotonic()
     requests.start()
@@ -263,6 +264,8 @@ def one_way(a, pb, rpc, hosts):
     took = time.monotonic() - begin
     avoided = [line for line in cell.lines if "a hand-off from rank 0 to rank 1 stood still" in line]
     assert len(avoided) == 1, cell.log()
+    (link,) = cells.status(cell.http)["avoided_links"]
+    assert (link["from"], link["to"]) == (0, 1) and 600 - took < link["left_s"] <= 600, link
     at = len(cell.lines)
     for _ in range(3):
         requests.start()

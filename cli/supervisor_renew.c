@@ -53,6 +53,7 @@ void bt_supervisor_fresh_serves(supervisor *s)
 {
     BT_WARN("the cell %s serves; the one that lacks ranks drains", s->fresh_name);
     s->fresh_serves = true;
+    s->serving_ns   = bt_awake_ns();
     bt_child_kill(&s->launch, SIGUSR1);
 }
 
@@ -69,12 +70,15 @@ void bt_supervisor_watch_fresh(supervisor *s, uint64_t now_ns)
 void bt_supervisor_fresh_ended(supervisor *s)
 {
     char text[128];
+    bool served = s->fresh_serves;
 
-    BT_WARN("the cell %s has not come: baton-launch %s; the one that lacks ranks goes on",
-            s->fresh_name, bt_child_ending(&s->fresh, text, sizeof(text)));
+    BT_WARN("the cell %s has %s: baton-launch %s; the one that lacks ranks %s", s->fresh_name,
+            served ? "ended" : "not come", bt_child_ending(&s->fresh, text, sizeof(text)),
+            served ? "drains" : "goes on");
     bt_child_close(&s->fresh);
     s->fresh_term_ns = 0;
     s->fresh_serves = s->fresh_worn = false;
+    if (served) bt_supervisor_renew(s); /* nobody else takes new requests */
 }
 
 bool bt_supervisor_take_fresh(supervisor *s)

@@ -307,6 +307,33 @@ static void hear_of_a_fresh_cell_that_hangs(void)
     EXPECT(!bt_child_running(&s.fresh) && bt_child_running(&s.launch));
 }
 
+/* The old one goes on with one that has not come.  Of one that has served it drains already, and
+ * takes nothing new: another one comes, unless that goes on and on. */
+static void hear_of_a_fresh_cell_that_ends_first(void)
+{
+    bt_run_options opt = {.renew = true, .restarts = 3};
+    supervisor     s   = serving(&opt);
+
+    signal(SIGUSR1, on_drain);
+    s.serving_ns = 1; /* long ago */
+    bt_supervisor_renew(&s);
+    for (uint32_t k = 1; k <= opt.restarts; k++) {
+        EXPECT_EQ(s.n_renewed, k);
+        EXPECT(s.fresh_at_ns != 0);
+        s.fresh_at_ns = 0;
+        s.fresh.pid   = getpid();
+        bt_supervisor_fresh_serves(&s);
+        bt_supervisor_fresh_ended(&s);
+        EXPECT_EQ(s.fresh_at_ns != 0, k < opt.restarts);
+    }
+    s.serving_ns = 1;
+    bt_supervisor_renew(&s);
+    s.fresh_at_ns = 0;
+    s.fresh.pid   = getpid();
+    bt_supervisor_fresh_ended(&s);
+    EXPECT_EQ(s.fresh_at_ns, 0);
+}
+
 /* The old one ends: because it has drained, or before the fresh one serves. */
 static void hear_of_a_fresh_cell_that_takes_over(void)
 {
@@ -352,6 +379,7 @@ int main(int argc, char **argv)
         BT_TEST(hear_of_a_fresh_cell),
         BT_TEST(hear_of_a_worn_cell_that_ends_or_comes_starts_none),
         BT_TEST(hear_of_a_fresh_cell_that_hangs),
+        BT_TEST(hear_of_a_fresh_cell_that_ends_first),
         BT_TEST(hear_of_a_fresh_cell_that_takes_over),
     };
 

@@ -7,9 +7,9 @@ ranks: a rank dies again and again under load; every stream is the undisturbed o
 the same ports and ranks serve again. hung: so does a coordinator that answers no more. paused: one that only stood still while it was to say
 who is lost keeps its ranks. stalls: all of it stands still, as with its machine, or the coordinator for less than its limit: a pause and
 nothing else; ranks that look for a coordinator meanwhile go on looking. renewed: with --renew a cell that lacks ranks is replaced under load
-by a fresh one beside it, again and again. renewed_in_turn: the fresh cell loses a rank too; the launcher of the old one dies. renewed_in_a_drain:
-the old cell drains, and dies before the fresh one is there. crash_loop: what dies as soon as it serves is given up, with the reason.
-start_up: 4 ranks, start to first token."""
+by a fresh one beside it, again and again. renewed_in_turn: the fresh cell loses a rank too, or all; the launcher of the old one dies.
+renewed_in_a_drain: the old cell drains, and dies before the fresh one is there. crash_loop: what dies as soon as it serves is given up, with the
+reason. start_up: 4 ranks, start to first token."""
 import os
 import shutil
 import signal
@@ -313,7 +313,15 @@ def renewed_in_turn(a, pb, rpc):
     left()
     wait_for(cell, "the cell renewed-2 serves", 1)
     wait_for(cell, "the ranks of the old cell have ended", 2)
+    at = len(cell.lines)
     left, launcher, fresh = lose_one(3)
+    wait_for(cell, 'cell "renewed-2" drains', 1)
+    workers = named(cell, "baton-worker")
+    for pid in fresh:    # it ends before it is alone: another one comes while the old one drains
+        os.kill(pid, signal.SIGKILL)
+    assert len(ask(pb, rpc, cell, 1, 20)) == 20
+    fresh = named(cell, "baton-worker") - workers
+    assert len(fresh) == 3 and not any("the ranks of the old cell have ended" in line for line in cell.lines[at:]), cell.log()
     os.kill(launcher, signal.SIGKILL)    # what is said of the old cell then is not meant for the fresh one
     wait_for(cell, "the ranks of the old cell have ended", 3)
     left()

@@ -147,12 +147,14 @@ static bool is_better(const bt_relay *r, uint32_t rank, int64_t much, int best, 
     return r->ranks[rank].index.n_new < r->ranks[best].index.n_new;
 }
 
-/* Pages that the decode rank would hold with the request, which needs so many; those that others
- * hold too count once. */
+/* Pages that the decode rank would hold with the request, which needs so many, and one more for
+ * each choice that grows there already: else it refuses.  Those that others hold too count once. */
 static int64_t pages_with(const bt_relay *r, const bt_relay_request *q, uint32_t need,
                           uint32_t rank)
 {
-    return (int64_t)r->ranks[rank].taken_pages + need - held_pages(r, q, rank);
+    const bt_rank_state *k = &r->ranks[rank];
+
+    return (int64_t)k->taken_pages + k->n_choices + need - held_pages(r, q, rank);
 }
 
 /* Tokens of the prompt that its prefill rank would probably compute. */
@@ -298,9 +300,9 @@ void bt_relay_free_decode(bt_relay *relay, bt_relay_request *q)
     if (!q->decode_holds) return;
     q->decode_holds = false;
     k->taken_pages -= q->decode_pages;
-    q->decode_pages = 0;
-    forget_held(relay, q);
     k->n_choices -= q->decode_choices;
+    q->decode_pages = q->decode_choices = 0;
+    forget_held(relay, q);
     k->n_held--;
     k->refused_until_ns = 0; /* there is room again */
 }
@@ -327,18 +329,22 @@ void bt_relay_prefill_done(bt_relay *relay, bt_relay_request *q)
     q->prefill_counts = 0;
 }
 
-static void count_decode_pages(bt_relay *r, bt_relay_request *q)
+/* Its pages and open choices on its decode rank, as they are by now. */
+static void count_decode(bt_relay *r, bt_relay_request *q)
 {
-    uint32_t pages = pages_now(r, q) - q->n_held / r->cfg.page_tokens;
+    bt_rank_state *k     = &r->ranks[q->decode_rank];
+    uint32_t       pages = pages_now(r, q) - q->n_held / r->cfg.page_tokens;
 
-    r->freed = r->freed || pages < q->decode_pages;
-    r->ranks[q->decode_rank].taken_pages += pages - q->decode_pages;
-    q->decode_pages = pages;
+    r->freed = r->freed || pages < q->decode_pages || q->n_open < q->decode_choices;
+    k->taken_pages += pages - q->decode_pages;
+    k->n_choices += q->n_open - q->decode_choices;
+    q->decode_pages   = pages;
+    q->decode_choices = q->n_open;
 }
 
 void bt_relay_grew(bt_relay *relay, bt_relay_request *q)
 {
-    if (q->decode_holds) count_decode_pages(relay, q);
+    if (q->decode_holds) count_decode(relay, q);
 }
 
 void bt_relay_learn(bt_relay *relay, const bt_relay_request *q, uint32_t choice)
@@ -379,11 +385,9 @@ static void reserve(bt_relay *r, bt_relay_request *q, uint32_t decode, uint32_t 
         bt_relay_end_no_memory(r, q);
         return;
     }
-    q->decode_holds   = true;
-    q->decode_choices = q->n_open;
-    r->ranks[decode].n_choices += q->n_open;
-    q->n_held = held_pages(r, q, decode) * r->cfg.page_tokens;
-    count_decode_pages(r, q);
+    q->decode_holds = true;
+    q->n_held       = held_pages(r, q, decode) * r->cfg.page_tokens;
+    count_decode(r, q);
     hold(&r->ranks[decode], now_ns);
     q->prefill_counts = rest_of(r, q, prefill);
     q->is_long        = takes_steps(&r->ranks[prefill], q->prefill_counts);
@@ -529,7 +533,7 @@ void bt_relay_place(bt_relay *relay, uint64_t now_ns)
             continue;
         }
         if (prefill == NO_RANK) { /* those of the other kind may pass that leave it its pages */
-            if (let_wait(relay, q)) passed_pages += pages_now(relay, q);
+            if (let_wait(relay, q)) passed_pages += pages_now(relay, q) + q->n_open;
             n_passed++;
             continue;
         }
@@ -601,7 +605,7 @@ static bool take_held(bt_relay *r, bt_relay_request *q, const bt_up *ticket)
     for (uint32_t i = 0; i < n; i++)
         q->held_pages[i] = ticket->u.ticket.pages[i].id;
     q->n_held = ticket->u.ticket.held;
-    count_decode_pages(r, q);
+    count_decode(r, q);
     if (n > 0) count_held(r, q, true);
     return true;
 }

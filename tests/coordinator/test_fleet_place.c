@@ -110,15 +110,15 @@ static void fleet_small_request_passes_a_large_one_to_another_cell(void)
     bt_up           released = {.kind = BT_UP_RELEASED};
 
     set_up(&s, 6);
-    come(&s, &a, "a", 3);
-    come(&s, &b, "b", 3);
+    come(&s, &a, "a", 5); /* each choice has a page, and needs another one soon */
+    come(&s, &b, "b", 5);
     EXPECT_EQ(submit_choices(&s, 0, "all of a", 5, 3), GRPC_STATUS_OK);
     EXPECT_EQ(submit_choices(&s, 1, "most of b", 5, 2), GRPC_STATUS_OK);
     released.u.released.request = b.number;
     released.u.released.epoch   = b.epoch;
     submit(&s, 2);
     EXPECT(a.n_reserved == 1 && b.n_reserved == 2);
-    EXPECT_EQ(submit_choices(&s, 3, "large", 5, 3), GRPC_STATUS_OK);
+    EXPECT_EQ(submit_choices(&s, 3, "large", 5, 4), GRPC_STATUS_OK);
     submit(&s, 4);
     submit(&s, 5);
     abort_one(&s, 5); /* nobody waits at b */
@@ -364,7 +364,8 @@ static void fleet_request_moves_to_no_cell_with_a_queue(void)
     tear_down(&s);
 }
 
-/* Each rank of its cell has two pages free, and the other cell three, of fewer. */
+/* Each rank of its cell lacks a page of the three that it needs beside one for each choice there;
+ * the other cell has them, of fewer. */
 static void fleet_request_leaves_the_idlest_cell_for_one_with_room(void)
 {
     site            s;
@@ -372,10 +373,10 @@ static void fleet_request_leaves_the_idlest_cell_for_one_with_room(void)
 
     set_up(&s, 4);
     for (uint32_t i = 0; i < 2; i++)
-        attach(&s, &a[i], "a", i, 2, 32);
+        attach(&s, &a[i], "a", i, 2, 30 + 30 + 2);
     be_ready(&s, &a[0]);
     be_ready(&s, &a[1]);
-    come(&s, &b, "b", 64);
+    come(&s, &b, "b", 61 + 61 + 3);
     prefer(&s, "b");
     EXPECT_EQ(submit_choices(&s, 0, "most of b", 5, 61), GRPC_STATUS_OK);
     prefer(&s, "a");

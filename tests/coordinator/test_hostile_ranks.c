@@ -5,7 +5,7 @@
 #include "tests/coordinator/relay_recount.h"
 #include "tests/support/seeds.h"
 
-enum { SEEDS = 400, STEPS = 4000, N_CLIENTS = 800, MOST_PAGES = 48 };
+enum { SEEDS = 400, STEPS = 4000, N_CLIENTS = 800, MOST_PAGES = 64 };
 
 typedef struct {
     liars       ranks;

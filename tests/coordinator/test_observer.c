@@ -363,8 +363,8 @@ static void observer_shows_the_first_requests(void)
     bt_control_peer a, b;
 
     begin(&v, 80);
-    come(&v.s, &a, "a", 64);
-    come(&v.s, &b, "b", 64);
+    come(&v.s, &a, "a", 128);
+    come(&v.s, &b, "b", 128);
     for (uint32_t i = 0; i < 80; i++)
         submit(&v.s, i);
     EXPECT(a.n_reserved < BT_VIEW_REQUESTS && a.n_reserved + b.n_reserved == 80);

@@ -129,6 +129,7 @@ static void on_reserve(cell *c, uint32_t rank, const bt_down_reserve *m)
     n_found = h->n_pages;
     while (fits && h->n_pages < sim_pages(m->n_prompt + m->n_replay + 1))
         fits = take_page(p, h);
+    fits = fits && n_in_use(p) + p->n_held <= POOL; /* a page is left for each of the others */
     c->n_tickets++;
     if (!fits) {
         give_back(p, h);
@@ -300,7 +301,7 @@ static void check(cell *c)
     for (uint32_t i = s->cfg.n_prefill; q != NULL && i < s->cfg.n_ranks; i++)
         fits = fits ||
                (bt_relay_decodes(s->relay, i) && s->relay->ranks[i].refused_until_ns <= s->now &&
-                n_in_use(&c->pools[i]) + needs(c, i, q) <= POOL &&
+                n_in_use(&c->pools[i]) + c->pools[i].n_held + needs(c, i, q) <= POOL &&
                 bt_rank_has_rows(&s->relay->ranks[i], 1));
     c->n_late += fits && s->relay->blocked == BT_BLOCKED_DECODE;
 }
@@ -389,7 +390,7 @@ static void play(uint64_t seed, uint32_t n_prefill, uint32_t n_decode, bool lose
             EXPECT_EQ(c->clients[n].ends, 1);
     for (uint32_t i = 0; i < c->s.cfg.n_ranks; i++)
         EXPECT_EQ(c->s.relay->ranks[i].taken_pages, 0);
-    EXPECT(c->n_refused < c->n_tickets / 3 && c->n_late < c->n_checks / 10);
+    EXPECT(c->n_refused < c->n_tickets / 4 && c->n_late < c->n_checks / 10);
     *n_retracted += c->n_retracted;
     *n_found += c->n_found;
     sim_fini(&c->s);

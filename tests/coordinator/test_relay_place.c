@@ -98,11 +98,11 @@ static void init_pages(sim *s, uint32_t rank, uint32_t n_pages)
 /* Where there is room for its pages --kv-bytes would not help. */
 static void relay_full_window_is_not_called_a_lack_of_room(void)
 {
-    for (uint32_t more = 0; more <= 1; more++) { /* its 8 pages beside the 26 of the first one */
+    for (uint32_t more = 0; more <= 1; more++) { /* its 8 pages beside the first one's 26 and 1 */
         sim        s;
         sim_client first, waiting;
 
-        init_pages(&s, 1, 26 + 7 + more);
+        init_pages(&s, 1, 26 + 1 + 7 + more);
         EXPECT_EQ(sim_submit(&s, &first, "first", 100, 2, 100), BT_OK);
         EXPECT_EQ(sim_submit(&s, &waiting, "waiting", 30, 2, 100), BT_OK);
         s.now += 31 * BT_NS_PER_S;
@@ -150,7 +150,7 @@ static void relay_short_prompts_pass_a_long_one_that_waits(void)
         sim        s;
         sim_client first, waits, brief;
 
-        sim_init(&s, 1, 1, 2, 16 + 11 + 3 + spare);
+        sim_init(&s, 1, 1, 2, 16 + 11 + 2 + 3 + spare); /* 2: for those that grow beside another */
         EXPECT_EQ(sim_submit(&s, &first, "first", 60, 2, 100), BT_OK); /* 16 pages */
         EXPECT_EQ(sim_submit(&s, &waits, "waits", 40, 2, 100), BT_OK); /* 11 */
         EXPECT_EQ(sim_submit(&s, &brief, "brief", 12, 2, 100), BT_OK); /* 4 */
@@ -172,7 +172,7 @@ static void relay_short_prompts_pass_many_long_ones(void)
     sim        s;
     sim_client first, waits[N], brief;
 
-    sim_init(&s, 1, 1, 2, 16 + 11 + 4);
+    sim_init(&s, 1, 1, 2, 16 + 11 + 2 + 4);
     EXPECT_EQ(sim_submit(&s, &first, "first", 60, 2, 100), BT_OK);
     for (int i = 0; i < N; i++) {
         char name[24];

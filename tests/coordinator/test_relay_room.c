@@ -35,10 +35,10 @@ static void relay_one_decode_rank_is_kept_for_a_large_request(void)
     sim_client full[2], big, brief[3];
     sim_rank  *first;
 
-    sim_init(&s, 0, 0, 2, 16);
+    sim_init(&s, 0, 0, 2, 16 + 2);
     submit_alike(&s, full, "full", 2, 30);   /* 8 pages each */
     submit_alike(&s, &big, "big", 1, 44);    /* 12 */
-    submit_alike(&s, brief, "brief", 3, 12); /* 4 each: two beside the second */
+    submit_alike(&s, brief, "brief", 3, 12); /* 4 each: two beside the second, as 2 grow there */
     EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 4);
     first = &s.ranks[0];
     for (uint32_t i = 0; i < first->n_down; i++)
@@ -137,18 +137,18 @@ static void relay_rank_that_lacks_least_is_kept(void)
     }
 }
 
-/* Two prefill ranks, of which the second has 10 pages, and a decode rank with 43. */
+/* Two prefill ranks, of which the second has 10 pages, and a decode rank with 46. */
 static void init_unlike(sim *s)
 {
     sim_init_as(s, 2, 1, 3, 200, true);
     bt_relay_destroy(s->relay);
     s->limits[1].n_pages = s->ranks[1].free_pages = 10;
-    s->limits[2].n_pages = s->ranks[2].free_pages = 43;
+    s->limits[2].n_pages = s->ranks[2].free_pages = 46;
     EXPECT_EQ(sim_relay_create(s, &s->relay), BT_OK);
 }
 
 /* It is no reason for others to wait elsewhere, or anywhere once no such rank is left.  They leave
- * it its 16 pages to decode as long as it may need them. */
+ * it its 16 pages to decode, and one for each that grows there, as long as it may need them. */
 static void relay_prompt_waits_where_it_can_be_held_alone(void)
 {
     for (int lost = 0; lost < 2; lost++) {
@@ -161,7 +161,7 @@ static void relay_prompt_waits_where_it_can_be_held_alone(void)
         EXPECT_EQ(sim_submit(&s, &waits[1], "too", 60, 2, 100), BT_OK);
         EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 1);
         if (lost) sim_lose(&s, 0);
-        if (lost) s.relay->ranks[2].limits.n_pages = 16 + 8 + 3 + 15; /* none are left to it */
+        if (lost) s.relay->ranks[2].limits.n_pages = 16 + 8 + 3 + 15 + 3; /* none are left to it */
         EXPECT_EQ(bt_relay_could_hold(s.relay, 60, 2, 1), !lost);
         EXPECT_EQ(sim_submit(&s, &next, "next", 30, 2, 100), BT_OK); /* 8 of 10 */
         EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 2);
@@ -251,7 +251,7 @@ static void relay_room_that_tokens_make_is_used_at_once(void)
     EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 3);
     sim_fini(&s);
 
-    sim_init(&s, 1, 1, 2, 16);
+    sim_init(&s, 1, 1, 2, 16 + 2); /* for the two choices that go on */
     EXPECT_EQ(sim_submit_choices(&s, &c[0], "0", 6, 10, 100, 3), BT_OK); /* 4 pages */
     s.first_token = 1;
     EXPECT_EQ(sim_submit(&s, &c[1], "1", 51, 2, 100), BT_OK); /* 13 */
@@ -263,12 +263,12 @@ static void relay_room_that_tokens_make_is_used_at_once(void)
     NEED(q != NULL);
     s.relay->ranks[1].limits.n_pages = 9; /* for two of 16 tokens there would be 7 */
     EXPECT(!bt_relay_could_ever_hold(s.relay, q));
-    s.relay->ranks[1].limits.n_pages = 16;
+    s.relay->ranks[1].limits.n_pages = 16 + 2;
     sim_tell(&s, 1, sim_choice_token(c[0].number, 0, 7, 5, BT_FINISH_EOS));
     EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 2);
     s.relay->ranks[1].limits.n_pages = 9;
     EXPECT(bt_relay_could_ever_hold(s.relay, q));
-    s.relay->ranks[1].limits.n_pages = 16;
+    s.relay->ranks[1].limits.n_pages = 16 + 2;
     sim_fini(&s);
 }
 

@@ -449,6 +449,28 @@ static void fleet_cell_that_comes_back_to_drain_leaves(void)
     tear_down(&s);
 }
 
+/* Its other rank could not attach while the coordinator stood still: it has as long as before. */
+static void fleet_that_stood_still_waits_as_long_as_before(void)
+{
+    enum { ATTACH_S = 10, BEFORE_S = 4, STILL_S = 60 };
+    site            s;
+    bt_control_peer a;
+    uint64_t        t;
+
+    set_up(&s, 0);
+    attach(&s, &a, "a", 0, 2, 64);
+    t = s.fleet->cells[0]->deadline_ns - ATTACH_S * BT_NS_PER_S;
+    for (uint64_t k = 0; k <= BEFORE_S; k++)
+        bt_fleet_tick(s.fleet, t + k * BT_NS_PER_S);
+    t += STILL_S * BT_NS_PER_S;
+    for (uint64_t k = BEFORE_S; k <= ATTACH_S; k++) {
+        EXPECT_EQ(bt_fleet_state(s.fleet, 0), BT_CELL_ATTACHING);
+        bt_fleet_tick(s.fleet, t + k * BT_NS_PER_S);
+    }
+    EXPECT_EQ(bt_fleet_state(s.fleet, 0), BT_CELL_LEAVING);
+    tear_down(&s);
+}
+
 static void count_over(void *ctx, bool well, const char *reason)
 {
     (void)reason;
@@ -712,6 +734,7 @@ int main(int argc, char **argv)
         BT_TEST(fleet_takes_one_seed_of_cells_that_come_back),
         BT_TEST(fleet_cell_that_comes_back_to_drain_leaves),
         BT_TEST(fleet_ends_with_a_cell_that_comes_back_to_drain_late),
+        BT_TEST(fleet_that_stood_still_waits_as_long_as_before),
         BT_TEST(fleet_waits_less_for_ranks_that_come_back),
         BT_TEST(fleet_rank_of_another_model_is_refused),
         BT_TEST(fleet_cell_that_comes_without_memory_leaves_nothing),

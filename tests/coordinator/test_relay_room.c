@@ -272,6 +272,30 @@ static void relay_room_that_tokens_make_is_used_at_once(void)
     sim_fini(&s);
 }
 
+/* A prompt that fills the window fails, or its rank lets it go before it has said a token: the next
+ * one is placed with the message. */
+static void relay_room_that_a_failed_prompt_leaves_is_used_at_once(void)
+{
+    for (int failed = 0; failed < 2; failed++) {
+        sim        s;
+        sim_client first, next;
+
+        sim_init(&s, 1, 1, 2, 200);
+        EXPECT_EQ(sim_submit(&s, &first, "first", 64, 2, 100), BT_OK);
+        s.first_token = 1;
+        EXPECT_EQ(sim_submit(&s, &next, "next", 20, 2, 100), BT_OK); /* long, too */
+        EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 1);
+        sim_tell(&s, 1, sim_ticket(first.number, 16));
+        EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 1);
+        sim_tell(&s, 0, failed ? sim_failed(first.number, 14) : sim_released(first.number));
+        EXPECT_EQ(first.ends, failed);
+        EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 2);
+        EXPECT_EQ(s.relay->ranks[0].prefill_tokens, 20);
+        bt_relay_stop(s.relay, GRPC_STATUS_UNAVAILABLE, "end");
+        sim_fini(&s);
+    }
+}
+
 /* One request at a time: conversations that take turns fill the caches of all ranks, and come back
  * to their own. */
 static void relay_prefixes_are_spread_while_little_comes(void)
@@ -486,6 +510,7 @@ static const bt_test TESTS[] = {
     BT_TEST(relay_prompt_passes_none_of_its_kind_on_another_rank),
     BT_TEST(relay_prompt_that_has_gone_keeps_no_pages),
     BT_TEST(relay_room_that_tokens_make_is_used_at_once),
+    BT_TEST(relay_room_that_a_failed_prompt_leaves_is_used_at_once),
     BT_TEST(relay_prefixes_are_spread_while_little_comes),
     BT_TEST(relay_late_rank_takes_turns),
     BT_TEST(relay_pages_that_were_found_count_while_they_are_held),

@@ -17,13 +17,16 @@ bool bt_relay_is_avoided(const bt_relay *relay, uint32_t prefill, int decode)
     return false;
 }
 
-uint32_t bt_relay_n_avoided(const bt_relay *relay, uint32_t decode)
+uint32_t bt_relay_n_avoided(const bt_relay *relay, uint32_t rank)
 {
     uint32_t n = 0;
 
-    for (uint32_t i = 0; i < relay->n_avoided; i++)
-        n += relay->avoided[i].decode == decode &&
-             bt_relay_prefills(relay, relay->avoided[i].prefill);
+    for (uint32_t i = 0; i < relay->n_avoided; i++) {
+        const bt_avoided_pair *p = &relay->avoided[i];
+
+        n += (p->decode == rank && bt_relay_prefills(relay, p->prefill)) ||
+             (p->prefill == rank && bt_relay_decodes(relay, p->decode));
+    }
     return n;
 }
 
@@ -42,9 +45,12 @@ void bt_relay_look_at_avoided(bt_relay *relay, uint64_t now_ns)
         drop(relay, 0);
     bt_relay_count_seats(relay, taken);
     for (uint32_t i = 0; i < relay->cfg.n_ranks; i++) {
+        bool     decodes = bt_relay_decodes(relay, i);
+        uint32_t n       = bt_relay_n_avoided(relay, i);
+
         relay->ranks[i].cut_off =
-            bt_relay_decodes(relay, i) && bt_relay_n_avoided(relay, i) == taken[BT_SEATED_PREFILL];
-        n_cut_off += relay->ranks[i].cut_off;
+            n > 0 && n == taken[decodes ? BT_SEATED_PREFILL : BT_SEATED_DECODE];
+        n_cut_off += decodes && relay->ranks[i].cut_off;
     }
     if (n_cut_off == 0 || n_cut_off < taken[BT_SEATED_DECODE]) return;
     relay->n_avoided = 0;

@@ -43,19 +43,26 @@ uint64_t bt_relay_max_prompt(const bt_relay *relay)
 }
 
 static bool could_hold(const bt_relay *r, uint32_t n_prompt, uint32_t max_tokens,
-                       uint32_t n_choices, bool (*decodes)(const bt_relay *, uint32_t))
+                       uint32_t n_choices, bool (*prefills)(const bt_relay *, uint32_t),
+                       bool (*decodes)(const bt_relay *, uint32_t))
 {
     uint64_t full = n_prompt / r->cfg.page_tokens;
     uint64_t each = bt_relay_pages(r, (uint64_t)n_prompt + max_tokens) - full;
 
     return full + n_choices * each <= most_pages(r, decodes) &&
-           bt_relay_pages(r, n_prompt) <= most_pages(r, bt_relay_prefills);
+           bt_relay_pages(r, n_prompt) <= most_pages(r, prefills);
 }
 
 bool bt_relay_could_hold(const bt_relay *relay, uint32_t n_prompt, uint32_t max_tokens,
                          uint32_t n_choices)
 {
-    return could_hold(relay, n_prompt, max_tokens, n_choices, bt_relay_decodes);
+    return could_hold(relay, n_prompt, max_tokens, n_choices, bt_relay_prefills, bt_relay_decodes);
+}
+
+/* It hands over to some decode rank; or some prefill rank to it. */
+static bool reaches(const bt_relay *r, uint32_t rank)
+{
+    return bt_relay_prefills(r, rank) && !r->ranks[rank].cut_off;
 }
 
 static bool is_reached(const bt_relay *r, uint32_t rank)
@@ -65,7 +72,7 @@ static bool is_reached(const bt_relay *r, uint32_t rank)
 
 bool bt_relay_could_ever_hold(const bt_relay *relay, const bt_relay_request *q)
 {
-    return could_hold(relay, q->n_prompt, q->sampling.max_tokens, q->n_open, is_reached);
+    return could_hold(relay, q->n_prompt, q->sampling.max_tokens, q->n_open, reaches, is_reached);
 }
 
 void bt_relay_wake(bt_relay *relay, uint32_t rank)
@@ -405,8 +412,7 @@ static void reserve(bt_relay *r, bt_relay_request *q, uint32_t decode, uint32_t 
 /* Whether the prompt could be computed there, if not now. */
 static bool may_prefill(const bt_relay *r, const bt_relay_request *q, uint32_t rank)
 {
-    return bt_relay_prefills(r, rank) &&
-           bt_relay_pages(r, q->n_prompt) <= r->ranks[rank].limits.n_pages;
+    return reaches(r, rank) && bt_relay_pages(r, q->n_prompt) <= r->ranks[rank].limits.n_pages;
 }
 
 /* What its ranks' indexes say of it is kept from now on: it costs more than it while it waits. */

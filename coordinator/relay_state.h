@@ -23,7 +23,7 @@ typedef struct {
     bool          passed_over[2];        /* in a look at the queue: a short one, a long one */
     uint32_t      awaited[2];            /* likewise: the pages that it waits for */
     bool          kept;                  /* likewise: for one that waits to decode here */
-    bool          cut_off;               /* hand-offs to it have stood still from all */
+    bool          cut_off;               /* hand-offs have stood still to it, or from it: all */
     uint64_t      progress, progress_ns; /* the beat's counter and when anything last moved */
     uint64_t      prompt_rows, rows_ns;  /* likewise: rows of prompts, and when one was computed */
     uint64_t      refused_until_ns;
@@ -165,13 +165,13 @@ void bt_relay_ticket(bt_relay *relay, uint32_t rank, bt_up *m, uint64_t now_ns);
 /* The request's hand-off has stood still: nothing is placed on its two ranks together for a while.
  * False: no others are left that could hold it. */
 bool bt_relay_avoid(bt_relay *relay, const bt_relay_request *q, uint64_t now_ns);
-/* Before ranks are chosen: a pair's time may be over, and ranks lost.  Says which decode ranks are
- * cut off; where no pair would be left all are tried again. */
+/* Before ranks are chosen: a pair's time may be over, and ranks lost.  Says which ranks are cut
+ * off; where no pair would be left all are tried again. */
 void bt_relay_look_at_avoided(bt_relay *relay, uint64_t now_ns);
 /* Whether nothing goes from the one to the other; decode: a rank, or below 0. */
 bool bt_relay_is_avoided(const bt_relay *relay, uint32_t prefill, int decode);
-/* Of the prefill ranks that are left, those that hand nothing over to the decode rank. */
-uint32_t bt_relay_n_avoided(const bt_relay *relay, uint32_t decode);
+/* Of the ranks of the other role that are left, those that it hands nothing over to or from. */
+uint32_t bt_relay_n_avoided(const bt_relay *relay, uint32_t rank);
 
 /* relay_orders.c: all that an order says but for its ticket.  NO_MEMORY: what is there already goes
  * with it. */

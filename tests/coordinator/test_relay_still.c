@@ -206,25 +206,29 @@ static void relay_handoff_that_stands_still_between_the_last_ranks_fails(void)
     }
 }
 
-/* Without waiting for what nobody else has room for. */
+/* Without waiting for what nobody else has room for, to decode or to prefill. */
 static void relay_handoff_that_only_one_rank_could_take_fails(void)
 {
-    sim        s;
-    sim_client big, brief;
-    cuts       one = {.n = 1, .pairs = {{0, 1}}};
+    for (uint32_t n_prefill = 1; n_prefill <= 2; n_prefill++) {
+        uint32_t   small = n_prefill == 1 ? 2 : 1, decode = n_prefill;
+        sim        s;
+        sim_client big, brief;
+        cuts       one = {.n = 1, .pairs = {{0, decode}}};
 
-    sim_init(&s, 1, 2, 3, 64);
-    s.relay->ranks[2].limits.n_pages = 8;
-    EXPECT_EQ(sim_submit(&s, &big, "big", 40, 2, 100), BT_OK);
-    settle(&s, &one);
-    EXPECT_EQ(big.ends, 1);
-    EXPECT_EQ(big.end.code, GRPC_STATUS_UNAVAILABLE);
-    EXPECT_EQ(s.relay->n_avoided, 1);
-    EXPECT_EQ(sim_submit(&s, &brief, "brief", 8, 2, 100), BT_OK);
-    settle(&s, &one);
-    sim_expect_done(&brief);
-    EXPECT_EQ(one.n_still[0][1], 1);
-    sim_fini(&s);
+        sim_init(&s, n_prefill, 3 - n_prefill, 3, 64);
+        s.relay->ranks[small].limits.n_pages = 8;
+        s.state                              = 2; /* the Abort comes before another step */
+        EXPECT_EQ(sim_submit(&s, &big, "big", 40, 2, 100), BT_OK);
+        settle(&s, &one);
+        EXPECT_EQ(big.ends, 1);
+        EXPECT_EQ(big.end.code, GRPC_STATUS_UNAVAILABLE);
+        EXPECT_EQ(s.relay->n_avoided, 1);
+        EXPECT_EQ(sim_submit(&s, &brief, "brief", 8, 2, 100), BT_OK);
+        settle(&s, &one);
+        sim_expect_done(&brief);
+        EXPECT_EQ(one.n_still[0][decode], 1);
+        sim_fini(&s);
+    }
 }
 
 /* Where the other ranks are lost meanwhile it is tried again. */

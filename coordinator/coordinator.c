@@ -184,6 +184,13 @@ static void drain(coordinator *c, double limit_s)
     if (!g_cell_comes) bt_fleet_wait_no_more(c->fleet);
 }
 
+/* Requests that wait for a cell which was to come, and does not, hear of that. */
+static const char *end_reason(const coordinator *c)
+{
+    return c->phase == DRAINING && !bt_fleet_any_left(c->fleet) ? BT_FLEET_NONE_COMES
+                                                                : "the server is shutting down";
+}
+
 static void check_drained(coordinator *c)
 {
     uint32_t n = bt_public_n_streams(c->pub);
@@ -194,7 +201,7 @@ static void check_drained(coordinator *c)
     } else if (bt_now_ns() >= c->deadline_ns) {
         BT_WARN("%u requests have not ended within the %.0f s of draining", n,
                 c->opt->server.drain_s);
-        close_down(c, 0, "the server is shutting down");
+        close_down(c, 0, end_reason(c));
     }
 }
 
@@ -216,7 +223,7 @@ static void check_signals(coordinator *c)
         return;
     }
     BT_INFO("shutting down on signal %d", number);
-    close_down(c, 0, "the server is shutting down");
+    close_down(c, 0, end_reason(c));
 }
 
 /* Until something happens, at most until the deadline, and not where there is something to send;

@@ -13,8 +13,7 @@
 #include "proto/hello.h"
 
 enum { LEAVE_S = 4 };
-#define NUMBERS        1000000000ull /* of requests in a life of a coordinator */
-#define NONE_WILL_COME "the server is draining: no cell is left, and none will come"
+#define NUMBERS 1000000000ull /* of requests in a life of a coordinator */
 
 const char *bt_cell_state_name(bt_cell_state state)
 {
@@ -106,8 +105,7 @@ void bt_fleet_dismiss(bt_fleet_cell *c, const char *reason)
     tell_ranks_to_leave(c, reason);
 }
 
-/* Some cell serves, or is about to. */
-static bool any_left(const bt_fleet *fleet)
+bool bt_fleet_any_left(const bt_fleet *fleet)
 {
     for (uint32_t i = 0; i < fleet->n_cells; i++)
         if (fleet->cells[i]->state != BT_CELL_LEAVING) return true;
@@ -116,7 +114,7 @@ static bool any_left(const bt_fleet *fleet)
 
 void bt_fleet_over_if_last(bt_fleet *fleet, bool well, const char *reason)
 {
-    if (!any_left(fleet) && (fleet->cfg.wait_ns == 0 || fleet->no_more) && !fleet->stopped)
+    if (!bt_fleet_any_left(fleet) && (fleet->cfg.wait_ns == 0 || fleet->no_more) && !fleet->stopped)
         fleet->events.over(fleet->events.ctx, well, reason);
 }
 
@@ -137,7 +135,7 @@ void bt_fleet_lose(bt_fleet_cell *c, const char *fmt, ...)
     /* baton run --coordinator looks for this: such a cell it starts again. */
     snprintf(told, sizeof(told), "the cell has failed: %s", reason);
     bt_fleet_dismiss(c, told);
-    snprintf(told, sizeof(told), "%s%s", reason, fleet->no_more ? "; " NONE_WILL_COME : "");
+    snprintf(told, sizeof(told), "%s%s", reason, fleet->no_more ? "; " BT_FLEET_NONE_COMES : "");
     bt_fleet_over_if_last(fleet, false, told);
 }
 
@@ -417,7 +415,7 @@ void bt_fleet_tick(bt_fleet *fleet, uint64_t now_ns)
 void bt_fleet_wait_no_more(bt_fleet *fleet)
 {
     fleet->no_more = true;
-    if (fleet->n_lobby > 0) bt_fleet_over_if_last(fleet, false, NONE_WILL_COME);
+    if (fleet->n_lobby > 0) bt_fleet_over_if_last(fleet, false, BT_FLEET_NONE_COMES);
 }
 
 void bt_fleet_stop(bt_fleet *fleet, grpc_status_code code, const char *reason)

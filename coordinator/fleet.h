@@ -82,6 +82,9 @@ uint64_t  bt_fleet_queued_tokens(const bt_fleet *fleet);
 uint32_t bt_fleet_view_lobby(const bt_fleet *fleet, uint64_t now_ns, bt_relay_request_view *out,
                              uint32_t n_max);
 
+#define BT_FLEET_NONE_COMES "the server is draining: no cell is left, and none will come"
+/* Some cell serves, or is about to. */
+bool bt_fleet_any_left(const bt_fleet *fleet);
 /* Nobody will start a cell again: with the loss of the last one, or now when requests wait for one
  * and there is none, the fleet is over, whatever wait_ns says. */
 void bt_fleet_wait_no_more(bt_fleet *fleet);

@@ -1,5 +1,6 @@
 """The operators' side: HTTP port, metrics, health Watch, draining, TLS, the cell's secret."""
 import contextlib
+import ctypes
 import http.client
 import json
 import os
@@ -674,6 +675,20 @@ class Waiting(Served):
         self.assertEqual((code, n), (UNAVAILABLE, 0))
         self.assertRegex(details, "^(prefill|decode) rank .* was lost: .*; the server is draining: no cell is left, and none will come$")
         self.assertEqual(self.coordinator.wait(), 1)
+
+    def test_request_that_waits_for_a_cell_in_a_drain_is_told_that_none_has_come(self):
+        """baton run is starting one, which does not come."""
+        self.cell.gate.clear()
+        call = self.generate()
+        wait_for(lambda: self.cell.seen("prefill"), "the request")
+        self.assertEqual(ctypes.CDLL(None).sigqueue(self.coordinator.process.pid, signal.SIGUSR1, ctypes.c_void_p(1)), 0)
+        self.coordinator.line("draining")
+        for rank in self.cell.ranks:
+            rank.cut()
+        self.coordinator.line("left")
+        self.coordinator.process.send_signal(signal.SIGINT)
+        self.assertEqual(self.error(call), (UNAVAILABLE, "the server is draining: no cell is left, and none will come", 0))
+        self.assertEqual(self.coordinator.wait(), 0)
 
     def test_every_port_says_so(self):
         r = health.HealthCheckResponse

@@ -103,13 +103,13 @@ static bt_status ask(supervisor *s, bool all, uint64_t now_ns)
 
     s->hosts.limit_s = s->hosts.waits ? bt_min_u32(2 * s->hosts.limit_s, MOST_S) : ASK_S;
     snprintf(limit, sizeof(limit), "%u", s->hosts.limit_s);
-    BT_TRY(bt_program_path("baton-check", path));
     list_names(&s->hosts, all, names, sizeof(names));
     for (uint32_t i = 0; i < s->hosts.n; i++) {
         s->hosts.at[i].asked = all || !s->hosts.at[i].answers;
         s->hosts.at[i].heard = false;
         snprintf(s->hosts.at[i].why, sizeof(s->hosts.at[i].why), "nobody could ask it");
     }
+    BT_TRY(bt_program_path("baton-check", path));
     s->hosts.asked_ns = now_ns;
     st = bt_child_spawn(&(bt_child_spec){.name = "baton-check", .argv = argv}, &s->asker);
 out:

@@ -50,6 +50,8 @@ static void hear_of_cells_of_others_changes_nothing(void)
         EXPECT_EQ(s.phase, SERVING);
         bt_supervisor_on_announcement(&s, "worn theirs");
         EXPECT_EQ(s.fresh_at_ns, 0);
+        bt_supervisor_on_announcement(&s, "lost theirs");
+        EXPECT(s.died_ns == 0 && s.launch_term_ns == 0);
         snprintf(line, sizeof(line), "worn %s", NAMES[i]);
         bt_supervisor_on_announcement(&s, line);
         EXPECT(s.fresh_at_ns != 0);
@@ -164,8 +166,9 @@ static void hear_of_another_coordinator_keeps_the_ranks(void)
     bt_supervisor_on_announcement(&s, "control 127.0.0.1:9");
     EXPECT(s.phase == LOADING && s.launch_at_ns == 0);
     EXPECT(strcmp(s.control, "127.0.0.1:9") == 0);
+    s.died_ns = 1;
     bt_supervisor_on_announcement(&s, "ready 127.0.0.1:4711");
-    EXPECT(s.phase == SERVING && s.port == 4711 && s.serving_ns != 0);
+    EXPECT(s.phase == SERVING && s.port == 4711 && s.serving_ns != 0 && s.died_ns == 0);
     EXPECT(strcmp(s.address, "127.0.0.1:4711") == 0);
     s.phase        = STARTING;
     s.launch.ended = true;
@@ -227,20 +230,21 @@ static void hear_of_the_last_rank_makes_a_cell_that_joins_serve(void)
 /* The fresh cell beside one that lacks ranks. */
 static void hear_of_a_fresh_cell(void)
 {
-    bt_run_options opt = {.renew = true, .restarts = 3, .stall_ns = BT_NS_PER_S};
-    supervisor     s   = serving(&opt);
-    uint64_t       term;
+    bt_run_options opt   = {.renew = true, .restarts = 3, .stall_ns = BT_NS_PER_S};
+    supervisor     s     = serving(&opt);
+    uint64_t       begun = bt_awake_ns(), term;
 
     EXPECT_EQ(bt_progress_init(&s.progress, 1), BT_OK);
     bt_supervisor_renew(&s);
     bt_supervisor_renew(&s); /* one at a time */
-    EXPECT_EQ(s.n_renewed, 1);
+    EXPECT(s.n_renewed == 1 && s.fresh_at_ns > begun);
     s.fresh_at_ns = 0;
     s.fresh.pid   = getpid();
     bt_supervisor_on_announcement(&s, "lost renewed-1");
     term = s.fresh_term_ns;
+    EXPECT(term > s.spoke_ns); /* its ranks have been told, and leave by themselves */
     bt_supervisor_on_announcement(&s, "lost renewed-1: again");
-    EXPECT(term != 0 && s.fresh_term_ns == term);
+    EXPECT_EQ(s.fresh_term_ns, term);
     s.fresh_term_ns = 0;
     s.fresh_serves  = true;
     bt_supervisor_watch_fresh(&s, bt_now_ns() + 9 * BT_NS_PER_S); /* it need not speak any more */
@@ -291,7 +295,9 @@ static void hear_of_a_fresh_cell_that_hangs(void)
     signal(SIGUSR1, on_drain);
     bt_supervisor_renew(&s);
     s.fresh.pid = getpid();
-    s.heard_ns  = 100 * BT_NS_PER_S;
+    bt_supervisor_on_fresh_line(&s, "a sign of life");
+    EXPECT(s.heard_ns != 0);
+    s.heard_ns = 100 * BT_NS_PER_S;
     bt_supervisor_watch_fresh(&s, 101 * BT_NS_PER_S);
     EXPECT_EQ(s.fresh_term_ns, 0);
     bt_supervisor_watch_fresh(&s, 103 * BT_NS_PER_S);

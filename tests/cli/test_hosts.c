@@ -186,11 +186,42 @@ static void hosts_are_asked_when_it_is_time(void)
     bt_supervisor_forget_hosts(&s);
 }
 
+/* What a host has answered before is no answer. */
+static void hosts_that_are_asked_again_must_answer_again(void)
+{
+    static const uint32_t LIMITS_S[] = {10, 20, 40, 60, 60};
+    supervisor            s;
+    uint64_t              at = 0;
+    bool                  go;
+    char                  text[256];
+
+    begin(&s);
+    answer(&s, true, LINES("n1 ok", "n3 ok"));
+    s.hosts.answered_ns = 0;
+    s.hosts.asked_ns    = 0;
+    s.phase             = SERVING;
+    bt_supervisor_watch_hosts(&s, 9 * BT_NS_PER_S); /* the one that is left out */
+    EXPECT(!s.hosts.at[0].asked && s.hosts.at[1].asked && !s.hosts.at[2].asked);
+    EXPECT_EQ(bt_supervisor_choose_hosts(&s, &at, bt_now_ns(), &go), BT_ERR_IO);
+    for (uint32_t i = 0; i < 3; i++)
+        EXPECT(s.hosts.at[i].asked && !s.hosts.at[i].heard);
+    EXPECT(bt_supervisor_silent_host(&s, text, sizeof(text)));
+    EXPECT(strcmp(text, "host n1: nobody could ask it") == 0);
+    EXPECT_EQ(s.hosts.limit_s, 5);
+    s.hosts.waits = true; /* no start is possible without an answer */
+    for (uint32_t i = 0; i < 5; i++) {
+        EXPECT_EQ(bt_supervisor_choose_hosts(&s, &at, bt_now_ns(), &go), BT_ERR_IO);
+        EXPECT_EQ(s.hosts.limit_s, LIMITS_S[i]);
+    }
+    bt_supervisor_forget_hosts(&s);
+}
+
 static void hosts_question_that_never_ends_is_ended(void)
 {
     supervisor s;
-    uint64_t   now    = bt_now_ns();
+    uint64_t   now = bt_now_ns(), at = now;
     int        status = 0;
+    bool       go     = true;
     char       text[256];
     pid_t      pid = fork();
 
@@ -204,6 +235,9 @@ static void hosts_question_that_never_ends_is_ended(void)
 
     s.hosts.at[0].asked = true;
     EXPECT(!bt_supervisor_silent_host(&s, text, sizeof(text))); /* it may still answer */
+    s.hosts.answered_ns = now;
+    EXPECT_EQ(bt_supervisor_choose_hosts(&s, &at, now, &go), BT_OK);
+    EXPECT(!go); /* that was the answer before */
     bt_supervisor_watch_hosts(&s, now + 7 * BT_NS_PER_S);
     usleep(50000); /* for its end */
     EXPECT_EQ(waitpid(pid, &status, WNOHANG), 0);
@@ -220,6 +254,7 @@ int main(int argc, char **argv)
         BT_TEST(hosts_that_are_silent_are_left_out_until_they_answer),
         BT_TEST(hosts_of_the_first_start_are_used_whatever_they_answer),
         BT_TEST(hosts_are_asked_when_it_is_time),
+        BT_TEST(hosts_that_are_asked_again_must_answer_again),
         BT_TEST(hosts_question_that_never_ends_is_ended),
     };
 

@@ -267,13 +267,21 @@ static void fleet_request_is_aborted(void)
     site            s;
     bt_control_peer a, b;
 
-    set_up(&s, 2);
+    set_up(&s, 4);
+    attach(&s, &a, "a", 0, 1, 64); /* it loads */
     submit(&s, 0);
-    EXPECT_EQ(bt_fleet_queued_tokens(s.fleet), PROMPT);
+    submit(&s, 2);
+    submit(&s, 3);
+    EXPECT_EQ(bt_fleet_queued_tokens(s.fleet), 3 * PROMPT);
     bt_fleet_abort_client(s.fleet, &s.clients[1], "r0", "somebody else's");
     EXPECT_EQ(s.clients[0].ends, 0);
     abort_one(&s, 0);
-    come(&s, &a, "a", 64);
+    EXPECT(!bt_fleet_abort_name(s.fleet, "r0", "by name"));
+    EXPECT(bt_fleet_abort_name(s.fleet, "r2", "by name"));
+    EXPECT(s.clients[2].ends == 1 && s.clients[2].code == GRPC_STATUS_CANCELLED);
+    EXPECT_EQ(s.clients[3].ends, 0);
+    abort_one(&s, 3);
+    be_ready(&s, &a);
     submit(&s, 1);
     EXPECT_EQ(a.n_reserved, 1);
     come(&s, &b, "b", 64);

@@ -265,6 +265,10 @@ static void relay_of_ranks_that_come_back_has_their_seats(void)
     EXPECT(taken[0] == 2 && taken[1] == 1);
     bt_relay_begin_anew(s.relay, s.now);
     EXPECT(last_regroup(&s, 1)->n_gone == 2 && last_regroup(&s, 1)->gone[1] == 2);
+    for (uint32_t i = 0; i < 2; i++) { /* each is told the same */
+        EXPECT_EQ(last_regroup(&s, 1 + 2 * i)->groups[0].ranks[i], prefill[i]);
+        EXPECT_EQ(last_regroup(&s, 1 + 2 * i)->groups[1].ranks[i], decode[i]);
+    }
     sim_fini(&s);
 }
 

@@ -265,10 +265,7 @@ static void lose_placement(bt_relay *r, bt_relay_request *q, uint32_t rank, uint
 
     if (!decoded && !prefilled) return;
     if (decoded) bt_relay_free_decode(r, q);
-    if (prefilled) {
-        bt_relay_free_prefill(r, q);
-        bt_relay_prefill_done(r, q);
-    }
+    if (prefilled) bt_relay_free_prefill(r, q);
     if (q->state == BT_ENDED)
         bt_relay_settle(r, q);
     else if (decoded || q->state != BT_DECODE || lacks_first(q))

@@ -379,6 +379,20 @@ static void relay_all_ranks_hear_who_sits_where(void)
     sim_fini(&s);
 }
 
+/* Of no group: both go on as they are. */
+static void relay_spare_that_is_lost_makes_an_epoch_of_the_cell_alone(void)
+{
+    const bt_down_regroup *m;
+    sim                    s;
+
+    sim_init_as(&s, 1, 1, 3, 32, true);
+    sim_lose(&s, 2);
+    m = last_regroup(&s, 0);
+    EXPECT(m->epoch == EPOCH + 1 && m->n_gone == 1 && m->gone[0] == 2);
+    EXPECT(m->groups[0].epoch < EPOCH && m->groups[1].epoch < EPOCH);
+    sim_fini(&s);
+}
+
 /* At once, the oldest first. */
 static void relay_what_a_lost_rank_had_goes_to_another_one(void)
 {
@@ -404,6 +418,24 @@ static void relay_what_a_lost_rank_had_goes_to_another_one(void)
         last = m->u.reserve.arrival;
     }
     EXPECT_EQ(n, N);
+    sim_fini(&s);
+}
+
+static void relay_prefill_rank_holds_what_was_for_a_lost_one_until_it_says(void)
+{
+    sim                s;
+    sim_client         c;
+    uint32_t           decode;
+    bt_relay_rank_view v;
+
+    sim_init(&s, 1, 2, 3, 40);
+    EXPECT_EQ(sim_submit(&s, &c, "a", 6, 10, 100), BT_OK);
+    decode = s.relay->placed.first->decode_rank;
+    sim_tell(&s, decode, sim_ticket(c.number, 4));
+    sim_lose(&s, decode);
+    bt_relay_view_rank(s.relay, 0, &v);
+    EXPECT_EQ(v.n_held, 1);
+    expect_all_done(&s, &c, 1);
     sim_fini(&s);
 }
 
@@ -541,7 +573,9 @@ static const bt_test tests[] = {
     BT_TEST(relay_a_spare_goes_where_nobody_is),
     BT_TEST(relay_spare_of_a_cell_without_ranks_takes_its_seat),
     BT_TEST(relay_all_ranks_hear_who_sits_where),
+    BT_TEST(relay_spare_that_is_lost_makes_an_epoch_of_the_cell_alone),
     BT_TEST(relay_what_a_lost_rank_had_goes_to_another_one),
+    BT_TEST(relay_prefill_rank_holds_what_was_for_a_lost_one_until_it_says),
     BT_TEST(relay_what_waits_goes_to_a_spare_that_joins),
     BT_TEST(relay_that_has_stopped_seats_nobody),
     BT_TEST(relay_spare_that_joins_is_woken_with_its_group),

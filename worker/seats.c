@@ -301,8 +301,8 @@ bt_status bt_rank_regroup(bt_rank *r, bt_down *m)
     BT_TRY(bt_worker_control(r->worker, m));
     bt_regroup_free(&r->seating);
     r->seating = *g;
-    if (g->epoch > r->epoch) r->epoch = g->epoch;
-    *g = (bt_down_regroup){0}; /* handed over */
+    r->epoch   = g->epoch;
+    *g         = (bt_down_regroup){0}; /* handed over */
     bt_rank_adopted(r);
 out:
     return st;

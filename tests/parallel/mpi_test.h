@@ -151,7 +151,7 @@ static inline uint64_t mix3(uint64_t a, uint64_t b, uint64_t c)
 }
 
 /* Bytes that one rank has for another one, as both compute them: the eight of word `at`. */
-static inline uint64_t word_of(uint64_t seed, uint32_t from, uint32_t to, size_t at)
+static inline uint64_t word_between(uint64_t seed, uint32_t from, uint32_t to, size_t at)
 {
     return mix3(seed, (uint64_t)from << 32 | to, at);
 }
@@ -161,7 +161,7 @@ static inline size_t word_bytes(size_t n, size_t at) { return n - at < 8 ? n - a
 static inline void fill(uint8_t *p, size_t n, uint64_t seed, uint32_t from, uint32_t to)
 {
     for (size_t at = 0; at < n; at += 8) {
-        uint64_t word = word_of(seed, from, to, at / 8);
+        uint64_t word = word_between(seed, from, to, at / 8);
 
         memcpy(p + at, &word, word_bytes(n, at));
     }
@@ -173,7 +173,7 @@ static inline size_t count_wrong(const uint8_t *p, size_t n, uint64_t seed, uint
     size_t wrong = 0;
 
     for (size_t at = 0; at < n; at += 8) {
-        uint64_t want = word_of(seed, from, to, at / 8), found = want;
+        uint64_t want = word_between(seed, from, to, at / 8), found = want;
 
         memcpy(&found, p + at, word_bytes(n, at)); /* behind the end it is as wanted */
         for (uint64_t x = found ^ want; x != 0; x >>= 8)

@@ -13,19 +13,28 @@ struct bt_group {
     uint32_t n, ranks[N_RANKS], tag_space, epoch;
 };
 
-static char      g_said[64]; /* a letter for each step, in order */
-static uint32_t  g_rank;     /* this one */
-static uint32_t  g_excluded, g_joined_epoch, g_n_joined, g_n_senders, g_joined[N_RANKS];
-static uint32_t  g_n_missing;
-static uint64_t  g_n_met;
-static bool      g_taken[2]; /* of its group's seats */
-static long      g_live;     /* allocations before a launch */
-static bt_up     g_up;       /* what it has said */
-static int       g_sleeps; /* until its coordinator is lost, says something or wants it to leave */
-static char      g_what_comes;
-static bt_device g_cpu = {.host_memory = true};
+static char     g_said[64]; /* a letter for each step, in order */
+static uint32_t g_rank;     /* this one */
+static uint32_t g_excluded, g_joined_epoch, g_n_joined, g_n_senders, g_joined[N_RANKS];
+static uint32_t g_n_missing;
+static uint64_t g_n_met;
+static bool     g_taken[2]; /* of its group's seats */
+static long     g_live;     /* allocations before a launch */
+static bt_up    g_up;       /* what it has said */
+static int      g_sleeps;   /* until its coordinator is lost, says something or wants it to leave */
+static char     g_what_comes;
 
 static void note(char step) { g_said[strlen(g_said)] = step; }
+
+static bt_status sync_device(bt_device *dev)
+{
+    (void)dev;
+    note('s');
+    return BT_OK;
+}
+
+static const bt_device_ops OPS   = {.sync = sync_device};
+static bt_device           g_cpu = {.ops = &OPS, .host_memory = true};
 
 static bool did(const char *steps)
 {
@@ -329,7 +338,7 @@ static void seats_of_its_own_group_change(void)
     m.u.regroup.n_gone  = 1;
     r.links.regroup_due = true;
     EXPECT_EQ(bt_rank_regroup(&r, &m), BT_OK);
-    EXPECT(did("exjlgmdpwa"));
+    EXPECT(did("exjlsgmdpwa"));
     EXPECT(g_excluded == 3 && g_joined_epoch == 7 && g_n_joined == 3 && g_n_senders == 2);
     EXPECT(g_joined[0] == 0 && g_joined[1] == 1 && g_joined[2] == 2);
     EXPECT(r.group_size == 1 && r.group->epoch == 7 && g_taken[0] && !g_taken[1]);
@@ -379,7 +388,7 @@ static void seats_are_prepared_for_by_spares_alone(void)
     m.u.regroup.prepare            = true;
     m.u.regroup.groups[1].ranks[1] = 4;
     EXPECT_EQ(bt_rank_regroup(&r, &m), BT_OK);
-    EXPECT(did("lgmdpr"));
+    EXPECT(did("lsgmdpr"));
     EXPECT(r.seating.groups[1].ranks[1] == 3 && r.epoch == 1);
     bt_down_free(&m);
     m                   = regroup(&r, 3, 8);

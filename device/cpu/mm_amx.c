@@ -16,7 +16,7 @@
 
 enum {
     LINE     = 32,  /* elements */
-    FEW_ROWS = 2,   /* a register tile does better */
+    FEW_ROWS = 2,   /* of weights in bf16: a register tile does better */
     K_PIECE  = 512, /* of what is copied, */
     GROUP    = 128, /* rows */
     STREAM_K = 4096 /* of a copy of 16 rows */
@@ -299,7 +299,7 @@ void bt_cpu_mm_tile32_amx(const bt_cpu_mm *mm)
 {
     bool int4 = mm->kind == BT_WEIGHT_INT4;
 
-    if (mm->m <= FEW_ROWS && !int4) {
+    if (mm->m <= FEW_ROWS && mm->kind == BT_WEIGHT_BF16) {
         bt_cpu_mm_tile32_avx512(mm);
         return;
     }

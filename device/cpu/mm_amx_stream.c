@@ -12,6 +12,7 @@
  * 6.  7 holds B. */
 #include "core/log.h"
 #include "device/cpu/amx.h"
+#include "device/cpu/widen.inc.h"
 
 #define INLINE static inline __attribute__((always_inline))
 
@@ -69,7 +70,9 @@ INLINE void leave_row(const bt_cpu_amx_stream *s, const uint32_t n_blocks)
     if (n_blocks > 3) LEAVE(3, 3);
 }
 
-INLINE void multiply_row(const bt_bf16 *x, const bt_bf16 *b, size_t block, const uint32_t n_blocks)
+/* A step: of the first two blocks, and of what is behind them. */
+INLINE void multiply_first(const bt_bf16 *x, const bt_bf16 *b, size_t block,
+                           const uint32_t n_blocks)
 {
     _tile_loadd(4, x, 64);
     _tile_loadd(7, b, 64);
@@ -78,6 +81,10 @@ INLINE void multiply_row(const bt_bf16 *x, const bt_bf16 *b, size_t block, const
         _tile_loadd(7, b + block, 64);
         _tile_dpbf16ps(1, 4, 7);
     }
+}
+
+INLINE void multiply_last(const bt_bf16 *b, size_t block, const uint32_t n_blocks)
+{
     if (n_blocks > 2) {
         _tile_loadd(7, b + 2 * block, 64);
         _tile_dpbf16ps(2, 4, 7);
@@ -93,8 +100,9 @@ INLINE void one_row(const bt_cpu_amx_stream *s, const uint32_t n_blocks)
     take_row(s, n_blocks);
     for (uint32_t step = 0; step < s->n_steps; step++) {
         fetch(s, step, n_blocks);
-        multiply_row(s->x + (size_t)step * TILE_ELEMS, s->b + (size_t)step * TILE_ELEMS, s->block,
-                     n_blocks);
+        multiply_first(s->x + (size_t)step * TILE_ELEMS, s->b + (size_t)step * TILE_ELEMS, s->block,
+                       n_blocks);
+        multiply_last(s->b + (size_t)step * TILE_ELEMS, s->block, n_blocks);
     }
     leave_row(s, n_blocks);
 }
@@ -164,48 +172,107 @@ INLINE void two_rows(const bt_cpu_amx_stream *s, const uint32_t n_blocks)
 
 enum { AHEAD = 8 /* steps, from what is read of narrow weights to what is fetched */ };
 
-/* A step of the blocks, widened. */
+/* A step of some column blocks. */
 typedef struct {
-    _Alignas(64) bt_bf16 b[AMX_STREAM_BLOCKS][TILE_ELEMS];
-} wide_step;
+    const char *at, *later; /* narrow, of the first block; and what is fetched meanwhile */
+    const bt_cpu_wide_table *tables[AMX_STREAM_BLOCKS];          /* of e4m3 */
+    _Alignas(64) bt_bf16 wide[2][AMX_STREAM_BLOCKS][TILE_ELEMS]; /* even steps and odd ones */
+} narrow_step;
 
-/* Also fetches what is read later. */
-INLINE void widen_step(const bt_cpu_amx_stream *s, const bt_cpu_amx_narrow *n, uint32_t step,
-                       const uint32_t n_blocks, wide_step *to)
+/* Where the step is in the first block, or in what is read next. */
+INLINE const char *narrow_at(const bt_cpu_amx_stream *s, const bt_cpu_amx_narrow *n, uint32_t step)
 {
-    size_t      bytes = bt_cpu_weight_bytes(n->from.kind, TILE_ELEMS);
-    uint32_t    far   = step + AHEAD;
-    const char *at    = (const char *)n->from.packed + (n->k0 / STEP + far) * bytes;
+    size_t bytes = bt_cpu_weight_bytes(n->from.kind, TILE_ELEMS);
 
-    if (far >= s->n_steps) at = (const char *)s->next + (far - s->n_steps) * bytes;
-    for (size_t i = 0; i < bytes; i += 64, at += 64)
-        for (uint32_t c = 0; c < n_blocks; c++)
-            _mm_prefetch(at + c * n->from.block, _MM_HINT_T1);
-    n->widen(&n->from, n->k0 + step * STEP, STEP, n_blocks, n->tables, to->b[0], TILE_ELEMS);
-    publish(to);
+    return step < s->n_steps ? (const char *)n->from.packed + (n->k0 / STEP + step) * bytes
+                             : (const char *)s->next + (step - s->n_steps) * bytes;
 }
 
-/* A tile load waits for the stores of what it loads, so a step is multiplied after the one behind
- * it has been widened. */
-INLINE void narrow_rows(const bt_cpu_amx_stream *s, const bt_cpu_amx_narrow *n,
+static __attribute__((noinline)) void find_tables(const bt_cpu_amx_narrow *n, uint32_t k,
+                                                  uint32_t                  n_blocks,
+                                                  const bt_cpu_wide_table **tables_out)
+{
+    bt_cpu_wide_table *t = n->tables;
+
+    for (uint32_t c = 0; c < n_blocks; c++) {
+        t = table_of(n->from.scale[c * n->from.ld_scale + k / BT_CPU_SCALE_K], t, &n->tables[c]);
+        tables_out[c] = t;
+    }
+}
+
+/* The step is to be widened; all of its blocks are where they are in 4 bits. */
+INLINE void begin_step(narrow_step *w, const bt_cpu_amx_stream *s, const bt_cpu_amx_narrow *n,
+                       uint32_t step, const bool fp8, const uint32_t n_blocks)
+{
+    uint32_t k = n->k0 + step * STEP;
+
+    w->at    = narrow_at(s, n, step);
+    w->later = narrow_at(s, n, step + AHEAD);
+    if (fp8) {
+        if (step == 0 || k % BT_CPU_SCALE_K == 0) find_tables(n, k, n_blocks, w->tables);
+        return;
+    }
+    for (size_t i = 0; i < bt_cpu_weight_bytes(BT_WEIGHT_INT4, TILE_ELEMS); i += 64)
+        for (uint32_t c = 0; c < n_blocks; c++)
+            _mm_prefetch(w->later + c * n->from.block + i, _MM_HINT_T1);
+    n->widen(&n->from, k, STEP, n_blocks, NULL, w->wide[step % 2][0], TILE_ELEMS);
+    publish(w->wide);
+}
+
+/* One of its blocks, in e4m3.  Lines of all blocks are fetched by turns, one for each that is
+ * read. */
+INLINE void widen_block(narrow_step *w, size_t block, const uint32_t c, const uint32_t n_blocks,
+                        bt_bf16 *out)
+{
+    enum { LINES = TILE_ELEMS / GROUP };
+
+    for (uint32_t i = 0; i < LINES; i++) {
+        uint32_t line = c * LINES + i;
+
+        _mm_prefetch(w->later + line % n_blocks * block + line / n_blocks * GROUP, _MM_HINT_T1);
+        widen_groups((const uint8_t *)w->at + c * block + i * GROUP, 1, w->tables[c],
+                     out + i * GROUP);
+    }
+    publish(out);
+}
+
+#define NEXT(c)                                                                     \
+    do {                                                                            \
+        if (fp8 && more && (c) < n_blocks)                                          \
+            widen_block(&w, n->from.block, c, n_blocks, w.wide[(step + 1) % 2][c]); \
+    } while (0)
+
+/* A tile load waits for the stores of what it loads, so a step is multiplied while the one behind
+ * it is widened. */
+INLINE void narrow_rows(const bt_cpu_amx_stream *s, const bt_cpu_amx_narrow *n, const bool fp8,
                         const uint32_t n_rows, const uint32_t n_blocks)
 {
-    wide_step      wide[2];
+    narrow_step    w;
     const bt_bf16 *x = s->x;
 
     if (n_rows == 1)
         take_row(s, n_blocks);
     else
         zero_six();
-    widen_step(s, n, 0, n_blocks, &wide[0]);
+    begin_step(&w, s, n, 0, fp8, n_blocks);
+    for (uint32_t c = 0; fp8 && c < n_blocks; c++)
+        widen_block(&w, n->from.block, c, n_blocks, w.wide[0][c]);
     for (uint32_t step = 0; step < s->n_steps; step++, x += TILE_ELEMS) {
-        const bt_bf16 *b = wide[step % 2].b[0];
+        const bt_bf16 *b    = w.wide[step % 2][0];
+        bool           more = step + 1 < s->n_steps;
 
-        if (step + 1 < s->n_steps) widen_step(s, n, step + 1, n_blocks, &wide[(step + 1) % 2]);
-        if (n_rows == 1)
-            multiply_row(x, b, TILE_ELEMS, n_blocks);
-        else
+        if (more) begin_step(&w, s, n, step + 1, fp8, n_blocks);
+        NEXT(0);
+        NEXT(1);
+        if (n_rows == 1) {
+            multiply_first(x, b, TILE_ELEMS, n_blocks);
+            NEXT(2);
+            NEXT(3);
+            multiply_last(b, TILE_ELEMS, n_blocks);
+        } else {
+            NEXT(2);
             multiply_two(x, s->low_x, b, TILE_ELEMS, n_blocks);
+        }
     }
     if (n_rows == 1)
         leave_row(s, n_blocks);
@@ -216,20 +283,29 @@ INLINE void narrow_rows(const bt_cpu_amx_stream *s, const bt_cpu_amx_narrow *n,
 #define CASE(rows, blocks, run) \
     case (rows)*8 + (blocks): run; break;
 
+INLINE void run_narrow(const bt_cpu_amx_stream *s, const bt_cpu_amx_narrow *n, const bool fp8,
+                       uint32_t n_tile_rows, uint32_t n_blocks)
+{
+    switch (n_tile_rows * 8 + n_blocks) {
+        CASE(1, 1, narrow_rows(s, n, fp8, 1, 1))
+        CASE(1, 2, narrow_rows(s, n, fp8, 1, 2))
+        CASE(1, 3, narrow_rows(s, n, fp8, 1, 3))
+        CASE(1, 4, narrow_rows(s, n, fp8, 1, 4))
+        CASE(2, 1, narrow_rows(s, n, fp8, 2, 1))
+        CASE(2, 2, narrow_rows(s, n, fp8, 2, 2))
+        CASE(2, 3, narrow_rows(s, n, fp8, 2, 3))
+    default: BT_ASSERT(false);
+    }
+}
+
 void bt_cpu_amx_stream_narrow(const bt_cpu_amx_stream *s, const bt_cpu_amx_narrow *n,
                               uint32_t n_tile_rows, uint32_t n_blocks)
 {
     publish(s->sums);
-    switch (n_tile_rows * 8 + n_blocks) {
-        CASE(1, 1, narrow_rows(s, n, 1, 1))
-        CASE(1, 2, narrow_rows(s, n, 1, 2))
-        CASE(1, 3, narrow_rows(s, n, 1, 3))
-        CASE(1, 4, narrow_rows(s, n, 1, 4))
-        CASE(2, 1, narrow_rows(s, n, 2, 1))
-        CASE(2, 2, narrow_rows(s, n, 2, 2))
-        CASE(2, 3, narrow_rows(s, n, 2, 3))
-    default: BT_ASSERT(false);
-    }
+    if (n->from.kind == BT_WEIGHT_FP8)
+        run_narrow(s, n, true, n_tile_rows, n_blocks);
+    else
+        run_narrow(s, n, false, n_tile_rows, n_blocks);
     publish(s->sums);
 }
 

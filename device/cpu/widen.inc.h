@@ -1,5 +1,5 @@
 /* device/cpu/widen.inc.h - widen.h for the instruction set that a file is compiled for, which names
- * the function WIDEN.
+ * the function WIDEN, or takes no more than widen_groups() and table_of() for e4m3.
  *
  * With VBMI one instruction looks up 64 bytes.  With AVX2, AVX-512 or NEON a row of 16 entries is
  * enough: from one exponent to the next the rounded weights differ in nothing else, unless they
@@ -203,6 +203,17 @@ static inline void widen_groups(const uint8_t *src, uint32_t n_groups, const bt_
 #define widen_groups widen_singly
 #endif
 
+/* The table of a scale: the last one that was used, or that of the block. */
+static inline bt_cpu_wide_table *table_of(float scale, bt_cpu_wide_table *last,
+                                          bt_cpu_wide_table *own)
+{
+    if (last->scale == scale) return last;
+    if (own->scale != scale) fill_table(scale, own);
+    return own;
+}
+
+#ifdef WIDEN
+
 /* ---- weights of 4 bits ---- */
 
 enum { COLUMNS = 16, PAIR = 2 * COLUMNS, WORD_PAIRS = BT_INT4_IN_WORD };
@@ -308,10 +319,10 @@ void WIDEN(BT_CPU_WIDEN_ARGS)
             const char *packed = (const char *)from->packed + c * from->block;
             float       scale  = from->scale[c * from->ld_scale + k / BT_CPU_SCALE_K];
 
-            if (t->scale != scale) t = &tables[c];
-            if (!(t->scale == scale)) fill_table(scale, t);
+            t = table_of(scale, t, &tables[c]);
             widen_groups((const uint8_t *)packed + (size_t)k * 16, (end - k) * 16 / GROUP, t,
                          out + c * ld_out + (size_t)(k - k0) * 16);
         }
     }
 }
+#endif

@@ -24,6 +24,8 @@ typedef struct {
     _Alignas(64) uint8_t low[128], high[128];       /* bytes of bf16(magnitude * scale) */
     _Alignas(16) uint8_t row_low[16], row_high[16]; /* mantissas of any exponent, without it; those
                                                        of exponent 0 */
+    _Alignas(16) uint8_t two_low[16], two_high[16]; /* those of even exponents and of odd ones,
+                                                       without what is left of these */
 } bt_cpu_wide_table;
 
 /* A table of no scale yet. */

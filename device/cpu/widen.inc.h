@@ -3,7 +3,9 @@
  *
  * With VBMI one instruction looks up 64 bytes.  With AVX2, AVX-512 or NEON a row of 16 entries is
  * enough: from one exponent to the next the rounded weights differ in nothing else, unless they
- * leave bf16's range; then, and without any, each weight is looked up by itself.
+ * leave bf16's range; then, and without any, each weight is looked up by itself.  In most registers
+ * of AVX2 and AVX-512 no exponent is 0 and no weight NaN: these take a row for two exponents, whose
+ * upper bits are added to a weight's upper byte.
  *
  * Those of 4 bits are multiplied, 16 words at a time with AVX-512; else by loops that compilers
  * make vectors of. */
@@ -43,6 +45,12 @@ static inline bool fill_row(const uint16_t *wide, bt_cpu_wide_table *t)
         t->row_high[i]     = (uint8_t)(normal >> 8);
         t->row_low[8 + i]  = (uint8_t)wide[i];
         t->row_high[8 + i] = (uint8_t)(wide[i] >> 8);
+    }
+    for (int i = 0; i < 16; i++) {
+        uint16_t w = (uint16_t)(wide[16 + i] - 0x100);
+
+        t->two_low[i]  = (uint8_t)w;
+        t->two_high[i] = (uint8_t)(w >> 8);
     }
     for (int i = 16; i < 127; i++) /* of the next exponent, else the same */
         differs |= (uint16_t)(wide[i] ^ (uint16_t)(wide[i - 8] + 0x80));
@@ -111,6 +119,7 @@ typedef __m512i wide_reg;
 #define OP(name)          _mm512_##name
 #define LOGIC(name)       _mm512_##name##_si512
 #define EQUAL_BYTES(a, b) _mm512_movm_epi8(_mm512_cmpeq_epi8_mask(a, b))
+#define ANY_BIT(a)        (_mm512_test_epi8_mask(a, a) != 0)
 #define ROW(entries) \
     _mm512_broadcast_i32x4(_mm_load_si128((const __m128i *)(const void *)(entries)))
 #else
@@ -118,9 +127,18 @@ typedef __m256i wide_reg;
 #define OP(name)          _mm256_##name
 #define LOGIC(name)       _mm256_##name##_si256
 #define EQUAL_BYTES(a, b) _mm256_cmpeq_epi8(a, b)
+#define ANY_BIT(a)        (!_mm256_testz_si256(a, a))
 #define ROW(entries) \
     _mm256_broadcastsi128_si256(_mm_load_si128((const __m128i *)(const void *)(entries)))
 #endif
+
+/* Whether some exponent is 0, or some weight NaN: twice such a byte, and 2, is 16 at most. */
+static inline bool has_rare(wide_reg v)
+{
+    wide_reg twice = OP(add_epi8)(OP(add_epi8)(v, v), OP(set1_epi8)(2));
+
+    return ANY_BIT(OP(subs_epu8)(OP(set1_epi8)(17), twice));
+}
 
 /* Words of entries, v and nan become weights: with v's exponent and sign, or NaN. */
 static inline void store_wide(wide_reg entry, wide_reg v, wide_reg nan, bt_bf16 *out)
@@ -138,6 +156,7 @@ static inline void widen_groups(const uint8_t *src, uint32_t n_groups, const bt_
 {
     enum { PARTS = GROUP / sizeof(wide_reg) };
     const wide_reg row_low = ROW(t->row_low), row_high = ROW(t->row_high);
+    const wide_reg two_low = ROW(t->two_low), two_high = ROW(t->two_high);
     const wide_reg zero = LOGIC(xor)(row_low, row_low), all = OP(set1_epi8)(0x7f);
 
     if (!t->regular) {
@@ -149,6 +168,19 @@ static inline void widen_groups(const uint8_t *src, uint32_t n_groups, const bt_
         wide_reg v, nan, entry, low, high;
 
         memcpy(&v, src, sizeof(v));
+        if (__builtin_expect(!has_rare(v), 1)) {
+            wide_reg exponent = LOGIC(and)(OP(srli_epi16)(v, 4), OP(set1_epi8)(7));
+
+            entry = LOGIC(and)(v, OP(set1_epi8)(15));
+            low   = OP(shuffle_epi8)(two_low, entry);
+            high  = OP(add_epi8)(OP(shuffle_epi8)(two_high, entry), exponent);
+            high  = OP(add_epi8)(high, LOGIC(and)(v, OP(set1_epi8)((char)0x80)));
+            entry = OP(unpacklo_epi8)(low, high);
+            memcpy(to, &entry, sizeof(entry));
+            entry = OP(unpackhi_epi8)(low, high);
+            memcpy(to + GROUP / 2, &entry, sizeof(entry));
+            continue;
+        }
         nan   = EQUAL_BYTES(LOGIC(and)(v, all), all);
         entry = EQUAL_BYTES(LOGIC(and)(v, OP(set1_epi8)(0x78)), zero);
         entry = LOGIC(and)(entry, OP(set1_epi8)(8));

@@ -50,6 +50,16 @@ static uint32_t n_wrong(uint32_t k0, uint32_t n_k, uint32_t n_blocks)
     return wrong;
 }
 
+/* Bytes in order; any; or such that no exponent is 0 and none is NaN. */
+static void fill_bytes(uint32_t kind, uint64_t *seed)
+{
+    for (uint32_t i = 0; i < BLOCKS * BLOCK; i++) {
+        uint32_t v = (uint32_t)twin_random(seed);
+
+        g_bytes[i] = (uint8_t)(kind == 0 ? i : kind == 1 ? v : (8 + v / 2 % 119) | (v & 1) << 7);
+    }
+}
+
 static void widened_weights_are_rounded_products(void)
 {
     static const uint32_t PIECES[][3] = {
@@ -60,13 +70,12 @@ static void widened_weights_are_rounded_products(void)
     };
     uint64_t seed = 5;
 
-    for (uint32_t turn = 0; turn < N_SCALES * 3; turn++) {
+    for (uint32_t turn = 0; turn < N_SCALES * 9; turn++) {
         const bt_cpu_narrow from = {BT_WEIGHT_FP8, g_bytes, BLOCK, g_scale, LD_SCALE};
 
-        for (uint32_t i = 0; i < BLOCKS * BLOCK; i++)
-            g_bytes[i] = turn % 2 == 0 ? (uint8_t)i : (uint8_t)twin_random(&seed);
+        fill_bytes(turn / 3 % 3, &seed);
         for (uint32_t i = 0; i < BLOCKS * LD_SCALE; i++) /* all the same, or often, or never */
-            g_scale[i] = SCALES[(turn / 3 + (turn % 3 == 0 ? 0 : i / (turn % 3))) % N_SCALES];
+            g_scale[i] = SCALES[(turn / 9 + (turn % 3 == 0 ? 0 : i / (turn % 3))) % N_SCALES];
         for (size_t s = 0; s < sizeof(SETS) / sizeof(*SETS); s++) {
             bt_cpu_widen_fn   widen = bt_cpu_widen_find(SETS[s]);
             bt_cpu_wide_table tables[BLOCKS];

@@ -28,7 +28,7 @@ enum {
     TILE_CASE(1, 4) TILE_CASE(1, 3) TILE_CASE(1, 2) TILE_CASE(1, 1) \
     TILE_CASE(2, 2) TILE_CASE(2, 1) TILE_CASE(3, 1) TILE_CASE(4, 1) \
     TILE_CASE(5, 1) TILE_CASE(6, 1)
-#define PANEL_CASES PANEL_CASE(4, 1) PANEL_CASE(5, 1) PANEL_CASE(6, 1)
+#define PANEL_CASES PANEL_CASE(3, 1) PANEL_CASE(4, 1) PANEL_CASE(5, 1) PANEL_CASE(6, 1)
 /* clang-format on */
 #include "device/cpu/mm_dp2.inc.h"
 

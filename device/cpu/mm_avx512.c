@@ -11,7 +11,7 @@ typedef __m512 weights;
 #define FETCH_TO            FIRST_LEVEL
 enum { HALVES = 2, MAKES_PANELS = 1, STAGE_ELEMS = 4096, FEW_ROWS = 24 };
 enum { GROUP = 256, PANEL_K = 128, PANEL_ROWS = 6, PANEL_BLOCKS = 4 };
-#define PANEL_CASES BY_4(PANEL_CASE, 5) BY_4(PANEL_CASE, 6)
+#define PANEL_CASES BY_4(PANEL_CASE, 4) BY_4(PANEL_CASE, 5) BY_4(PANEL_CASE, 6)
 #include "device/cpu/mm_avx512.inc.h"
 
 INLINE weights half_of(const bt_bf16 *b, int half)

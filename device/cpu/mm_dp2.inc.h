@@ -8,7 +8,8 @@
  *     MAX_VECS            of a tile's row
  *     AHEAD(rows, blocks) pairs, from what such a tile reads of B to what it fetches from memory,
  *     FETCH_TO            and to where: FIRST_LEVEL or SECOND_LEVEL
- *     FEW_ROWS            of products without panels, at most: FEW_TILES * MAX_ROWS or fewer
+ *     FEW_ROWS            of products without panels, at most: FEW_TILES * MAX_ROWS or fewer; of
+ *                         narrow weights, which each tile would widen again, MAX_ROWS
  *     MAKES_PANELS        0: a panel is B as it is packed; 1: its weights as registers want them
  *     PANEL_K             k of a piece: a multiple of 32
  *     PANEL_BLOCKS        column blocks of a panel: a power of two, four at most
@@ -210,7 +211,7 @@ static void run_many(const bt_cpu_mm *mm)
 
 static void run_dp2(const bt_cpu_mm *mm)
 {
-    if (mm->m > FEW_ROWS)
+    if (mm->m > (mm->kind == BT_WEIGHT_BF16 ? (int)FEW_ROWS : (int)MAX_ROWS))
         run_many(mm);
     else
         run_few(mm);

@@ -70,9 +70,7 @@ INLINE void leave_row(const bt_cpu_amx_stream *s, const uint32_t n_blocks)
     if (n_blocks > 3) LEAVE(3, 3);
 }
 
-/* A step: of the first two blocks, and of what is behind them. */
-INLINE void multiply_first(const bt_bf16 *x, const bt_bf16 *b, size_t block,
-                           const uint32_t n_blocks)
+INLINE void multiply_row(const bt_bf16 *x, const bt_bf16 *b, size_t block, const uint32_t n_blocks)
 {
     _tile_loadd(4, x, 64);
     _tile_loadd(7, b, 64);
@@ -81,10 +79,6 @@ INLINE void multiply_first(const bt_bf16 *x, const bt_bf16 *b, size_t block,
         _tile_loadd(7, b + block, 64);
         _tile_dpbf16ps(1, 4, 7);
     }
-}
-
-INLINE void multiply_last(const bt_bf16 *b, size_t block, const uint32_t n_blocks)
-{
     if (n_blocks > 2) {
         _tile_loadd(7, b + 2 * block, 64);
         _tile_dpbf16ps(2, 4, 7);
@@ -100,9 +94,8 @@ INLINE void one_row(const bt_cpu_amx_stream *s, const uint32_t n_blocks)
     take_row(s, n_blocks);
     for (uint32_t step = 0; step < s->n_steps; step++) {
         fetch(s, step, n_blocks);
-        multiply_first(s->x + (size_t)step * TILE_ELEMS, s->b + (size_t)step * TILE_ELEMS, s->block,
-                       n_blocks);
-        multiply_last(s->b + (size_t)step * TILE_ELEMS, s->block, n_blocks);
+        multiply_row(s->x + (size_t)step * TILE_ELEMS, s->b + (size_t)step * TILE_ELEMS, s->block,
+                     n_blocks);
     }
     leave_row(s, n_blocks);
 }
@@ -242,8 +235,8 @@ INLINE void widen_block(narrow_step *w, size_t block, const uint32_t c, const ui
             widen_block(&w, n->from.block, c, n_blocks, w.wide[(step + 1) % 2][c]); \
     } while (0)
 
-/* A tile load waits for the stores of what it loads, so a step is multiplied while the one behind
- * it is widened. */
+/* A tile load waits for the stores of what it loads, so a step is multiplied after the one behind
+ * it has been widened. */
 INLINE void narrow_rows(const bt_cpu_amx_stream *s, const bt_cpu_amx_narrow *n, const bool fp8,
                         const uint32_t n_rows, const uint32_t n_blocks)
 {
@@ -264,15 +257,12 @@ INLINE void narrow_rows(const bt_cpu_amx_stream *s, const bt_cpu_amx_narrow *n, 
         if (more) begin_step(&w, s, n, step + 1, fp8, n_blocks);
         NEXT(0);
         NEXT(1);
-        if (n_rows == 1) {
-            multiply_first(x, b, TILE_ELEMS, n_blocks);
-            NEXT(2);
-            NEXT(3);
-            multiply_last(b, TILE_ELEMS, n_blocks);
-        } else {
-            NEXT(2);
+        NEXT(2);
+        NEXT(3);
+        if (n_rows == 1)
+            multiply_row(x, b, TILE_ELEMS, n_blocks);
+        else
             multiply_two(x, s->low_x, b, TILE_ELEMS, n_blocks);
-        }
     }
     if (n_rows == 1)
         leave_row(s, n_blocks);

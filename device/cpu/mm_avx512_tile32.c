@@ -1,6 +1,6 @@
-/* device/cpu/mm_avx512_tile32.c - tile32 with AVX-512 F, for weights in bf16 and so few rows that
- * an AMX tile would be mostly empty.  A tile of registers keeps three sums a result: the whole, and
- * the even and the odd chain of the 32 k under way. */
+/* device/cpu/mm_avx512_tile32.c - tile32 with AVX-512 F, for so few rows that an AMX tile would be
+ * mostly empty.  A tile of registers keeps three sums a result: the whole, and the even and the odd
+ * chain of the 32 k under way. */
 #include <immintrin.h>
 
 #include "core/bf16.h"
@@ -38,21 +38,25 @@ INLINE void tile(const int rows, const int blocks, const tile_args *a)
             acc[r][c] = a->from_zero ? _mm512_setzero_ps()
                                      : _mm512_loadu_ps(a->y + (size_t)r * a->ld_y + c * LANES);
     for (uint32_t p0 = 0; p0 < a->n_pairs; p0 += STEP_PAIRS) {
-        const char *b = a->b + (size_t)p0 * PAIR_BYTES, *later, *soon;
+        uint32_t       n = STEP_PAIRS, ahead = PAIR_BYTES / (uint32_t)a->pair * AHEAD_PAIRS;
+        const char    *later, *soon;
+        size_t         block;
+        const bt_bf16 *b = wide_b(a, p0, blocks, &n, &block);
 
-        pairs_until_next(a, p0, AHEAD_PAIRS, &later);
-        pairs_until_next(a, p0, NEAR_PAIRS, &soon);
+        pairs_until_next(a, p0, ahead, &later);
+        pairs_until_next(a, p0, PAIR_BYTES / (uint32_t)a->pair * NEAR_PAIRS, &soon);
+
         for (int r = 0; r < rows; r++)
             for (int c = 0; c < blocks; c++)
                 even[r][c] = odd[r][c] = _mm512_setzero_ps();
         for (uint32_t p = p0; p < p0 + STEP_PAIRS;
-             p++, b += PAIR_BYTES, later += PAIR_BYTES, soon += PAIR_BYTES) {
+             p++, b += 2 * LANES, later += a->pair, soon += a->pair) {
             for (int c = 0; c < blocks; c++)
                 _mm_prefetch(later + c * a->block, _MM_HINT_T1);
             for (int c = 0; c < blocks; c++)
                 _mm_prefetch(soon + c * a->block, _MM_HINT_T0);
             for (int c = 0; c < blocks; c++) {
-                __m512i pair = _mm512_load_si512(b + c * a->block);
+                __m512i pair = _mm512_load_si512(b + c * block);
                 __m512  high = _mm512_castsi512_ps(_mm512_and_si512(pair, upper));
                 __m512  low  = _mm512_castsi512_ps(_mm512_slli_epi32(pair, 16));
 

@@ -194,6 +194,15 @@ static void on_ranks_end(supervisor *s)
     }
 }
 
+static void on_fresh_end(supervisor *s)
+{
+    char   text[160] = "baton-launch ";
+    size_t n         = strlen(text);
+
+    bt_child_ending(&s->fresh, text + n, sizeof(text) - n);
+    bt_supervisor_fresh_ended(s, text);
+}
+
 static void on_coordinator_end(supervisor *s)
 {
     char text[128];
@@ -246,9 +255,7 @@ out:
     if (!bt_supervisor_may_restart(s) && (child != &s->coordinator || s->opt->restarts == 0)) {
         bt_supervisor_fail(s, "%s", bt_error_text());
     } else if (child == &s->fresh) {
-        *at_ns = 0;
-        BT_WARN("the cell %s has not come: %s; the one that lacks ranks goes on", s->fresh_name,
-                bt_error_text());
+        bt_supervisor_fresh_ended(s, bt_error_text());
     } else {
         char why[300];
 
@@ -280,7 +287,7 @@ static void on_child_end(supervisor *s)
         return;
     }
     if (s->asker.ended) bt_supervisor_hosts_asked(s);
-    if (s->fresh.ended) bt_supervisor_fresh_ended(s);
+    if (s->fresh.ended) on_fresh_end(s);
     if (s->launch.ended && bt_supervisor_take_fresh(s) && !s->coordinator.ended) return;
     if (s->draining && (s->coordinator.ended || s->launch.ended) &&
         (!s->coordinator.ended || ended_well(&s->coordinator)) &&

@@ -52,8 +52,8 @@ bool bt_supervisor_is_launch(const supervisor *s, const char *name)
 void bt_supervisor_fresh_serves(supervisor *s)
 {
     BT_WARN("the cell %s serves; the one that lacks ranks drains", s->fresh_name);
-    s->fresh_serves = true;
-    s->serving_ns   = bt_awake_ns();
+    s->fresh_serves = s->launch_drains = true;
+    s->serving_ns                      = bt_awake_ns();
     bt_child_kill(&s->launch, SIGUSR1);
 }
 
@@ -67,18 +67,14 @@ void bt_supervisor_watch_fresh(supervisor *s, uint64_t now_ns)
     s->fresh_term_ns = now_ns;
 }
 
-void bt_supervisor_fresh_ended(supervisor *s)
+void bt_supervisor_fresh_ended(supervisor *s, const char *how)
 {
-    char text[128];
-    bool served = s->fresh_serves;
-
-    BT_WARN("the cell %s has %s: baton-launch %s; the one that lacks ranks %s", s->fresh_name,
-            served ? "ended" : "not come", bt_child_ending(&s->fresh, text, sizeof(text)),
-            served ? "drains" : "goes on");
+    BT_WARN("the cell %s has %s: %s; the one that lacks ranks %s", s->fresh_name,
+            s->fresh_serves ? "ended" : "not come", how, s->launch_drains ? "drains" : "goes on");
     bt_child_close(&s->fresh);
-    s->fresh_term_ns = 0;
+    s->fresh_at_ns = s->fresh_term_ns = 0;
     s->fresh_serves = s->fresh_worn = false;
-    if (served) bt_supervisor_renew(s); /* nobody else takes new requests */
+    if (s->launch_drains) bt_supervisor_renew(s); /* nobody else takes new requests */
 }
 
 bool bt_supervisor_take_fresh(supervisor *s)
@@ -107,6 +103,6 @@ bool bt_supervisor_take_fresh(supervisor *s)
         if (s->died_ns == 0) s->died_ns = now;
         s->heard_ns = now;
     }
-    s->fresh_serves = s->fresh_worn = false;
+    s->fresh_serves = s->fresh_worn = s->launch_drains = false;
     return true;
 }

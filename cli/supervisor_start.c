@@ -66,6 +66,7 @@ bt_status bt_supervisor_start_ranks(supervisor *s)
     snprintf(s->launch_name, sizeof(s->launch_name), "%s",
              s->cell.name != NULL ? s->cell.name : "");
     s->launch_has_served   = false;
+    s->launch_drains       = false;
     s->launch_heard        = false;
     s->rank_failed         = false;
     s->lost                = false;

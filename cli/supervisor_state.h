@@ -59,7 +59,8 @@ typedef struct supervisor {
     bool            fresh_serves, fresh_worn;        /* fresh_worn: it lacks ranks by now */
     char            fresh_name[64], launch_name[64]; /* of the cells; launch_name: "" without one */
     bool            launch_has_served;
-    bool            launch_heard; /* the coordinator has named its cell since it was started */
+    bool            launch_drains; /* a fresh cell serves, or has served, in its place */
+    bool            launch_heard;  /* the coordinator has named its cell since it was started */
     bool        rank_failed; /* of launch's, while it loaded: the others were ended at our word */
     bool        lost;        /* launch's cell, as its ranks were told: of a cell that joins */
     uint64_t    died_ns;     /* since when it does not serve any more; 0: it does */
@@ -115,7 +116,8 @@ bool bt_supervisor_is_fresh(const supervisor *s, const char *name);
 bool bt_supervisor_is_launch(const supervisor *s, const char *name);
 void bt_supervisor_fresh_serves(supervisor *s);
 void bt_supervisor_watch_fresh(supervisor *s, uint64_t now_ns); /* it may hang before it serves */
-void bt_supervisor_fresh_ended(supervisor *s);
+/* Or it could not be started; how: its end, borrowed. */
+void bt_supervisor_fresh_ended(supervisor *s, const char *how);
 /* launch has ended: the fresh cell's ranks take its place.  False: there are none. */
 bool bt_supervisor_take_fresh(supervisor *s);
 

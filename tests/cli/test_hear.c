@@ -308,36 +308,36 @@ static void hear_of_a_fresh_cell_that_hangs(void)
     bt_supervisor_on_announcement(&s, "serving renewed-1"); /* it does come */
     EXPECT(s.fresh_serves && g_n_drains == 1 && s.phase == SERVING);
     s.fresh_worn = true;
-    bt_supervisor_fresh_ended(&s);
+    bt_supervisor_fresh_ended(&s, "so");
     EXPECT(!s.fresh_serves && !s.fresh_worn && s.fresh_term_ns == 0);
     EXPECT(!bt_child_running(&s.fresh) && bt_child_running(&s.launch));
 }
 
-/* The old one goes on with one that has not come.  Of one that has served it drains already, and
- * takes nothing new: another one comes, unless that goes on and on. */
+/* The old one goes on with one that has not come.  Once one has served it drains, and takes nothing
+ * new: another one comes after each that ends or does not come, unless that goes on and on. */
 static void hear_of_a_fresh_cell_that_ends_first(void)
 {
-    bt_run_options opt = {.renew = true, .restarts = 3};
-    supervisor     s   = serving(&opt);
+    enum { NONE_SERVES = 1 << 3 };
+    static const uint32_t SERVE[] = {7, 1, 5, NONE_SERVES}; /* a bit for each that does */
 
     signal(SIGUSR1, on_drain);
-    s.serving_ns = 1; /* long ago */
-    bt_supervisor_renew(&s);
-    for (uint32_t k = 1; k <= opt.restarts; k++) {
-        EXPECT_EQ(s.n_renewed, k);
-        EXPECT(s.fresh_at_ns != 0);
-        s.fresh_at_ns = 0;
-        s.fresh.pid   = getpid();
-        bt_supervisor_fresh_serves(&s);
-        bt_supervisor_fresh_ended(&s);
-        EXPECT_EQ(s.fresh_at_ns != 0, k < opt.restarts);
+    for (size_t i = 0; i < sizeof(SERVE) / sizeof(SERVE[0]); i++) {
+        bt_run_options opt = {.renew = true, .restarts = 3};
+        supervisor     s   = serving(&opt);
+
+        s.serving_ns = 1; /* long ago */
+        bt_supervisor_renew(&s);
+        for (uint32_t k = 0; k < opt.restarts && s.fresh_at_ns != 0; k++) {
+            EXPECT_EQ(s.n_renewed, 1 + k);
+            s.fresh_at_ns = 0;
+            s.fresh.pid   = getpid();
+            if (SERVE[i] >> k & 1) bt_supervisor_fresh_serves(&s);
+            bt_supervisor_fresh_ended(&s, "so");
+            EXPECT(!bt_child_running(&s.fresh));
+        }
+        EXPECT_EQ(s.n_renewed, SERVE[i] == NONE_SERVES ? 1 : 3);
+        EXPECT_EQ(s.fresh_at_ns, 0);
     }
-    s.serving_ns = 1;
-    bt_supervisor_renew(&s);
-    s.fresh_at_ns = 0;
-    s.fresh.pid   = getpid();
-    bt_supervisor_fresh_ended(&s);
-    EXPECT_EQ(s.fresh_at_ns, 0);
 }
 
 /* The old one ends: because it has drained, or before the fresh one serves. */

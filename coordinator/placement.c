@@ -342,7 +342,7 @@ static void count_decode(bt_relay *r, bt_relay_request *q)
     bt_rank_state *k     = &r->ranks[q->decode_rank];
     uint32_t       pages = pages_now(r, q) - q->n_held / r->cfg.page_tokens;
 
-    r->freed = r->freed || pages < q->decode_pages || q->n_open < q->decode_choices;
+    r->freed = r->freed || pages < q->decode_pages;
     k->taken_pages += pages - q->decode_pages;
     k->n_choices += q->n_open - q->decode_choices;
     q->decode_pages   = pages;

@@ -377,6 +377,22 @@ static void relay_request_for_a_rank_that_is_cut_off_lets_others_pass(void)
     sim_fini(&s);
 }
 
+/* To prefill likewise, and nobody leaves it pages to decode. */
+static void relay_prompt_for_a_rank_that_is_cut_off_lets_others_pass(void)
+{
+    sim        s;
+    sim_client big, brief;
+
+    sim_init(&s, 2, 1, 3, 12);
+    s.relay->ranks[1].limits.n_pages       = 8;
+    s.relay->avoided[s.relay->n_avoided++] = (bt_avoided_pair){0, 2, s.now + AVOID_S * BT_NS_PER_S};
+    EXPECT_EQ(sim_submit(&s, &big, "big", 40, 2, 100), BT_OK); /* 11 of 12 pages */
+    EXPECT_EQ(sim_submit(&s, &brief, "brief", 8, 2, 100), BT_OK);
+    EXPECT_EQ(count_reserves(&s, 2), 1);
+    bt_relay_stop(s.relay, GRPC_STATUS_UNAVAILABLE, "end");
+    sim_fini(&s);
+}
+
 static const bt_test TESTS[] = {
     BT_TEST(relay_handoff_that_stands_still_is_made_by_others),
     BT_TEST(relay_handoffs_of_a_pair_that_stands_still_go_together),
@@ -388,6 +404,7 @@ static const bt_test TESTS[] = {
     BT_TEST(relay_request_that_always_stands_still_ends),
     BT_TEST(relay_decode_rank_is_one_that_its_prefill_rank_reaches),
     BT_TEST(relay_request_for_a_rank_that_is_cut_off_lets_others_pass),
+    BT_TEST(relay_prompt_for_a_rank_that_is_cut_off_lets_others_pass),
 };
 
 int main(int argc, char **argv)

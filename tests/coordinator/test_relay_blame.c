@@ -126,7 +126,7 @@ static void relay_expired_waits_remove_whom_most_wait_for(void)
         {2, {2, 3},    {{4, 4}, {5, 0}},         {2, 1},    5, true }, /* also in one report */
         {2, {2, 5},    {{5, 0}, {2, 0}},         {1, 1},    5, false}, /* both speak: the higher */
         {1, {2},       {{3, 0}},                 {1},       3, false}, /* the others say nothing */
-        {3, {2, 3, 4}, {{0, 9}, {3, 1}, {4, 4}}, {2, 2, 2}, 6, false}, /* nobody of the group */
+        {3, {2, 3, 4}, {{6, 9}, {3, 1}, {4, 4}}, {2, 2, 2}, 6, false}, /* nobody of the group */
         {3, {2, 3, 4}, {{5, 0}, {2, 0}, {2, 0}}, {1, 1, 1}, 5, true }, /* 2 is held up by 5 */
         {3, {2, 3, 4}, {{3, 0}, {5, 0}, {2, 3}}, {1, 1, 2}, 5, true }, /* as 3 is */
         {3, {2, 3, 4}, {{3, 5}, {2, 0}, {2, 0}}, {2, 1, 1}, 2, true }, /* 2 cannot be reached */
@@ -174,22 +174,26 @@ static void relay_of_a_ring_whom_most_wait_for_is_removed(void)
     sim_fini(&s);
 }
 
-/* Rank 3 waits for what rank 4 has sent: the others are further, and wait for rank 3 in the end. */
+/* Rank 4 waits for what rank 5 has sent: the others are further, and wait for rank 4 in the end.
+ * Of the other group, which has not got as far, rank 2 is still to speak. */
 static void relay_of_a_ring_who_has_got_least_far_is_removed(void)
 {
     static const uint64_t n_met[] = {8, 7, 9, 8};
     sim                   s;
 
-    sim_init_as(&s, 2, 4, 6, 32, true);
-    for (uint32_t rank = 2; rank < 6; rank++) {
-        bt_up m = expired(EPOCH - 1, 1, rank == 5 ? 2 : rank + 1, 0);
+    sim_init_as(&s, 3, 4, 7, 32, true);
+    sim_tell(&s, 2, (bt_up){.kind = BT_UP_BEAT});
+    sim_tell(&s, 0, expired(EPOCH - 1, 1, 1, 0));
+    sim_tell(&s, 1, expired(EPOCH - 1, 1, 2, 0));
+    for (uint32_t rank = 3; rank < 7; rank++) {
+        bt_up m = expired(EPOCH - 1, 1, rank == 6 ? 3 : rank + 1, 0);
 
-        m.u.expired.n_met = n_met[rank - 2];
+        m.u.expired.n_met = n_met[rank - 3];
         sim_tell(&s, rank, m);
     }
     bt_relay_tick(s.relay, s.now);
     EXPECT_EQ(s.n_stuck, 1);
-    EXPECT_EQ(s.last_stuck, 3);
+    EXPECT_EQ(s.last_stuck, 4);
     sim_fini(&s);
 }
 
@@ -402,12 +406,13 @@ static void relay_a_rank_that_has_read_is_one_like_others(void)
 }
 
 /* Who has been in an exchange of this epoch knows that rank 2 was: it reads no more, and is to
- * blame at once, also in the next epoch if another one was in this. */
+ * blame at once, also in the next epoch if another one was in this; unless it reads again. */
 static void relay_a_rank_that_has_come_to_an_exchange_is_not_excused(void)
 {
-    for (int removed = 0; removed < 2; removed++) {
+    for (int how = 0; how < 3; how++) {
+        int   removed = how > 0, again = how == 2;
         sim   s;
-        bt_up m = expired(EPOCH - 1, removed + 1, 3, 2);
+        bt_up m = expired(EPOCH - 1, (uint32_t)removed + 1, 3, 2);
 
         sim_init_as(&s, 0, 0, 4, 32, true);
         tell_reads(&s, 2);
@@ -420,36 +425,55 @@ static void relay_a_rank_that_has_come_to_an_exchange_is_not_excused(void)
         EXPECT_EQ(s.n_stuck, 1);
         EXPECT_EQ(s.last_stuck, 2 + (uint32_t)removed);
         if (removed != 0) {
+            if (again) tell_reads(&s, 2);
             tell_of_rank_2(&s, EPOCH + 1);
             bt_relay_tick(s.relay, s.now);
-            EXPECT_EQ(s.n_stuck, 2);
-            EXPECT_EQ(s.last_stuck, 2);
+            EXPECT_EQ(s.n_stuck, again ? 1 : 2);
+            EXPECT_EQ(s.last_stuck, again ? 3 : 2);
         }
         sim_fini(&s);
     }
 }
 
 /* It has said so: what the others wait for in this epoch may have been that, in the next one it is
- * not; but if it reads again, it is. */
+ * not; but if it reads again, or has not said so yet, it is. */
 static void relay_a_rank_that_has_read_all_is_excused_until_the_next_epoch(void)
 {
-    for (int again = 0; again < 2; again++) {
+    enum { HAS_READ, READS_AGAIN, READS };
+    for (int how = HAS_READ; how <= READS; how++) {
         sim s;
 
         sim_init_as(&s, 0, 0, 4, 32, true);
         tell_reads(&s, 2);
-        sim_tell(&s, 2, (bt_up){.kind = BT_UP_PROGRESS});
+        if (how != READS) sim_tell(&s, 2, (bt_up){.kind = BT_UP_PROGRESS});
         tell_of_rank_2(&s, EPOCH - 1);
         s.now += 101 * BT_NS_PER_MS;
         bt_relay_tick(s.relay, s.now);
         EXPECT_EQ(s.n_stuck, 0);
         sim_lose(&s, 3);
-        if (again) tell_reads(&s, 2);
+        if (how == READS_AGAIN) tell_reads(&s, 2);
         tell_of_rank_2(&s, EPOCH + 2);
         bt_relay_tick(s.relay, s.now);
-        EXPECT_EQ(s.n_stuck, !again);
+        EXPECT_EQ(s.n_stuck, how == HAS_READ);
         sim_fini(&s);
     }
+}
+
+/* That it has read all is the end of it, and no sign of its life for longer. */
+static void relay_a_rank_that_has_read_all_is_excused_for_no_longer(void)
+{
+    sim s;
+
+    sim_init_as(&s, 0, 0, 3, 32, true);
+    tell_reads(&s, 2);
+    s.now += s.cfg.rank_quiet_ns - 1;
+    sim_tell(&s, 2, (bt_up){.kind = BT_UP_PROGRESS});
+    s.now += 1;
+    tell_of_rank_2(&s, EPOCH - 1);
+    bt_relay_tick(s.relay, s.now);
+    EXPECT_EQ(s.n_stuck, 1);
+    EXPECT_EQ(s.last_stuck, 2);
+    sim_fini(&s);
 }
 
 /* It has heard of nobody meanwhile: a rank may read still, one that never did is to blame at once.
@@ -488,6 +512,26 @@ static void relay_that_stood_still_hears_what_was_said_meanwhile(void)
     bt_relay_tick(s.relay, s.now);
     EXPECT_EQ(s.n_stuck, 1);
     EXPECT_EQ(s.last_stuck, 4);
+    sim_fini(&s);
+}
+
+/* Rank 3 waited for rank 5, as rank 4 did, and neither had been heard. */
+static void relay_that_stood_still_waits_for_what_is_said(void)
+{
+    sim s;
+
+    sim_init_as(&s, 2, 4, 6, 32, true);
+    sim_tell(&s, 2, expired(EPOCH - 1, 1, 3, 0));
+    s.now += 50 * BT_NS_PER_MS;
+    bt_relay_tick(s.relay, s.now);
+    s.now += 3 * BT_NS_PER_S;
+    bt_relay_tick(s.relay, s.now);
+    EXPECT_EQ(s.n_stuck, 0);
+    sim_tell(&s, 4, expired(EPOCH - 1, 1, 5, 0));
+    sim_tell(&s, 3, expired(EPOCH - 1, 1, 5, 0));
+    bt_relay_tick(s.relay, s.now);
+    EXPECT_EQ(s.n_stuck, 1);
+    EXPECT_EQ(s.last_stuck, 5);
     sim_fini(&s);
 }
 
@@ -558,7 +602,9 @@ static const bt_test tests[] = {
     BT_TEST(relay_a_rank_that_has_read_is_one_like_others),
     BT_TEST(relay_a_rank_that_has_come_to_an_exchange_is_not_excused),
     BT_TEST(relay_a_rank_that_has_read_all_is_excused_until_the_next_epoch),
+    BT_TEST(relay_a_rank_that_has_read_all_is_excused_for_no_longer),
     BT_TEST(relay_that_stood_still_blames_no_rank_that_reads),
+    BT_TEST(relay_that_stood_still_waits_for_what_is_said),
     BT_TEST(relay_that_stood_still_hears_what_was_said_meanwhile),
     BT_TEST(relay_a_rank_that_came_late_is_not_to_blame),
     BT_TEST(relay_a_tick_of_before_finds_nobody_silent),

@@ -147,6 +147,22 @@ static void init_unlike(sim *s)
     EXPECT_EQ(sim_relay_create(s, &s->relay), BT_OK);
 }
 
+/* The prompt alone where it is computed, all of it where it is decoded, what choices share once. */
+static void relay_holds_what_there_are_pages_for_in_each_role(void)
+{
+    sim s;
+
+    init_unlike(&s);
+    EXPECT(bt_relay_could_hold(s.relay, 100, 84, 1));
+    EXPECT(!bt_relay_could_hold(s.relay, 100, 85, 1));
+    EXPECT(bt_relay_could_hold(s.relay, 102, 38, 2)); /* 25 + 2 * 10 */
+    EXPECT(!bt_relay_could_hold(s.relay, 102, 39, 2));
+    sim_lose(&s, 0);
+    EXPECT(bt_relay_could_hold(s.relay, 40, 144, 1));
+    EXPECT(!bt_relay_could_hold(s.relay, 41, 1, 1));
+    sim_fini(&s);
+}
+
 /* It is no reason for others to wait elsewhere, or anywhere once no such rank is left.  They leave
  * it its 16 pages to decode, and one for each that grows there, as long as it may need them. */
 static void relay_prompt_waits_where_it_can_be_held_alone(void)
@@ -506,6 +522,7 @@ static const bt_test TESTS[] = {
     BT_TEST(relay_no_more_than_four_decode_ranks_are_kept),
     BT_TEST(relay_rank_is_kept_for_choices_that_wait_for_rows),
     BT_TEST(relay_rank_that_lacks_least_is_kept),
+    BT_TEST(relay_holds_what_there_are_pages_for_in_each_role),
     BT_TEST(relay_prompt_waits_where_it_can_be_held_alone),
     BT_TEST(relay_prompt_passes_none_of_its_kind_on_another_rank),
     BT_TEST(relay_prompt_that_has_gone_keeps_no_pages),

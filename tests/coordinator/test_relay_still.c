@@ -346,9 +346,12 @@ static void relay_decode_rank_is_one_that_its_prefill_rank_reaches(void)
     s.relay->ranks[3].taken_pages    = 16;
     EXPECT_EQ(sim_submit(&s, &c[0], "a", 10, 2, 100), BT_OK);
     EXPECT_EQ(count_reserves(&s, 3), 1);
-    s.relay->ranks[0].prefill_tokens = 64;
+    s.relay->ranks[0].prefill_tokens       = 64;
+    s.relay->avoided[s.relay->n_avoided++] = (bt_avoided_pair){1, 3, s.now + AVOID_S * BT_NS_PER_S};
     EXPECT_EQ(sim_submit(&s, &c[1], "b", 10, 2, 100), BT_OK); /* waits for either */
     EXPECT_EQ(count_reserves(&s, 2) + count_reserves(&s, 3), 1);
+    EXPECT_EQ(s.relay->blocked, BT_BLOCKED_PREFILL); /* and keeps no decode rank from others */
+    EXPECT(!s.relay->ranks[2].kept && !s.relay->ranks[3].kept);
     s.relay->ranks[1].prefill_tokens = 0;
     bt_relay_place(s.relay, s.now);
     EXPECT_EQ(count_reserves(&s, 2), 1);

@@ -116,7 +116,7 @@ static void pump(bt_stream *s)
                                 .logprobs = s->how.logprobs};
     bool              status = false;
 
-    if (s->sending || s->status_sent || s->gone) return;
+    if (s->gone) return; /* since it was put into the list */
     if (s->ended && s->code != GRPC_STATUS_OK) {
         send_parts(s, NULL, true);
         return;

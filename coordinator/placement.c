@@ -257,7 +257,7 @@ static int least_decode(const bt_relay *r, const bt_relay_request *q, uint32_t o
         if (pages_with(r, q, need, i) + others > k->limits.n_pages) continue;
         if (!bt_rank_has_rows(k, q->n_open)) continue;
         if (with_prefill && !has_prefill(r, q, i)) continue;
-        much = (int64_t)k->taken_pages + need - prefix_pages(r, q, i);
+        much = (int64_t)k->taken_pages - prefix_pages(r, q, i); /* what it needs adds to each */
         if (is_better(r, i, much, best, least)) {
             best  = (int)i;
             least = much;

@@ -42,14 +42,21 @@ uint64_t bt_relay_max_prompt(const bt_relay *relay)
     return most_pages(relay, bt_relay_prefills) * relay->cfg.page_tokens;
 }
 
+/* What the choices hold together once they are as long as they may get: a decode rank with fewer
+ * pages takes none of them. */
+static uint64_t pages_at_last(const bt_relay *r, uint32_t n_prompt, uint32_t max_tokens,
+                              uint32_t n_choices)
+{
+    uint64_t full = n_prompt / r->cfg.page_tokens;
+
+    return full + n_choices * (bt_relay_pages(r, (uint64_t)n_prompt + max_tokens) - full);
+}
+
 static bool could_hold(const bt_relay *r, uint32_t n_prompt, uint32_t max_tokens,
                        uint32_t n_choices, bool (*prefills)(const bt_relay *, uint32_t),
                        bool (*decodes)(const bt_relay *, uint32_t))
 {
-    uint64_t full = n_prompt / r->cfg.page_tokens;
-    uint64_t each = bt_relay_pages(r, (uint64_t)n_prompt + max_tokens) - full;
-
-    return full + n_choices * each <= most_pages(r, decodes) &&
+    return pages_at_last(r, n_prompt, max_tokens, n_choices) <= most_pages(r, decodes) &&
            bt_relay_pages(r, n_prompt) <= most_pages(r, prefills);
 }
 
@@ -247,6 +254,7 @@ static int least_decode(const bt_relay *r, const bt_relay_request *q, uint32_t o
 {
     int      best  = NO_RANK;
     uint32_t need  = pages_now(r, q);
+    uint64_t last  = pages_at_last(r, q->n_prompt, q->sampling.max_tokens, q->n_open);
     int64_t  least = 0;
 
     for (uint32_t i = 0; i < r->cfg.n_ranks; i++) {
@@ -254,6 +262,7 @@ static int least_decode(const bt_relay *r, const bt_relay_request *q, uint32_t o
         int64_t              much;
 
         if (!is_reached(r, i) || k->kept || k->refused_until_ns > now_ns) continue;
+        if (last > k->limits.n_pages) continue;
         if (pages_with(r, q, need, i) + others > k->limits.n_pages) continue;
         if (!bt_rank_has_rows(k, q->n_open)) continue;
         if (with_prefill && !has_prefill(r, q, i)) continue;
@@ -467,13 +476,14 @@ static bool keep_decode(bt_relay *r, const bt_relay_request *q)
 {
     bt_rank_state *best  = NULL;
     uint32_t       need  = pages_now(r, q);
+    uint64_t       last  = pages_at_last(r, q->n_prompt, q->sampling.max_tokens, q->n_open);
     int64_t        least = 0;
 
     for (uint32_t i = 0; i < r->cfg.n_ranks; i++) {
         bt_rank_state *k = &r->ranks[i];
         int64_t        lacks;
 
-        if (!is_reached(r, i) || k->kept || need > k->limits.n_pages) continue;
+        if (!is_reached(r, i) || k->kept || last > k->limits.n_pages) continue;
         lacks = pages_with(r, q, need, i) - k->limits.n_pages;
         if (!bt_rank_has_rows(k, q->n_open))
             lacks += (int64_t)(k->n_choices + q->n_open - k->limits.max_rows) << 32;

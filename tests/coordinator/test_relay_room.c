@@ -137,6 +137,31 @@ static void relay_rank_that_lacks_least_is_kept(void)
     }
 }
 
+/* It needs 3 pages now and 23 at last: a rank with 22 is none to go to, however little that holds,
+ * or to wait for, which goes on with others. */
+static void relay_request_goes_where_it_can_be_held_to_its_end(void)
+{
+    sim        s;
+    sim_client large[2], small;
+
+    sim_init_as(&s, 1, 2, 3, 200, true);
+    bt_relay_destroy(s.relay);
+    s.limits[1].n_pages = s.ranks[1].free_pages = 22;
+    s.limits[2].n_pages = s.ranks[2].free_pages = 23;
+    EXPECT_EQ(sim_relay_create(&s, &s.relay), BT_OK);
+    s.relay->ranks[2].taken_pages = 20;
+    EXPECT_EQ(sim_submit(&s, &large[0], "0", 8, 84, 200), BT_OK);
+    EXPECT_EQ(last_reserve(&s, 2)->n_prompt, 8);
+    EXPECT_EQ(sim_submit(&s, &large[1], "1", 8, 84, 200), BT_OK);
+    EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 1);
+    EXPECT(s.relay->ranks[2].kept && !s.relay->ranks[1].kept);
+    EXPECT_EQ(sim_submit(&s, &small, "small", 8, 80, 200), BT_OK);
+    EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 2);
+    EXPECT_EQ(last_reserve(&s, 1)->n_prompt, 8);
+    bt_relay_stop(s.relay, GRPC_STATUS_UNAVAILABLE, "end");
+    sim_fini(&s);
+}
+
 /* Two prefill ranks, of which the second has 10 pages, and a decode rank with 46. */
 static void init_unlike(sim *s)
 {
@@ -523,6 +548,7 @@ static const bt_test TESTS[] = {
     BT_TEST(relay_rank_is_kept_for_choices_that_wait_for_rows),
     BT_TEST(relay_rank_that_lacks_least_is_kept),
     BT_TEST(relay_holds_what_there_are_pages_for_in_each_role),
+    BT_TEST(relay_request_goes_where_it_can_be_held_to_its_end),
     BT_TEST(relay_prompt_waits_where_it_can_be_held_alone),
     BT_TEST(relay_prompt_passes_none_of_its_kind_on_another_rank),
     BT_TEST(relay_prompt_that_has_gone_keeps_no_pages),

@@ -26,6 +26,7 @@ sys.path[:0] = [HERE, os.path.join(HERE, "..", "support")]
 import hosts as net  # noqa: E402
 
 net.enter()
+os.environ["GRPC_CLIENT_CHANNEL_BACKUP_POLL_INTERVAL_MS"] = "100"    # of 5,000 a client finds a new coordinator 5 or 10 s after it is there
 
 import cell as cells  # noqa: E402
 import grpc  # noqa: E402
@@ -203,6 +204,13 @@ class Round:
 
     # ---- the end
 
+    def wait_ended(self, before):
+        """Until one more answer has ended: where the machine is busy a round would end before any, and would have compared none."""
+        end = time.monotonic() + load.LIMIT_S
+        while self.counts.get("end", 0) <= before and not self.errors:
+            assert time.monotonic() < end, f"no answer has ended within {load.LIMIT_S} s of the last fault"
+            time.sleep(0.02)
+
     def wait_drained(self):
         """Once it serves again, if it is being started."""
         end = time.monotonic() + BACK_S
@@ -236,14 +244,16 @@ class Round:
         assert not self.errors, "\n".join(self.errors[:3])
 
     def run(self):
-        begin, threads, retracted = time.monotonic(), self.clients(), None
-        for _ in range(self.a.faults):
+        begin, threads, retracted, before = time.monotonic(), self.clients(), None, 0
+        for i in range(self.a.faults):
             time.sleep(self.rng.choice([0.02, 0.3, 1, 2]) * self.rng.uniform(0.5, 1.5))
+            before = before if i else self.counts.get("end", 0)
             self.strike(drawn(self.rng, HOST_FAULTS if self.soak.hosts else FAULTS))
             self.check_answers()
         how = self.rng.choice(["rest", "rest", "SIGUSR1", "SIGTERM"])
         time.sleep(self.rng.uniform(0, 3))
         self.revive()
+        self.wait_ended(before)
         if how == "rest":
             self.stopping = True
             self.join(threads)

@@ -240,6 +240,14 @@ static void experts(page *p, const bt_cell_counts *c)
                     e, (unsigned long long)c->expert_rows[group][e]);
 }
 
+/* The end of a line of two ranks; cell: "" without a name. */
+static void end_of_link(page *p, uint32_t from, uint32_t to, const char *cell, double value)
+{
+    fprintf(p->f, "from=\"%u\",to=\"%u\"", from, to);
+    if (cell[0] != 0) fprintf(p->f, ",cell=\"%s\"", cell);
+    fprintf(p->f, "} %.17g\n", value);
+}
+
 /* Of the pairs that are named only. */
 static void slow_links(page *p, const bt_snapshot *s)
 {
@@ -248,10 +256,9 @@ static void slow_links(page *p, const bt_snapshot *s)
     for (uint32_t i = 0; i < s->n_slow_links; i++) {
         const bt_link_view *v = &s->slow_links[i];
 
-        fprintf(p->f, "baton_link_slowness{model_name=\"%s\",plane=\"%s\",from=\"%u\",to=\"%u\"",
-                p->model, bt_pair_kind_name(v->pair.kind), v->pair.from, v->pair.to);
-        if (v->cell[0] != 0) fprintf(p->f, ",cell=\"%s\"", v->cell);
-        fprintf(p->f, "} %.17g\n", v->pair.slowness);
+        fprintf(p->f, "baton_link_slowness{model_name=\"%s\",plane=\"%s\",", p->model,
+                bt_pair_kind_name(v->pair.kind));
+        end_of_link(p, v->pair.from, v->pair.to, v->cell, v->pair.slowness);
     }
 }
 
@@ -263,10 +270,8 @@ static void avoided_links(page *p, const bt_snapshot *s)
     for (uint32_t i = 0; i < s->n_avoided_links; i++) {
         const bt_avoided_link_view *v = &s->avoided_links[i];
 
-        fprintf(p->f, "baton_handoff_avoided_seconds{model_name=\"%s\",from=\"%u\",to=\"%u\"",
-                p->model, v->pair.from, v->pair.to);
-        if (v->cell[0] != 0) fprintf(p->f, ",cell=\"%s\"", v->cell);
-        fprintf(p->f, "} %.17g\n", (double)v->pair.left_ns * 1e-9);
+        fprintf(p->f, "baton_handoff_avoided_seconds{model_name=\"%s\",", p->model);
+        end_of_link(p, v->pair.from, v->pair.to, v->cell, (double)v->pair.left_ns * 1e-9);
     }
 }
 

@@ -7,26 +7,15 @@
 #include "core/clock.h"
 #include "core/watchdog.h"
 #include "tests/support/test.h"
+#include "tests/worker/steps.h"
 #include "worker/rank.h"
 
-static char       g_said[64]; /* one letter for each step, in order */
 static char       g_reason[256];
 static bool       g_lost, g_pool_is_wrong;
 static int        g_code;
 static jmp_buf    g_end;
 static atomic_int g_signal, g_drain;
 static char       g_client;
-
-static void note(char step) { g_said[strlen(g_said)] = step; }
-
-static bool did(const char *steps)
-{
-    bool same = strcmp(g_said, steps) == 0;
-
-    if (!same) fprintf(stderr, "did \"%s\", expected \"%s\"\n", g_said, steps);
-    memset(g_said, 0, sizeof(g_said));
-    return same;
-}
 
 bt_status bt_control_client_send(bt_control_client *client, bt_up *m)
 {

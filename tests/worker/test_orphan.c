@@ -3,24 +3,13 @@
 
 #include "core/clock.h"
 #include "tests/support/test.h"
+#include "tests/worker/steps.h"
 #include "worker/rank.h"
 
-static char        g_said[64];  /* one letter for each step, in order */
 static const char *g_loss = ""; /* why the stream ended */
 static uint64_t    g_connect_ns;
 static bool        g_over; /* the search, which has found: */
 static char        g_clients[2];
-
-static void note(char step) { g_said[strlen(g_said)] = step; }
-
-static bool did(const char *steps)
-{
-    bool same = strcmp(g_said, steps) == 0;
-
-    if (!same) fprintf(stderr, "did \"%s\", expected \"%s\"\n", g_said, steps);
-    memset(g_said, 0, sizeof(g_said));
-    return same;
-}
 
 static bt_control_client *client(int i) { return (bt_control_client *)&g_clients[i]; }
 

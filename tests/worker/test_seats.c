@@ -5,6 +5,7 @@
 #include "core/clock.h"
 #include "parallel/carrier.h"
 #include "tests/support/test.h"
+#include "tests/worker/steps.h"
 #include "worker/rank.h"
 
 enum { N_RANKS = 5 }; /* two prefill ranks, two decode ranks and a spare */
@@ -13,8 +14,7 @@ struct bt_group {
     uint32_t n, ranks[N_RANKS], tag_space, epoch;
 };
 
-static char     g_said[64]; /* a letter for each step, in order */
-static uint32_t g_rank;     /* this one */
+static uint32_t g_rank; /* this one */
 static uint32_t g_excluded, g_joined_epoch, g_n_joined, g_n_senders, g_joined[N_RANKS];
 static uint32_t g_n_missing;
 static uint64_t g_n_met;
@@ -23,8 +23,6 @@ static long     g_live;     /* allocations before a launch */
 static bt_up    g_up;       /* what it has said */
 static int      g_sleeps;   /* until its coordinator is lost, says something or wants it to leave */
 static char     g_what_comes;
-
-static void note(char step) { g_said[strlen(g_said)] = step; }
 
 static bt_status sync_device(bt_device *dev)
 {
@@ -35,15 +33,6 @@ static bt_status sync_device(bt_device *dev)
 
 static const bt_device_ops OPS   = {.sync = sync_device};
 static bt_device           g_cpu = {.ops = &OPS, .host_memory = true};
-
-static bool did(const char *steps)
-{
-    bool same = strcmp(g_said, steps) == 0;
-
-    if (!same) fprintf(stderr, "did \"%s\", expected \"%s\"\n", g_said, steps);
-    memset(g_said, 0, sizeof(g_said));
-    return same;
-}
 
 /* ---- the world, the group and its experts */
 

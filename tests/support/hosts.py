@@ -1,4 +1,4 @@
-"""Three hosts on one machine: namespaces with a host name, a network, processes and /dev/shm of their own, on one bridge.
+"""Three hosts on one machine: namespaces with a host name, a network, processes, /dev/shm and TMPDIR of their own, on one bridge.
 
 Everything lies in a network namespace that the test makes for itself (enter() starts the test anew inside it), so that the machine's
 own network is not touched and nothing is left behind, whatever happens.  Where namespaces are refused, enter() ends with 77 and the reason.
@@ -55,7 +55,8 @@ class Host:
     def __init__(self, name, number, scratch):
         self.name, self.address, self.link = name, f"{NET}.{10 + number}", f"v{number}"
         ready = os.path.join(scratch, f"{name}.ready")
-        script = (f"hostname {name}; mount -t tmpfs tmpfs /dev/shm; until ip link show eth0 >/dev/null 2>&1; do sleep 0.01; done; "
+        script = (f"hostname {name}; mount -t tmpfs tmpfs /dev/shm; mount -t tmpfs tmpfs {scratch}/tmp; "
+                  "until ip link show eth0 >/dev/null 2>&1; do sleep 0.01; done; "
                   f" ip link set lo up; ip addr add {self.address}/24 dev eth0; ip link set eth0 up; : >{ready}; "
                   "trap '' HUP; while :; do sleep 3600 & wait $!; done")
         self.holder = subprocess.Popen(["unshare", "--net", "--uts", "--mount", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc",
@@ -137,6 +138,8 @@ class Hosts:
 
     def __init__(self, n, scratch):
         self.scratch, self.list = scratch, []
+        # Where each host has its own TMPDIR: a daemon of Open MPI 5 calls its folder there by its pid, which is the same on n1, n2 and n3.
+        os.mkdir(os.path.join(scratch, "tmp"))
         run("ip", "link", "set", "lo", "up")
         # Its own address: else it has that of a host's link, which goes when the host loses power, and the others send to nobody.
         run("ip", "link", "add", "name", "b0", "address", "02:00:0a:4d:00:01", "type", "bridge")
@@ -166,7 +169,7 @@ class Hosts:
         """At once: somebody may be about to read the old one."""
         new = self.agent + ".new"
         with open(new, "w") as f:
-            f.write("#!/bin/sh\nhost=$1; shift\ncase $host in\n")
+            f.write(f"#!/bin/sh\nhost=$1; shift\nexport TMPDIR={self.scratch}/tmp\ncase $host in\n")
             for h in self.list:
                 f.write(f"{h.name}|{h.address}) exec {' '.join(h.enter())} sh -c \"$*\" ;;\n")
             f.write("*) echo \"no host $host\" >&2; exit 255 ;;\nesac\n")
@@ -187,4 +190,5 @@ class Hosts:
                 h.power_off()
             subprocess.run(["ip", "link", "del", h.link], capture_output=True)
             os.remove(os.path.join(self.scratch, f"{h.name}.ready"))
+        os.rmdir(os.path.join(self.scratch, "tmp"))
         run("ip", "link", "del", "b0")

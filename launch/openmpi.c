@@ -229,6 +229,13 @@ void bt_openmpi_forget_sessions(void)
     unsetenv("PRTE_MCA_prte_remote_tmpdir_base");
 }
 
+/* Of Open MPI's two lists of interfaces only one may be given. */
+static void stay_on_loopback(void)
+{
+    if (getenv("OMPI_MCA_btl_tcp_if_exclude") == NULL)
+        setenv("OMPI_MCA_btl_tcp_if_include", "lo", 0);
+}
+
 void bt_openmpi_set_environment(const bt_mpirun_options *options, const bt_scratch *scratch,
                                 unsigned major)
 {
@@ -248,6 +255,7 @@ void bt_openmpi_set_environment(const bt_mpirun_options *options, const bt_scrat
         return;
     }
     set_all(five ? LOCAL_5 : LOCAL_4);
+    stay_on_loopback();
     bt_openmpi_forget_sessions();
     setenv("TMPDIR", scratch->session, 1);
     setenv("OMPI_MCA_orte_tmpdir_base", scratch->session, 1);

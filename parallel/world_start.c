@@ -35,6 +35,7 @@ static const char START_HINT[] =
 static pid_t watch_start(int *started_out)
 {
     const char *local = getenv("OMPI_COMM_WORLD_LOCAL_RANK");
+    const char *quiet = getenv("OMPI_MCA_orte_execute_quiet"); /* 1 by launch/ */
     int         ends[2];
     pid_t       child;
     char        byte;
@@ -47,7 +48,10 @@ static pid_t watch_start(int *started_out)
         close(ends[1]);
         if (read(ends[0], &byte, 1) == 0)
             bt_log_error(__FILE__, __LINE__, bt_status_str(BT_ERR_PEER),
-                         "MPI did not start, or was ended while it did (the reason is above): %s",
+                         "MPI did not start, or was ended while it did (%s): %s",
+                         quiet != NULL && strcmp(quiet, "0") != 0
+                             ? "OMPI_MCA_orte_execute_quiet=0 has it say why"
+                             : "the reason is above",
                          START_HINT);
         _exit(0);
     }

@@ -47,11 +47,9 @@ bt_status bt_limits_allow_threads(const char *who, uint32_t n_threads)
     pthread_mutex_unlock(&gate);
     for (uint32_t i = 0; i < n; i++)
         pthread_join(threads[i], NULL);
-    BT_REQUIRE(
-        code == 0, BT_ERR_IO,
-        "%s can start %u threads, and needs up to %u (%s): raise `ulimit -u`, pids.max of the "
-        "control group, or `ulimit -v`",
-        who, n, n_threads, strerror(code));
+    BT_REQUIRE(code == 0, BT_ERR_IO,
+               "%s can start %u threads, and needs up to %u (%s): " BT_RAISE_THREADS, who, n,
+               n_threads, strerror(code));
 out:
     return st;
 }

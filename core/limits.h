@@ -9,6 +9,9 @@
 
 #include "core/status.h"
 
+/* What to do where a thread cannot be had. */
+#define BT_RAISE_THREADS "raise `ulimit -u`, pids.max of the control group, or `ulimit -v`"
+
 enum { BT_FILES = 64 }; /* that a program of ours needs beside connections and ranks */
 
 /* n_files may be open at once: the soft limit is raised where the hard one allows it, for children

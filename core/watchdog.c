@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "core/clock.h"
+#include "core/limits.h"
 #include "core/thread.h"
 
 enum { LOOKS = 16 }; /* in the time of the limit */
@@ -77,7 +78,8 @@ bt_status bt_watchdog_start(uint64_t limit_ns, bt_watchdog_fn expired, void *ctx
     g_dog.ctx = ctx;
     atomic_store(&g_dog.limit_ns, limit_ns);
     code = bt_thread_start(&thread, watch, NULL);
-    BT_REQUIRE(code == 0, BT_ERR_NO_MEMORY, "the watchdog's thread: %s", strerror(code));
+    BT_REQUIRE(code == 0, BT_ERR_NO_MEMORY, "the watchdog's thread does not start (%s): %s",
+               strerror(code), BT_RAISE_THREADS);
     pthread_detach(thread);
 out:
     return st;

@@ -259,7 +259,8 @@ bt_status bt_mpirun_start(const bt_mpirun_options *options, const bt_scratch *sc
     char      folder[PATH_MAX];
 
     BT_REQUIRE(getcwd(folder, sizeof(folder)) != NULL, BT_ERR_IO,
-               "the working directory, where mpirun starts the ranks: %s", strerror(errno));
+               "the working directory, where mpirun starts the ranks: %s: cd to another one",
+               strerror(errno));
     BT_TRY(make_command(options, scratch, &c));
     BT_TRY(bt_limits_allow_files("mpirun", FILES + FILES_A_RANK * (far ? 0 : options->n_ranks)));
     if (!far) BT_TRY(bt_scratch_check_room(scratch, options->n_ranks));

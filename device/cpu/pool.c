@@ -17,6 +17,7 @@
 
 #include "core/alloc.h"
 #include "core/clock.h"
+#include "core/limits.h"
 #include "core/machine.h"
 #include "core/thread.h"
 #include "device/cpu/processor.h"
@@ -148,8 +149,8 @@ bt_status bt_cpu_pool_create(uint32_t n_threads, bt_cpu_pool **pool_out)
     for (uint32_t i = 1; i < n_threads; i++) {
         pool->members[i] = (member){.pool = pool, .index = i};
         rc               = start_member(&pool->members[i]);
-        BT_REQUIRE(rc == 0, BT_ERR_DEVICE, "compute thread %u of %u does not start: %s", i,
-                   n_threads, strerror(rc));
+        BT_REQUIRE(rc == 0, BT_ERR_DEVICE, "compute thread %u of %u does not start (%s): %s", i,
+                   n_threads, strerror(rc), BT_RAISE_THREADS);
         pool->n_started = i;
     }
     *pool_out = pool;

@@ -2,6 +2,8 @@
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <string.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -126,6 +128,17 @@ static void get_less_time(void)
         pause();
 }
 
+static void get_no_thread(void)
+{
+    struct rlimit none = {1, 1};
+    bool          named;
+
+    if (setrlimit(RLIMIT_NPROC, &none) != 0 || (geteuid() == 0 && setuid(65534) != 0)) _exit(2);
+    named = bt_watchdog_start(LIMIT_NS, bite, NULL) == BT_ERR_NO_MEMORY &&
+            strstr(bt_error_text(), "raise `ulimit -u`") != NULL;
+    _exit(named ? BITES : 1);
+}
+
 static void have_no_dog(void)
 {
     bt_watchdog_enter("step plan", -1);
@@ -138,6 +151,13 @@ static void call_that_hangs_is_named(void)
 
     EXPECT_EQ(run(hang_in_a_layer, false, said), BITES);
     EXPECT(strcmp(said, "stuck in experts of layer 0") == 0);
+}
+
+static void without_a_thread_what_to_raise_is_said(void)
+{
+    char said[TEXT];
+
+    EXPECT_EQ(run(get_no_thread, false, said), BITES);
 }
 
 static void limit_that_shrinks_holds_within_seconds(void)
@@ -176,6 +196,7 @@ int main(int argc, char **argv)
 {
     static const bt_test TESTS[] = {
         BT_TEST(call_that_hangs_is_named),
+        BT_TEST(without_a_thread_what_to_raise_is_said),
         BT_TEST(limit_that_shrinks_holds_within_seconds),
         BT_TEST(call_that_ends_too_late_never_goes_on),
         BT_TEST(calls_that_end_in_time_are_left_alone),

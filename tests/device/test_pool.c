@@ -4,7 +4,11 @@
 #include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "core/clock.h"
 #include "core/machine.h"
@@ -228,6 +232,23 @@ static void create_with_no_threads_is_refused(void)
     bt_cpu_pool_destroy(NULL);
 }
 
+/* In a child, whose limit and user are its own. */
+static void create_without_a_thread_says_what_to_raise(void)
+{
+    struct rlimit none   = {1, 1};
+    bt_cpu_pool  *pool   = NULL;
+    int           status = -1;
+    pid_t         child  = fork();
+
+    if (child == 0) {
+        if (setrlimit(RLIMIT_NPROC, &none) != 0 || (geteuid() == 0 && setuid(65534) != 0)) _exit(2);
+        _exit(bt_cpu_pool_create(2, &pool) != BT_ERR_DEVICE ||
+              strstr(bt_error_text(), "raise `ulimit -u`") == NULL);
+    }
+    EXPECT(waitpid(child, &status, 0) == child);
+    EXPECT_EQ(status, 0);
+}
+
 static void create_without_memory_leaves_nothing(void)
 {
     bt_cpu_pool *pool = NULL;
@@ -246,6 +267,7 @@ int main(int argc, char **argv)
         BT_TEST(idle_pool_takes_no_processor_time),
         BT_TEST(members_flush_denormals_and_block_signals),
         BT_TEST(create_with_no_threads_is_refused),
+        BT_TEST(create_without_a_thread_says_what_to_raise),
         BT_TEST(create_without_memory_leaves_nothing),
     };
 

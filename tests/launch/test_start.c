@@ -57,7 +57,9 @@ static void launch_in_a_deleted_directory_is_refused(void)
                           NULL};
 
     EXPECT_EQ(bt_command_run(&g_command, argv, NULL, END_S), 1);
-    EXPECT_HAS(g_command.output, "the working directory, where mpirun starts the ranks: No such");
+    EXPECT_HAS(g_command.output,
+               "the working directory, where mpirun starts the ranks: No such file or "
+               "directory: cd to another one");
 }
 
 /* mpirun itself would hang. */

@@ -242,6 +242,8 @@ const grpc_channel_args *bt_rpc_client_args(void)
     return &all;
 }
 
+#define OWN_ADDRESS "expected an address of this machine, or 0.0.0.0 for all of them"
+
 /* 0, or the error. */
 static int try_one(const struct addrinfo *a)
 {
@@ -268,7 +270,8 @@ bt_status bt_rpc_try_bind(const char *address)
                address);
     port = bt_split_address(address, host);
     rc   = getaddrinfo(host, port, &hints, &info);
-    BT_REQUIRE(rc == 0, BT_ERR_IO, "cannot listen on %s: %s", address, gai_strerror(rc));
+    BT_REQUIRE(rc == 0, BT_ERR_IO, "cannot listen on %s: %s; " OWN_ADDRESS, address,
+               gai_strerror(rc));
     for (const struct addrinfo *a = info; a != NULL; a = a->ai_next) {
         int error = try_one(a);
 
@@ -277,9 +280,11 @@ bt_status bt_rpc_try_bind(const char *address)
     }
     BT_REQUIRE(any && cause != EADDRINUSE, BT_ERR_IO, "cannot listen on %s: %s%s", address,
                strerror(cause),
-               cause == EADDRINUSE ? " by another program; 0 takes any free port"
-               : cause == EACCES   ? ": ports below 1024 are for root, 0 takes any free one"
-                                   : "");
+               cause == EADDRINUSE
+                   ? ", by another program or as another port of this one; 0 takes any free one"
+               : cause == EACCES        ? ": ports below 1024 are for root, 0 takes any free one"
+               : cause == EADDRNOTAVAIL ? "; " OWN_ADDRESS
+                                        : "");
 out:
     if (info != NULL) freeaddrinfo(info);
     return st;

@@ -70,7 +70,13 @@ class Start(unittest.TestCase):
             self.assertIn(f"127.0.0.1:{port}: Address already in use", c.line("failed"))
         c = self.coordinator("--http-port", str(port), port=str(port))  # which is free, and only once
         self.assertEqual(c.wait(), 1)
-        self.assertIn(f"127.0.0.1:{port}: Address already in use", c.line("failed"))
+        self.assertIn(f"127.0.0.1:{port}: Address already in use, by another program or as another port of this one", c.line("failed"))
+
+    def test_address_of_no_machine_or_another_is_said_with_what_would_do(self):
+        for host in ("192.0.2.1", "nosuch.invalid"):
+            c = self.coordinator("--host", host)
+            self.assertEqual(c.wait(), 1)
+            self.assertRegex(c.line("failed"), f"cannot listen on {host}:0: .*; expected an address of this machine, or 0.0.0.0 for all of them$")
 
     def test_hellos_that_disagree_are_refused_by_name(self):
         c = self.coordinator()

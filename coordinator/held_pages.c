@@ -33,11 +33,22 @@ void bt_held_pages_count(bt_held_pages *held, uint32_t n_found, uint32_t n, cons
         held->n_found -= only_found(p);
         *(i < n_found ? &p->n_finders : &p->n_owners) += sign;
         held->n_found += only_found(p);
+        if (comes && i >= n_found) p->key = 0;
     }
     held->version++;
 }
 
-bool bt_held_pages_has(const bt_held_pages *held, uint32_t id)
+void bt_held_pages_name(bt_held_pages *held, uint32_t n, const uint32_t *ids,
+                        const bt_page_key *keys)
 {
-    return id < held->n_pages && (held->pages[id].n_owners > 0 || held->pages[id].n_finders > 0);
+    for (uint32_t i = 0; i < n; i++)
+        held->pages[ids[i]].key = keys[i].hi;
+    held->version++;
+}
+
+bool bt_held_pages_has(const bt_held_pages *held, uint32_t id, const bt_page_key *key)
+{
+    const bt_held_page *p = &held->pages[id < held->n_pages ? id : 0];
+
+    return id < held->n_pages && p->key == key->hi && (p->n_owners > 0 || p->n_finders > 0);
 }

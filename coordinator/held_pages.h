@@ -12,10 +12,11 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "core/status.h"
+#include "coordinator/prefix_index.h"
 
 typedef struct {
     uint32_t n_owners, n_finders; /* a rank takes a page for one; what it says may be wrong */
+    uint64_t key;                 /* key.hi of what is in it; 0: not known, or not yet there */
 } bt_held_page;
 
 typedef struct {
@@ -27,11 +28,14 @@ typedef struct {
 
 bt_status bt_held_pages_init(bt_held_pages *held, uint32_t n_pages); /* NO_MEMORY */
 void      bt_held_pages_fini(bt_held_pages *held);
-/* A request with these pages comes, or goes: it found the first n_found of n in the cache.  Ids are
- * below n_pages. */
+/* A request with these pages comes, or goes: it found the first n_found of n in the cache; what was
+ * in the others is gone.  Ids are below n_pages. */
 void bt_held_pages_count(bt_held_pages *held, uint32_t n_found, uint32_t n, const uint32_t *ids,
                          bool comes);
-/* Whether anybody holds it; false for ids of no page. */
-bool bt_held_pages_has(const bt_held_pages *held, uint32_t id);
+/* What is in them: the rank's cache finds them by these keys from now on. */
+void bt_held_pages_name(bt_held_pages *held, uint32_t n, const uint32_t *ids,
+                        const bt_page_key *keys);
+/* Whether anybody holds it, with that in it; false for ids of no page. */
+bool bt_held_pages_has(const bt_held_pages *held, uint32_t id, const bt_page_key *key);
 
 #endif

@@ -130,7 +130,8 @@ static uint32_t held_pages(const bt_relay *r, const bt_relay_request *q, uint32_
     m->held_version = k->held.version;
     m->n_held       = 0;
     for (uint32_t i = 0; i < n; i++)
-        m->n_held += bt_held_pages_has(&k->held, bt_prefix_index_page(&k->index, &q->keys[i]));
+        m->n_held +=
+            bt_held_pages_has(&k->held, bt_prefix_index_page(&k->index, &q->keys[i]), &q->keys[i]);
     return m->n_held;
 }
 
@@ -301,6 +302,13 @@ static void count_held(bt_relay *r, bt_relay_request *q, bool comes)
     k->taken_pages += k->held.n_found;
 }
 
+/* The rows of so many of them are there, for others to find. */
+static void name_held(bt_relay *r, const bt_relay_request *q, uint32_t n)
+{
+    if (q->held_pages != NULL && q->n_keys > 0)
+        bt_held_pages_name(&r->ranks[q->decode_rank].held, n, q->held_pages, q->keys);
+}
+
 static void forget_held(bt_relay *r, bt_relay_request *q)
 {
     if (q->held_pages == NULL) return;
@@ -343,6 +351,12 @@ void bt_relay_prefill_done(bt_relay *relay, bt_relay_request *q)
     k->prefill_tokens -= q->prefill_counts;
     if (q->is_long) k->long_tokens -= q->prefill_counts;
     q->prefill_counts = 0;
+}
+
+void bt_relay_prompt_done(bt_relay *relay, bt_relay_request *q)
+{
+    bt_relay_prefill_done(relay, q);
+    name_held(relay, q, q->n_keys);
 }
 
 /* Its pages and open choices on its decode rank, as they are by now. */
@@ -623,6 +637,7 @@ static bool take_held(bt_relay *r, bt_relay_request *q, const bt_up *ticket)
     q->n_held = ticket->u.ticket.held;
     count_decode(r, q);
     if (n > 0) count_held(r, q, true);
+    name_held(r, q, q->n_held / r->cfg.page_tokens);
     return true;
 }
 

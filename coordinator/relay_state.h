@@ -154,6 +154,8 @@ void bt_relay_free_decode(bt_relay *relay, bt_relay_request *q);
 void bt_relay_free_prefill(bt_relay *relay, bt_relay_request *q);
 /* The prompt is done, or will never be. */
 void bt_relay_prefill_done(bt_relay *relay, bt_relay_request *q);
+/* It is done: its first token has come, and others find its pages. */
+void bt_relay_prompt_done(bt_relay *relay, bt_relay_request *q);
 /* A choice's next token begins a page, which counts as taken; or the choice has ended. */
 void bt_relay_grew(bt_relay *relay, bt_relay_request *q);
 /* Pages of the choice's reply that its decode rank probably caches. */

@@ -160,7 +160,7 @@ void bt_relay_token(bt_relay *r, uint32_t rank, const bt_token *t, uint64_t now_
     }
     if (q->state == BT_PREFILL) { /* whatever comes first, the prompt is done */
         bt_relay_turn(r, q, BT_DECODE);
-        bt_relay_prefill_done(r, q);
+        bt_relay_prompt_done(r, q);
     }
     c = &q->choices[t->choice];
     if (c->ended || t->position < q->n_prompt + c->n_out)

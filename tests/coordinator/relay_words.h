@@ -27,6 +27,8 @@ static inline bt_up sim_ticket(uint64_t number, uint32_t n_pages)
     m.u.ticket.refused = n_pages == 0;
     m.u.ticket.n_pages = n_pages;
     if (n_pages > 0) m.u.ticket.pages = words_calloc(n_pages, sizeof(bt_page_ref));
+    for (uint32_t i = 0; i < n_pages; i++)
+        m.u.ticket.pages[i].id = i;
     return m;
 }
 

@@ -317,6 +317,7 @@ static void relay_pages_are_counted_as_the_ticket_says(void)
     sim_init(&s, 1, 1, 2, 64);
     EXPECT_EQ(sim_submit(&s, &a, "a", 2 * SIM_PAGE, 8, 100), BT_OK);
     sim_tell(&s, 1, sim_ticket(a.number, 2));
+    sim_tell(&s, 0, sim_tokens(a.number, 2 * SIM_PAGE, 7, BT_FINISH_NONE));
     EXPECT_EQ(sim_loads(&s).used_tokens, 3 * SIM_PAGE); /* one for the next token */
     EXPECT_EQ(sim_submit(&s, &b, "b", 2 * SIM_PAGE, 8, 100), BT_OK);
     EXPECT_EQ(sim_loads(&s).used_tokens, 5 * SIM_PAGE);

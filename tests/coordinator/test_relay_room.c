@@ -398,6 +398,13 @@ static bt_up ticket_of(const sim_client *c, uint32_t n_found, uint32_t n, const 
     return m;
 }
 
+/* Its prompt has been computed. */
+static void say_first(sim *s, const sim_client *c, uint32_t prefill_rank)
+{
+    sim_tell(s, prefill_rank,
+             sim_tokens(c->number, c->n_prompt, sim_token(c->n_prompt, 0), BT_FINISH_NONE));
+}
+
 static void end_at_once(sim *s, const sim_client *c)
 {
     bt_relay_abort_client(s->relay, c, c->name, "gone");
@@ -426,6 +433,7 @@ static void relay_pages_that_were_found_count_while_they_are_held(void)
         EXPECT_EQ(sim_loads(&s).used_tokens, (4 + i) * SIM_PAGE);
         sim_tell(&s, 1, ticket_of(&c[i], i == 0 ? 0 : 3, 4, PAGES[i]));
         EXPECT_EQ(sim_loads(&s).used_tokens, (4 + i) * SIM_PAGE);
+        if (i == 0) say_first(&s, &c[i], 0);
     }
     end_at_once(&s, &c[0]);
     EXPECT_EQ(sim_loads(&s).used_tokens, 5 * SIM_PAGE);
@@ -459,6 +467,7 @@ static void relay_request_that_fits_by_sharing_is_placed(void)
         ids[i] = i;
     EXPECT_EQ(sim_submit(&s, &c[0], "0", 45, 2, 100), BT_OK);
     sim_tell(&s, 0, ticket_of(&c[0], 0, 12, ids));
+    say_first(&s, &c[0], 0);
     for (uint32_t i = 1; i < 3; i++) {
         EXPECT_EQ(sim_submit(&s, &c[i], i == 1 ? "1" : "2", 45, 2, 100), BT_OK);
         EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 1 + i);
@@ -469,6 +478,38 @@ static void relay_request_that_fits_by_sharing_is_placed(void)
         sim_tell(&s, 0, sim_released(c[i - 1].number));
         EXPECT_EQ(sim_loads(&s).used_tokens, 12 * SIM_PAGE);
     }
+    bt_relay_stop(s.relay, GRPC_STATUS_UNAVAILABLE, "end");
+    sim_fini(&s);
+}
+
+/* Nobody finds what is not computed yet, nor what other prompts have taken the place of: asked for
+ * that, the rank refuses. */
+static void relay_shares_what_is_there_alone(void)
+{
+    static const uint32_t OLD[] = {0, 1, 2, 3}, NEW[] = {4, 1, 2, 3};
+    sim                   s;
+    sim_client            first, other, again[3];
+
+    sim_init(&s, 1, 1, 2, 64);
+    EXPECT_EQ(sim_submit(&s, &first, "first", 13, 2, 100), BT_OK); /* 3 pages and one */
+    sim_tell(&s, 1, ticket_of(&first, 0, 4, OLD));
+    EXPECT_EQ(sim_submit(&s, &again[0], "0", 13, 2, 100), BT_OK);
+    EXPECT_EQ(sim_loads(&s).used_tokens, (4 + 4) * SIM_PAGE);
+    say_first(&s, &first, 0);
+    EXPECT_EQ(sim_submit(&s, &again[1], "1", 13, 2, 100), BT_OK);
+    EXPECT_EQ(sim_loads(&s).used_tokens, (4 + 4 + 1) * SIM_PAGE);
+    end_at_once(&s, &again[0]);
+    end_at_once(&s, &again[1]);
+    end_at_once(&s, &first);
+    EXPECT_EQ(sim_loads(&s).used_tokens, 0);
+
+    s.first_token = 7; /* two of the pages have another prompt now */
+    EXPECT_EQ(sim_submit(&s, &other, "other", 13, 2, 100), BT_OK);
+    sim_tell(&s, 1, ticket_of(&other, 0, 4, NEW));
+    say_first(&s, &other, 0);
+    s.first_token = 0;
+    EXPECT_EQ(sim_submit(&s, &again[2], "2", 13, 2, 100), BT_OK);
+    EXPECT_EQ(sim_loads(&s).used_tokens, (4 + 4) * SIM_PAGE);
     bt_relay_stop(s.relay, GRPC_STATUS_UNAVAILABLE, "end");
     sim_fini(&s);
 }
@@ -558,6 +599,7 @@ static const bt_test TESTS[] = {
     BT_TEST(relay_late_rank_takes_turns),
     BT_TEST(relay_pages_that_were_found_count_while_they_are_held),
     BT_TEST(relay_request_that_fits_by_sharing_is_placed),
+    BT_TEST(relay_shares_what_is_there_alone),
     BT_TEST(relay_prefix_of_a_burst_is_to_be_computed_once),
     BT_TEST(relay_generated_pages_are_those_of_the_salt),
 };

@@ -5,7 +5,10 @@
 #include "core/alloc.h"
 #include "core/clock.h"
 
-enum { REFUSED_MS = 200, NO_RANK = -1, LOOK_BEHIND = 1024, KEPT_MAX = 4 };
+enum { REFUSED_MS = 200, NO_RANK = -1, LOOK_BEHIND = 1024 };
+/* Of requests that no decode rank has room for: so many are looked at in a pass, and so many ranks
+ * kept for them. */
+enum { FULL_MAX = 64, KEPT_MAX = 4 };
 /* Of looks in a pass over the queue: so many in vain may follow each message; beyond so many no
  * long prompt is asked whether it is a short one where its prefix is; after so many it ends. */
 enum { LOOKS_CHEAP = 1024, LOOKS_LONG = 4096, LOOKS_MAX = 16384 };
@@ -485,19 +488,23 @@ static bool let_wait(bt_relay *r, const bt_relay_request *q)
 }
 
 /* No decode rank has room for it: the one that lacks the fewest rows and pages takes nobody who is
- * younger before, so that the others go on.  False: all that it could wait for are kept already. */
-static bool keep_decode(bt_relay *r, const bt_relay_request *q)
+ * younger before, so that the others go on; and where all that it could wait for are kept already
+ * it needs no more.  False: nobody who is younger may go on. */
+static bool keep_decode(bt_relay *r, const bt_relay_request *q, uint32_t *n_kept)
 {
     bt_rank_state *best  = NULL;
     uint32_t       need  = pages_now(r, q);
     uint64_t       last  = pages_at_last(r, q->n_prompt, q->sampling.max_tokens, q->n_open);
     int64_t        least = 0;
+    bool           any   = false; /* is not kept */
 
     for (uint32_t i = 0; i < r->cfg.n_ranks; i++) {
         bt_rank_state *k = &r->ranks[i];
         int64_t        lacks;
 
-        if (!is_reached(r, i) || k->kept || last > k->limits.n_pages) continue;
+        if (!is_reached(r, i) || k->kept) continue;
+        any = true;
+        if (last > k->limits.n_pages) continue;
         lacks = pages_with(r, q, need, i) - k->limits.n_pages;
         if (!bt_rank_has_rows(k, q->n_open))
             lacks += (int64_t)(k->n_choices + q->n_open - k->limits.max_rows) << 32;
@@ -506,8 +513,11 @@ static bool keep_decode(bt_relay *r, const bt_relay_request *q)
             least = lacks;
         }
     }
-    if (best != NULL) best->kept = true;
-    return best != NULL;
+    if (best == NULL) return any;
+    if (*n_kept == KEPT_MAX) return false;
+    best->kept = true;
+    ++*n_kept;
+    return true;
 }
 
 static void forget_waiting(bt_relay *r)
@@ -530,7 +540,7 @@ static void forget_waiting(bt_relay *r)
 void bt_relay_place(bt_relay *relay, uint64_t now_ns)
 {
     bt_relay_request *q            = relay->queue.first, *next;
-    uint32_t          passed_pages = 0, n_passed = 0, n_kept = 0, n_reserved = 0;
+    uint32_t          passed_pages = 0, n_passed = 0, n_full = 0, n_kept = 0, n_reserved = 0;
 
     relay->blocked = BT_BLOCKED_NOT;
     relay->freed   = false;
@@ -557,7 +567,7 @@ void bt_relay_place(bt_relay *relay, uint64_t now_ns)
             relay->blocked = decode == NO_RANK ? BT_BLOCKED_DECODE : BT_BLOCKED_PREFILL;
         if (decode == NO_RANK) {
             if (bt_relay_could_ever_hold(relay, q) &&
-                (n_kept++ == KEPT_MAX || !keep_decode(relay, q)))
+                (n_full++ == FULL_MAX || !keep_decode(relay, q, &n_kept)))
                 break;
             n_passed++;
             continue;

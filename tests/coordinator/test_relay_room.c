@@ -56,6 +56,39 @@ static void relay_one_decode_rank_is_kept_for_a_large_request(void)
     sim_fini(&s);
 }
 
+/* Those that wait for the one rank which could hold them keep nobody from the others; once these
+ * are kept too nobody goes on. */
+static void relay_ranks_that_are_too_small_for_those_that_wait_are_used(void)
+{
+    sim        s;
+    sim_client full, big[2], small, brief[2];
+
+    sim_init(&s, 0, 0, 2, 16);
+    bt_relay_destroy(s.relay);
+    s.limits[0].n_pages = s.ranks[0].free_pages = 40;
+    EXPECT_EQ(sim_relay_create(&s, &s.relay), BT_OK);
+    submit_alike(&s, &full, "full", 1, 140); /* 36 pages */
+    EXPECT_EQ(last_reserve(&s, 0)->n_prompt, 140);
+    submit_alike(&s, big, "big", 2, 80);
+    submit_alike(&s, brief, "brief", 1, 12); /* 4 */
+    EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 2);
+    EXPECT_EQ(last_reserve(&s, 1)->n_prompt, 12);
+    EXPECT_EQ(s.ranks[0].n_down, 2);             /* a wake and its reserve */
+    submit_alike(&s, &small, "small", 1, 50);    /* 13, beside 4 and one that grows */
+    submit_alike(&s, &brief[1], "other", 1, 12); /* it would fit */
+    EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 2);
+    EXPECT(s.relay->ranks[0].kept && s.relay->ranks[1].kept);
+    sim_settle(&s);
+    sim_expect_done(&full);
+    sim_expect_done(&small);
+    for (int i = 0; i < 2; i++) {
+        sim_expect_done(&big[i]);
+        sim_expect_done(&brief[i]);
+    }
+    sim_expect_idle(&s);
+    sim_fini(&s);
+}
+
 /* Of several that wait, four have a rank kept; nobody passes the fifth. */
 static void relay_no_more_than_four_decode_ranks_are_kept(void)
 {
@@ -585,6 +618,7 @@ static void relay_generated_pages_are_those_of_the_salt(void)
 
 static const bt_test TESTS[] = {
     BT_TEST(relay_one_decode_rank_is_kept_for_a_large_request),
+    BT_TEST(relay_ranks_that_are_too_small_for_those_that_wait_are_used),
     BT_TEST(relay_no_more_than_four_decode_ranks_are_kept),
     BT_TEST(relay_rank_is_kept_for_choices_that_wait_for_rows),
     BT_TEST(relay_rank_that_lacks_least_is_kept),

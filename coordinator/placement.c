@@ -80,9 +80,38 @@ static bool is_reached(const bt_relay *r, uint32_t rank)
     return bt_relay_decodes(r, rank) && !r->ranks[rank].cut_off;
 }
 
+/* Whether the prompt could be computed there, if not now. */
+static bool may_prefill(const bt_relay *r, const bt_relay_request *q, uint32_t rank)
+{
+    return reaches(r, rank) && bt_relay_pages(r, q->n_prompt) <= r->ranks[rank].limits.n_pages;
+}
+
+static bool may_decode(const bt_relay *r, const bt_relay_request *q, uint32_t rank)
+{
+    return is_reached(r, rank) && pages_at_last(r, q->n_prompt, q->sampling.max_tokens,
+                                                q->n_open) <= r->ranks[rank].limits.n_pages;
+}
+
+/* Whether some rank that could compute its prompt hands over to one that could hold it to its end;
+ * where a role has no rank, another one will come. */
+static bool has_pair(const bt_relay *r, const bt_relay_request *q)
+{
+    uint32_t taken[2];
+
+    bt_relay_count_seats(r, taken);
+    if (taken[BT_SEATED_PREFILL] == 0 || taken[BT_SEATED_DECODE] == 0) return true;
+    for (uint32_t i = 0; i < r->cfg.n_ranks; i++) {
+        if (!may_decode(r, q, i)) continue;
+        for (uint32_t k = 0; k < r->cfg.n_ranks; k++)
+            if (may_prefill(r, q, k) && !bt_relay_is_avoided(r, k, (int)i)) return true;
+    }
+    return false;
+}
+
 bool bt_relay_could_ever_hold(const bt_relay *relay, const bt_relay_request *q)
 {
-    return could_hold(relay, q->n_prompt, q->sampling.max_tokens, q->n_open, reaches, is_reached);
+    return could_hold(relay, q->n_prompt, q->sampling.max_tokens, q->n_open, reaches, is_reached) &&
+           (relay->n_avoided == 0 || has_pair(relay, q));
 }
 
 void bt_relay_wake(bt_relay *relay, uint32_t rank)
@@ -435,12 +464,6 @@ static void reserve(bt_relay *r, bt_relay_request *q, uint32_t decode, uint32_t 
     r->events.send(r->events.ctx, decode, &m);
 }
 
-/* Whether the prompt could be computed there, if not now. */
-static bool may_prefill(const bt_relay *r, const bt_relay_request *q, uint32_t rank)
-{
-    return reaches(r, rank) && bt_relay_pages(r, q->n_prompt) <= r->ranks[rank].limits.n_pages;
-}
-
 /* What its ranks' indexes say of it is kept from now on: it costs more than it while it waits. */
 static void remember_matches(const bt_relay *r, bt_relay_request *q)
 {
@@ -467,13 +490,14 @@ static bool waits_behind(bt_relay *r, bt_relay_request *q)
 }
 
 /* No prefill rank has taken it: wherever it may go those of its kind that follow do not pass it,
- * and others leave it its pages.  False: it may go nowhere, since all that could hold it are lost.
- */
+ * and others leave it its pages.  False: it may go nowhere, since all that could hold it are lost,
+ * or hand nothing over to one another. */
 static bool let_wait(bt_relay *r, const bt_relay_request *q)
 {
     uint32_t n_pages = bt_relay_pages(r, q->n_prompt);
     bool     may_go  = false;
 
+    if (r->n_avoided > 0 && !has_pair(r, q)) return false;
     for (uint32_t i = 0; i < r->cfg.n_ranks; i++) {
         bt_rank_state *k    = &r->ranks[i];
         bool           many = is_long(r, q, i);

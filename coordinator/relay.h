@@ -159,8 +159,8 @@ bt_relay_request *bt_relay_first_queued(const bt_relay *relay);
  * request would probably wait. */
 double bt_relay_pressure(const bt_relay *relay);
 /* Ranks could hold the request, one of any relay, when they are idle.  Not always so of its own
- * relay when ranks have pools of different sizes: the largest may have been lost, or nothing be
- * handed over to it. */
+ * relay when ranks have pools of different sizes: the largest may have been lost, or hand nothing
+ * over to one another. */
 bool bt_relay_could_ever_hold(const bt_relay *relay, const bt_relay_request *q);
 /* They could take it now. */
 bool bt_relay_has_room(const bt_relay *relay, const bt_relay_request *q, uint64_t now_ns);

@@ -396,6 +396,39 @@ static void relay_prompt_for_a_rank_that_is_cut_off_lets_others_pass(void)
     sim_fini(&s);
 }
 
+/* The one rank that could compute it, and the one that could hold it, hand nothing over to one
+ * another: it has no place, and takes none from others. */
+static void relay_request_for_a_pair_that_is_avoided_lets_others_pass(void)
+{
+    static const uint32_t PAGES[] = {64, 8, 64, 8};
+    sim                   s;
+    sim_client            big, other;
+    bt_relay_request      q = {.n_prompt     = 40,
+                               .sampling     = {.max_tokens = 2},
+                               .n_open       = 1,
+                               .prefill_rank = 0,
+                               .decode_rank  = 2};
+
+    init_with_one_cut(&s, PAGES);
+    EXPECT(!bt_relay_could_ever_hold(s.relay, &q) && !bt_relay_avoid(s.relay, &q, s.now));
+    s.relay->ranks[1].prefill_tokens = s.relay->ranks[1].long_tokens = 64; /* a full window */
+    EXPECT_EQ(sim_submit(&s, &big, "big", 40, 2, 100), BT_OK);
+    EXPECT_EQ(sim_submit(&s, &other, "other", 24, 2, 100), BT_OK); /* takes several steps, too */
+    EXPECT_EQ(count_reserves(&s, 2), 0);
+    EXPECT_EQ(count_reserves(&s, 3), 1);
+    q.n_prompt = 24; /* 0 to 3, or 1 to either */
+    EXPECT(bt_relay_could_ever_hold(s.relay, &q));
+    q.n_prompt            = 8;
+    q.sampling.max_tokens = 40; /* 1 to 2 */
+    EXPECT(bt_relay_could_ever_hold(s.relay, &q));
+    s.relay->ranks[1].limits.n_pages = 1;
+    EXPECT(!bt_relay_could_ever_hold(s.relay, &q));
+    s.relay->seats[0].ranks[0] = s.relay->seats[0].ranks[1] = BT_NO_RANK; /* others may come */
+    EXPECT(bt_relay_could_ever_hold(s.relay, &q));
+    bt_relay_stop(s.relay, GRPC_STATUS_UNAVAILABLE, "end");
+    sim_fini(&s);
+}
+
 static const bt_test TESTS[] = {
     BT_TEST(relay_handoff_that_stands_still_is_made_by_others),
     BT_TEST(relay_handoffs_of_a_pair_that_stands_still_go_together),
@@ -408,6 +441,7 @@ static const bt_test TESTS[] = {
     BT_TEST(relay_decode_rank_is_one_that_its_prefill_rank_reaches),
     BT_TEST(relay_request_for_a_rank_that_is_cut_off_lets_others_pass),
     BT_TEST(relay_prompt_for_a_rank_that_is_cut_off_lets_others_pass),
+    BT_TEST(relay_request_for_a_pair_that_is_avoided_lets_others_pass),
 };
 
 int main(int argc, char **argv)

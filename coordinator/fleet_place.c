@@ -148,13 +148,17 @@ void bt_fleet_move_all(bt_fleet *fleet, bt_fleet_cell *from, uint64_t now_ns)
 
 void bt_fleet_move_queue(bt_fleet *fleet, bt_fleet_cell *from, uint64_t now_ns)
 {
-    bt_relay_request *q;
+    bt_relay_request *q, *next;
     bt_fleet_cell    *to;
+    int               n_left = 0;
 
-    while ((q = bt_relay_first_queued(from->relay)) != NULL) {
-        to = choose_for(fleet, q, from);
-        if (to == NULL && q->resumed) break; /* it has begun here and ends here */
-        move(fleet, bt_relay_take_queued(from->relay, q), to, now_ns);
+    for (q = bt_relay_first_queued(from->relay); q != NULL && n_left < LEFT_MAX; q = next) {
+        next = q->next;
+        to   = choose_for(fleet, q, from);
+        if (to == NULL && q->resumed) /* it has begun here and ends here */
+            n_left++;
+        else
+            move(fleet, bt_relay_take_queued(from->relay, q), to, now_ns);
     }
 }
 

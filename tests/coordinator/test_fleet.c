@@ -366,6 +366,30 @@ static void fleet_retracted_request_leaves_the_cell_that_drains(void)
 }
 
 /* What runs there ends there; what waits there, and what comes, waits for another. */
+/* The first one that waits has begun in the cell that drains, and no other could hold it. */
+static void fleet_request_leaves_a_drain_past_one_that_stays(void)
+{
+    site            s;
+    bt_control_peer a, b;
+    bt_up           drain = {.kind = BT_UP_DRAIN}, retracted = {.kind = BT_UP_RETRACTED};
+
+    set_up(&s, 2);
+    come(&s, &a, "a", 3);
+    EXPECT_EQ(submit_choices(&s, 0, "large", 5, 3), GRPC_STATUS_OK);
+    submit(&s, 1);
+    retracted.u.retracted.request = a.number;
+    retracted.u.retracted.epoch   = a.epoch;
+    bt_fleet_message(s.fleet, &a, &retracted); /* and has not let it go yet */
+    attach(&s, &b, "b", 0, 1, 1);
+    bt_fleet_find(s.fleet, "b")->short_since_ns = s.now; /* nothing would go there by itself */
+    be_ready(&s, &b);
+    EXPECT(a.n_reserved == 1 && b.n_reserved == 0);
+    bt_fleet_message(s.fleet, &a, &drain);
+    EXPECT_EQ(b.n_reserved, 1);
+    EXPECT_EQ(bt_fleet_queued_tokens(s.fleet), PROMPT); /* of the one that stays */
+    tear_down(&s);
+}
+
 static void fleet_cell_that_drains_takes_nothing_new(void)
 {
     site            s;
@@ -737,6 +761,7 @@ int main(int argc, char **argv)
         BT_TEST(fleet_wait_for_a_large_cell_has_an_end),
         BT_TEST(fleet_retracted_request_ends_in_the_cell_that_drains),
         BT_TEST(fleet_retracted_request_leaves_the_cell_that_drains),
+        BT_TEST(fleet_request_leaves_a_drain_past_one_that_stays),
         BT_TEST(fleet_cell_that_drains_takes_nothing_new),
         BT_TEST(fleet_cell_without_ranks_keeps_its_requests),
         BT_TEST(fleet_takes_one_seed_of_cells_that_come_back),

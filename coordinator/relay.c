@@ -43,6 +43,7 @@ void bt_relay_finish(bt_relay *r, bt_relay_request *q, const bt_relay_end *end)
         bt_relay_list_remove(&r->queue, q);
         bt_relay_list_insert(&r->placed, q);
         bt_relay_count_queued(r, q, false);
+        r->freed = true;
     }
     bt_relay_prefill_done(r, q);
     if (!q->prefill_holds && q->prefill_pages != 0) bt_relay_free_prefill(r, q);

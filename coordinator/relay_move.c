@@ -65,6 +65,7 @@ static bt_relay_request *take(bt_relay *r, bt_relay_list *list, bt_relay_request
     bt_table_remove(&r->numbers, q->number);
     bt_table_remove(&r->names, q->name_key);
     if (list == &r->queue) bt_relay_count_queued(r, q, false);
+    r->freed = true;
     bt_relay_forget_keys(q);
     bt_relay_forget_early(q);
     r->n_in[q->state]--;

@@ -77,7 +77,7 @@ struct bt_relay {
     uint64_t         queued_tokens, queued_text; /* of prompts, and bytes of constraints */
     uint64_t         n_retracted;
     bt_relay_block   blocked;       /* of the queue's first request, when it was last looked at */
-    bool             freed;         /* room has come back, or a request, since then */
+    bool             freed;         /* since then room or a request has come, or one has gone */
     uint32_t         looks;         /* of that look: at so many requests, and at ranks for them */
     bool             dear;          /* it took many looks, and some wait */
     uint32_t         n_open[2];     /* prefill ranks that are not passed_over[] yet */

@@ -175,6 +175,32 @@ static void relay_matches_are_kept_of_those_that_are_looked_at(void)
     end_many(&s, c);
 }
 
+/* With the next tick, by its client or to another cell: those behind it may have waited for it. */
+static void relay_request_that_leaves_the_queue_lets_others_go(void)
+{
+    for (int moves = 0; moves < 2; moves++) {
+        sim               s;
+        sim_client        first, big, small;
+        bt_relay_request *q = NULL;
+
+        sim_init(&s, 1, 1, 2, 12);
+        bt_relay_tick(s.relay, s.now); /* the next one to look without a reason is 250 ms away */
+        EXPECT_EQ(sim_submit(&s, &first, "first", 22, 2, 100), BT_OK); /* 6 pages, and one */
+        EXPECT_EQ(sim_submit(&s, &big, "big", 22, 2, 100), BT_OK);
+        EXPECT_EQ(sim_submit(&s, &small, "small", 1, 2, 100), BT_OK);
+        EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 1);
+        if (moves)
+            q = bt_relay_take_queued(s.relay, s.relay->queue.first);
+        else
+            bt_relay_abort_client(s.relay, &big, "big", "gone");
+        bt_relay_tick(s.relay, s.now + 1);
+        EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 2);
+        bt_relay_request_destroy(q);
+        bt_relay_stop(s.relay, GRPC_STATUS_UNAVAILABLE, "end");
+        sim_fini(&s);
+    }
+}
+
 static const bt_test TESTS[] = {
     BT_TEST(relay_queue_is_bounded_in_tokens_and_time),
     BT_TEST(relay_queue_is_bounded_in_bytes_of_constraints),
@@ -183,6 +209,7 @@ static const bt_test TESTS[] = {
     BT_TEST(relay_long_prompts_that_wait_are_not_asked_at_every_rank),
     BT_TEST(relay_many_are_placed_in_parts),
     BT_TEST(relay_matches_are_kept_of_those_that_are_looked_at),
+    BT_TEST(relay_request_that_leaves_the_queue_lets_others_go),
 };
 
 int main(int argc, char **argv)

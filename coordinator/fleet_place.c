@@ -20,7 +20,15 @@ typedef struct {
     const uint32_t    *prompt;                /* NULL: it uses no cached prefix */
     const char        *cache_salt;            /* NULL: none */
     const bt_page_key *keys;                  /* borrowed: the prompt's, where they are known */
+    bool               moves;                 /* it waits already: only cells that take more */
 } wish;
+
+/* Nobody waits there, and it is not full. */
+static bool takes_more(const bt_fleet_cell *c)
+{
+    return c->state == BT_CELL_SERVING && c->short_since_ns == 0 &&
+           bt_relay_first_queued(c->relay) == NULL && bt_relay_pressure(c->relay) < 1;
+}
 
 /* The serving cell that could ever hold the request and would have the least to do for it; a
  * prefix that a rank has cached counts as done.  Of equal ones that which was given the fewest new
@@ -36,7 +44,7 @@ static bt_fleet_cell *choose(const bt_fleet *fleet, const wish *w, const bt_flee
     for (uint32_t i = 0; i < fleet->n_cells; i++) {
         bt_fleet_cell *c = fleet->cells[i];
 
-        if (c->state == BT_CELL_SERVING && c != but &&
+        if (c->state == BT_CELL_SERVING && c != but && (!w->moves || takes_more(c)) &&
             bt_relay_could_hold(c->relay, w->n_prompt, w->max_tokens, w->n_choices))
             found[n++] = c;
     }
@@ -64,7 +72,7 @@ static bt_fleet_cell *choose(const bt_fleet *fleet, const wish *w, const bt_flee
 }
 
 static bt_fleet_cell *choose_for(const bt_fleet *fleet, const bt_relay_request *q,
-                                 const bt_fleet_cell *but)
+                                 const bt_fleet_cell *but, bool moves)
 {
     wish w = {.n_prompt   = q->n_prompt,
               .cache_salt = q->cache_salt,
@@ -72,7 +80,8 @@ static bt_fleet_cell *choose_for(const bt_fleet *fleet, const bt_relay_request *
               .n_choices  = q->n_open,
               .prompt     = q->sampling.prompt_logprobs == 0 ? q->prompt : NULL,
               .n_keys     = q->n_keys,
-              .keys       = q->keys};
+              .keys       = q->keys,
+              .moves      = moves};
 
     return choose(fleet, &w, but);
 }
@@ -143,7 +152,7 @@ void bt_fleet_move_all(bt_fleet *fleet, bt_fleet_cell *from, uint64_t now_ns)
     bt_relay_request *q;
 
     while (from->relay != NULL && (q = bt_relay_take_open(from->relay)) != NULL)
-        move(fleet, q, choose_for(fleet, q, from), now_ns);
+        move(fleet, q, choose_for(fleet, q, from, false), now_ns);
 }
 
 void bt_fleet_move_queue(bt_fleet *fleet, bt_fleet_cell *from, uint64_t now_ns)
@@ -154,7 +163,7 @@ void bt_fleet_move_queue(bt_fleet *fleet, bt_fleet_cell *from, uint64_t now_ns)
 
     for (q = bt_relay_first_queued(from->relay); q != NULL && n_left < LEFT_MAX; q = next) {
         next = q->next;
-        to   = choose_for(fleet, q, from);
+        to   = choose_for(fleet, q, from, false);
         if (to == NULL && q->resumed) /* it has begun here and ends here */
             n_left++;
         else
@@ -168,12 +177,6 @@ static bool gains(const bt_relay *from, const bt_relay *to, const bt_relay_reque
                   uint64_t now_ns)
 {
     return bt_relay_has_room(to, q, now_ns) || !bt_relay_could_ever_hold(from, q);
-}
-
-static bool takes_more(const bt_fleet_cell *c)
-{
-    return c->state == BT_CELL_SERVING && c->short_since_ns == 0 &&
-           bt_relay_first_queued(c->relay) == NULL && bt_relay_pressure(c->relay) < 1;
 }
 
 /* Asked at every turn, where choosing for a request means to look at all of its prompt. */
@@ -197,8 +200,8 @@ static void even_out(bt_fleet *fleet, uint64_t now_ns)
         for (q = bt_relay_first_queued(from->relay); q != NULL; q = next) {
             if (n_moved == MOVES_MAX || n_left == LEFT_MAX || !any_takes_more(fleet)) break;
             next = q->next;
-            to   = choose_for(fleet, q, from);
-            if (to == NULL || !takes_more(to) || !gains(from->relay, to->relay, q, now_ns)) {
+            to   = choose_for(fleet, q, from, true);
+            if (to == NULL || !gains(from->relay, to->relay, q, now_ns)) {
                 n_left++;
                 continue;
             }
@@ -215,7 +218,7 @@ static void serve_lobby(bt_fleet *fleet, uint64_t now_ns)
 
     for (q = fleet->lobby.first; q != NULL; q = next) {
         next = q->next;
-        to   = choose_for(fleet, q, NULL);
+        to   = choose_for(fleet, q, NULL, false);
         if (to == NULL) continue;
         leave_lobby(fleet, q);
         move(fleet, q, to, now_ns);

@@ -364,6 +364,31 @@ static void fleet_request_moves_to_no_cell_with_a_queue(void)
     tear_down(&s);
 }
 
+/* Nor does the cell with a queue, which has less to do, keep it from one without. */
+static void fleet_request_moves_past_a_cell_with_a_queue(void)
+{
+    site            s;
+    bt_control_peer a, b, c;
+
+    set_up(&s, 5);
+    come(&s, &a, "a", 20);
+    come(&s, &b, "b", 30);
+    come(&s, &c, "c", 20);
+    prefer(&s, "b");
+    EXPECT_EQ(submit_choices(&s, 0, "part of b", 5, 12), GRPC_STATUS_OK);
+    EXPECT_EQ(submit_choices(&s, 1, "large", 5, 20), GRPC_STATUS_OK);
+    prefer(&s, "c");
+    EXPECT_EQ(submit_choices(&s, 2, "half of c", 5, 9), GRPC_STATUS_OK);
+    prefer(&s, "a");
+    EXPECT_EQ(submit_choices(&s, 3, "all of a", 5, 20), GRPC_STATUS_OK);
+    submit(&s, 4);
+    prefer_none(&s);
+    EXPECT(a.n_reserved == 1 && b.n_reserved == 1 && c.n_reserved == 1);
+    bt_fleet_tick(s.fleet, s.now + 10);
+    EXPECT(a.n_reserved == 1 && b.n_reserved == 1 && c.n_reserved == 2);
+    tear_down(&s);
+}
+
 /* Each rank of its cell lacks a page of the three that it needs beside one for each choice there;
  * the other cell has them, of fewer. */
 static void fleet_request_leaves_the_idlest_cell_for_one_with_room(void)
@@ -515,6 +540,7 @@ int main(int argc, char **argv)
         BT_TEST(fleet_cell_without_a_rank_is_the_last_choice),
         BT_TEST(fleet_looks_at_few_that_stay),
         BT_TEST(fleet_request_moves_to_no_cell_with_a_queue),
+        BT_TEST(fleet_request_moves_past_a_cell_with_a_queue),
         BT_TEST(fleet_request_leaves_the_idlest_cell_for_one_with_room),
         BT_TEST(fleet_prefixes_are_spread_while_little_comes),
         BT_TEST(fleet_prefixes_are_those_of_a_salt),

@@ -2,8 +2,8 @@
  *
  * Widening is most of the work here, so products are turned round: 16 columns of B are the rows of
  * a left tile, x is the right one, and y leaves turned.  Then a register of weights is 32 k of one
- * column, which have one scale: each is one of 16, and is looked up.  These 16 are a row of a
- * table, which has them for each mantissa and sign of a scale, moved to the scale's exponent.
+ * column, which have one scale: each is one of 16, and is looked up.  A table of 2 MiB has these 16
+ * for every scale; those of one exponent and sign, which is about what a matrix has, are 4 KiB.
  *
  * Tiles 0-3 sum up to four blocks of columns, 4 holds x and 7 weights.  A tile load waits for the
  * stores of what it loads, so a block is widened a step before it is multiplied. */
@@ -16,65 +16,22 @@
 #define INLINE static inline __attribute__((always_inline))
 
 enum {
-    X_K       = 4096, /* k of x at a time */
-    AHEAD     = 8,    /* steps, from what is read to what is fetched from memory */
-    VALUES    = 16,
-    MANTISSAS = 128,
-    SIGN      = 0x8000,
-    BIAS      = 127,
-    LARGEST   = 251 /* exponent of a scale whose products are all finite */
+    X_K    = 4096, /* k of x at a time */
+    AHEAD  = 8,    /* steps, from what is read to what is fetched from memory */
+    VALUES = 16,
+    SCALES = 1 << 16,
+    QUAD   = 4 /* rows that are turned at a time */
 };
 
 static pthread_once_t g_once = PTHREAD_ONCE_INIT;
-/* Of scales from 1 to 2, then from -1 to -2; each twice. */
-static _Alignas(64) bt_bf16 g_products[2 * MANTISSAS][2][VALUES];
-
-static float value_of(uint32_t v) { return v < VALUES / 2 ? (float)v : (float)v - VALUES; }
+static _Alignas(64) bt_bf16 g_products[SCALES][VALUES]; /* by a scale's bits */
 
 static void fill_products(void)
 {
-    for (uint32_t m = 0; m < 2 * MANTISSAS; m++) {
-        float scale = 1 + (float)(m % MANTISSAS) / MANTISSAS;
-
+    for (uint32_t s = 0; s < SCALES; s++)
         for (uint32_t v = 0; v < VALUES; v++)
-            g_products[m][0][v] = g_products[m][1][v] =
-                bt_bf16_from_f32(value_of(v) * (m < MANTISSAS ? scale : -scale));
-    }
-}
-
-/* With any scales, one weight after the other. */
-static __attribute__((noinline)) void widen_singly(const bt_cpu_int4_group *g, bt_bf16 *out)
-{
-    for (uint32_t c = 0; c < TILE; c++) {
-        for (uint32_t k = 0; k < STEP; k++) {
-            uint32_t v = g->words[k / 16][2 * c + k % 2] >> k % 16 / 2 * 4 & 15;
-
-            *out++ = bt_bf16_from_f32(value_of(v) * bt_bf16_to_f32(g->scale[c]));
-        }
-    }
-}
-
-/* Where the products of 16 scales are, in bytes, and what moves them to the scales' exponents. */
-typedef struct {
-    _Alignas(64) uint32_t row[TILE], move[TILE];
-} places;
-
-/* False: one is 0, or so large that a product may be infinite. */
-INLINE bool find_places(const bt_bf16 *scales, places *out)
-{
-    __m512i s        = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)scales));
-    __m512i mantissa = _mm512_and_si512(s, _mm512_set1_epi32(MANTISSAS - 1));
-    __m512i sign     = _mm512_and_si512(s, _mm512_set1_epi32(SIGN));
-    __m512i exponent = _mm512_sub_epi32(_mm512_sub_epi32(s, mantissa), sign); /* where it stands */
-    __m512i move     = _mm512_sub_epi32(exponent, _mm512_set1_epi32(BIAS << 7));
-    __m512i row      = _mm512_add_epi32(mantissa, _mm512_srli_epi32(sign, 8));
-
-    _mm512_store_si512(out->row, _mm512_slli_epi32(row, 6));
-    _mm512_store_si512(out->move,
-                       _mm512_mask_blend_epi16(0xaaaaaaaa, move, _mm512_slli_epi32(move, 16)));
-    publish(out);
-    exponent = _mm512_sub_epi32(exponent, _mm512_set1_epi32(1 << 7));
-    return _mm512_cmpge_epu32_mask(exponent, _mm512_set1_epi32(LARGEST << 7)) == 0;
+            g_products[s][v] = bt_bf16_from_f32((float)((int)(v ^ VALUES / 2) - VALUES / 2) *
+                                                bt_bf16_to_f32((bt_bf16)s));
 }
 
 /* A column's words for even k and odd ones, of 16. */
@@ -89,26 +46,20 @@ INLINE long long pair_of(const bt_cpu_int4_group *g, int half, uint32_t column)
 /* 32 k of 16 columns become the rows of a tile. */
 INLINE void widen(const bt_cpu_int4_group *g, bt_bf16 *out)
 {
-    /* Bits where k lie, 16 in each half; what stands above the lowest four matters not, nor what a
-     * table's second copy has the fifth for. */
+    /* Bits where k lie, 16 in each half; what stands above the lowest four matters not, nor what
+     * the fifth chooses, of two copies. */
     const __m512i bits = _mm512_setr_epi64(
         0x0024000400200000, 0x002c000c00280008, 0x0034001400300010, 0x003c001c00380018,
         0x0024000400200000, 0x002c000c00280008, 0x0034001400300010, 0x003c001c00380018);
-    const __mmask8  upper = 0xf0;
-    const __mmask32 not_0 = 0xfffefffe;
-    places          p;
+    const __mmask8 upper = 0xf0;
 
-    if (__builtin_expect(!find_places(g->scale, &p), 0)) {
-        widen_singly(g, out);
-        return;
-    }
 #pragma GCC unroll 16
     for (uint32_t c = 0; c < TILE; c++, out += STEP) {
         __m512i words =
             _mm512_mask_set1_epi64(_mm512_set1_epi64(pair_of(g, 0, c)), upper, pair_of(g, 1, c));
-        __m512i row = _mm512_load_si512((const char *)g_products + p.row[c]);
+        __m512i row =
+            _mm512_broadcast_i64x4(_mm256_load_si256((const void *)g_products[g->scale[c]]));
 
-        row   = _mm512_mask_add_epi16(row, not_0, row, _mm512_set1_epi32((int)p.move[c]));
         words = _mm512_multishift_epi64_epi8(bits, words);
         _mm512_store_si512(out, _mm512_permutexvar_epi16(words, row));
     }
@@ -194,25 +145,78 @@ static void run_blocks(const turned *t, uint32_t n_blocks)
     publish(t->sums);
 }
 
+/* In each quarter of four registers a square is turned. */
+INLINE void turn_squares(__m512i v[QUAD])
+{
+    __m512i a = _mm512_unpacklo_epi32(v[0], v[1]), b = _mm512_unpacklo_epi32(v[2], v[3]);
+    __m512i c = _mm512_unpackhi_epi32(v[0], v[1]), d = _mm512_unpackhi_epi32(v[2], v[3]);
+
+    v[0] = _mm512_unpacklo_epi64(a, b);
+    v[1] = _mm512_unpackhi_epi64(a, b);
+    v[2] = _mm512_unpacklo_epi64(c, d);
+    v[3] = _mm512_unpackhi_epi64(c, d);
+}
+
+/* m rows of n <= 16 words, pairs of k or floats, become [16][m].  Rows from m on, of the last four,
+ * go where the first ones of the next word do, which are written later, or behind the last word. */
+static void turn_rows(const void *rows, size_t row_bytes, uint32_t m, uint32_t n, void *out)
+{
+    __mmask16 there = (__mmask16)((1u << n) - 1);
+
+    for (uint32_t r = bt_cpu_pad(m, QUAD); r != 0; r -= QUAD) {
+        uint32_t *to = (uint32_t *)out + r - QUAD;
+        __m512i   v[QUAD];
+
+        for (uint32_t i = 0; i < QUAD; i++)
+            v[i] = _mm512_maskz_loadu_epi32(there, (const char *)rows +
+                                                       bt_min_u32(r - QUAD + i, m - 1) * row_bytes);
+        turn_squares(v);
+#pragma GCC unroll 16
+        for (uint32_t i = 0; i < TILE; i++, to += m)
+            _mm_storeu_si128((void *)to, _mm512_extracti32x4_epi32(v[i % QUAD], i / QUAD));
+    }
+}
+
 /* Pairs of k of all rows next to each other. */
 static void turn_x(const bt_cpu_mm *mm, uint32_t k0, uint32_t n_k, bt_bf16 *out)
 {
     for (uint32_t k = k0; k < k0 + n_k; k += STEP, out += STEP * mm->m)
-        for (uint32_t r = 0; r < mm->m; r++)
-            for (uint32_t p = 0; p < STEP / 2; p++)
-                memcpy(out + 2 * (p * mm->m + r), mm->x + r * mm->ld_x + k + 2 * p,
-                       2 * sizeof(*out));
+        turn_rows(mm->x + k, mm->ld_x * sizeof(*mm->x), mm->m, TILE, out);
     publish(out);
 }
 
-/* Columns of y become sums, or the other way round. */
-static void turn_sums(float *y, size_t ld_y, uint32_t m, uint32_t cols, float *sums, bool to_sums)
+/* Columns of y become sums. */
+static void take_sums(const float *y, size_t ld_y, uint32_t m, uint32_t cols, float *sums)
 {
-    for (uint32_t r = 0; r < m; r++, y += ld_y) {
-        for (uint32_t c = 0; to_sums && c < cols; c++)
-            sums[c * m + r] = y[c];
-        for (uint32_t c = 0; !to_sums && c < cols; c++)
-            y[c] = sums[c * m + r];
+    for (uint32_t c = 0; c < cols; c += TILE)
+        turn_rows(y + c, ld_y * sizeof(*y), m, bt_min_u32(cols - c, TILE), sums + c * m);
+}
+
+/* The i-th of each four columns of sixteen, four rows of it. */
+INLINE __m512i quarters(const float *sums, uint32_t m, uint32_t i)
+{
+    __m512i v = _mm512_castsi128_si512(_mm_loadu_si128((const void *)(sums + i * m)));
+
+    v = _mm512_inserti32x4(v, _mm_loadu_si128((const void *)(sums + (4 + i) * m)), 1);
+    v = _mm512_inserti32x4(v, _mm_loadu_si128((const void *)(sums + (8 + i) * m)), 2);
+    return _mm512_inserti32x4(v, _mm_loadu_si128((const void *)(sums + (12 + i) * m)), 3);
+}
+
+/* The other way round. */
+static void put_sums(const float *sums, uint32_t m, uint32_t cols, float *y, size_t ld_y)
+{
+    for (uint32_t c = 0; c < cols; c += TILE) {
+        __mmask16 there = (__mmask16)((1u << bt_min_u32(cols - c, TILE)) - 1);
+
+        for (uint32_t r = 0; r < m; r += QUAD) {
+            __m512i v[QUAD];
+
+            for (uint32_t i = 0; i < QUAD; i++)
+                v[i] = quarters(sums + c * m + r, m, i);
+            turn_squares(v);
+            for (uint32_t i = 0; i < QUAD && r + i < m; i++)
+                _mm512_mask_storeu_epi32(y + (r + i) * ld_y + c, there, v[i]);
+        }
     }
 }
 
@@ -240,9 +244,9 @@ void bt_cpu_amx_int4(const bt_cpu_mm *mm)
                      : k1 < mm->k        ? packed + k1 / BT_INT4_GROUP
                      : mm->after != NULL ? mm->after
                                          : t.b;
-            if (!t.from_zero) turn_sums(mm->y + n0, mm->ld_y, mm->m, cols, sums, true);
+            if (!t.from_zero) take_sums(mm->y + n0, mm->ld_y, mm->m, cols, sums);
             run_blocks(&t, n_blocks);
-            turn_sums(mm->y + n0, mm->ld_y, mm->m, cols, sums, false);
+            put_sums(sums, mm->m, cols, mm->y + n0, mm->ld_y);
         }
     }
 }

@@ -103,11 +103,10 @@ typedef struct {
  * three blocks go. */
 void bt_cpu_amx_stream_run(const bt_cpu_amx_stream *s, uint32_t n_tile_rows, uint32_t n_blocks);
 
-/* Weights that are widened on their way. */
+/* Weights of 8 bits, that are widened on their way. */
 typedef struct {
-    bt_cpu_narrow      from; /* the first block, from its first k on */
-    uint32_t           k0;   /* where the steps begin */
-    bt_cpu_widen_fn    widen;
+    bt_cpu_narrow      from;   /* the first block, from its first k on */
+    uint32_t           k0;     /* where the steps begin */
     bt_cpu_wide_table *tables; /* [AMX_STREAM_BLOCKS] */
 } bt_cpu_amx_narrow;
 
@@ -117,7 +116,8 @@ void bt_cpu_amx_stream_narrow(const bt_cpu_amx_stream *s, const bt_cpu_amx_narro
 
 /* ---- mm_amx_int4.c ---- */
 
-/* At most 16 rows, and weights of 4 bits.  Configures the tiles; the caller releases them. */
-void bt_cpu_amx_int4(const bt_cpu_mm *mm);
+/* At most 32 rows, and weights of 4 bits.  step_x: elements of x from 32 k to the next ones; low_x:
+ * from the first row to the 17th.  Configures the tiles; the caller releases them. */
+void bt_cpu_amx_int4(const bt_cpu_mm *mm, size_t step_x, size_t low_x);
 
 #endif

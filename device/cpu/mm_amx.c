@@ -263,7 +263,7 @@ static void stream_rows(const bt_cpu_mm *mm)
     _Alignas(64) float   sums[AMX_STREAM_BLOCKS][TILE][TILE];
     bt_cpu_wide_table    tables[AMX_STREAM_BLOCKS];
     bt_cpu_amx_stream    s = {.x = tiles, .block = bt_cpu_block_elems(mm), .sums = sums[0][0]};
-    bt_cpu_amx_narrow    n = {.widen = bt_cpu_widen_best(), .tables = tables};
+    bt_cpu_amx_narrow    n = {.tables = tables};
 
     memset(sums, 0, sizeof(sums)); /* some are loaded where there are no columns */
     for (uint32_t c = 0; c < AMX_STREAM_BLOCKS; c++)
@@ -306,14 +306,16 @@ void bt_cpu_mm_tile32_amx(const bt_cpu_mm *mm)
     if (mm->cached && mm->kind == BT_WEIGHT_BF16) {
         multiply_near(mm);
     } else {
-        for (uint32_t m0 = 0; m0 < mm->m; m0 += TILE) {
+        uint32_t most = int4 ? AMX_STREAM_ROWS : TILE;
+
+        for (uint32_t m0 = 0; m0 < mm->m; m0 += most) {
             bt_cpu_mm rows = *mm;
 
             rows.x += m0 * mm->ld_x;
             rows.y += m0 * mm->ld_y;
-            rows.m = bt_min_u32(mm->m - m0, TILE);
+            rows.m = bt_min_u32(mm->m - m0, most);
             if (int4)
-                bt_cpu_amx_int4(&rows);
+                bt_cpu_amx_int4(&rows, STEP, TILE * mm->ld_x);
             else
                 stream_rows(&rows);
         }

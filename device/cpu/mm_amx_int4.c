@@ -1,22 +1,24 @@
-/* device/cpu/mm_amx_int4.c - tile32 for at most 16 rows and weights of 4 bits.
+/* device/cpu/mm_amx_int4.c - tile32 for at most 32 rows and weights of 4 bits.
  *
  * Widening is most of the work here, so products are turned round: 16 columns of B are the rows of
  * a left tile, x is the right one, and y leaves turned.  Then a register of weights is 32 k of one
  * column, which have one scale: each is one of 16, and is looked up.  A table of 2 MiB has these 16
  * for every scale; those of one exponent and sign, which is about what a matrix has, are 4 KiB.
  *
- * Tiles 0-3 sum up to four blocks of columns, 4 holds x and 7 weights.  A tile load waits for the
- * stores of what it loads, so a block is widened a step before it is multiplied. */
+ * Tiles 0-3 sum up to four blocks of columns and one tile row of x, which 4 holds, or two and two,
+ * in 4 and 5; 7 holds weights.  A tile load waits for the stores of what it loads, so a block is
+ * widened a step before it is multiplied. */
 #include <pthread.h>
 #include <string.h>
 
+#include "core/log.h"
 #include "core/minmax.h"
 #include "device/cpu/amx.h"
 
 #define INLINE static inline __attribute__((always_inline))
 
 enum {
-    X_K    = 4096, /* k of x at a time */
+    X_K    = 4096, /* k of 16 rows of x at a time */
     AHEAD  = 8,    /* steps, from what is read to what is fetched from memory */
     VALUES = 16,
     SCALES = 1 << 16,
@@ -65,15 +67,15 @@ INLINE void widen(const bt_cpu_int4_group *g, bt_bf16 *out)
     }
 }
 
-/* Some column blocks past rows of x. */
+/* Some column blocks past one or two tile rows of x. */
 typedef struct {
     const bt_cpu_int4_group *b;     /* of the first one, */
     size_t                   block; /* and groups to the next one */
     const bt_cpu_int4_group *next;  /* what is read afterwards, its blocks as far apart */
-    const bt_bf16           *x;     /* [n_steps][16][m][2] */
-    uint32_t                 m, n_steps;
-    bool                     from_zero; /* else from the sums */
-    float                   *sums;      /* [n_blocks][16][m] */
+    const bt_bf16           *x;     /* [n_steps][n_tile_rows][16][m][2] */
+    uint32_t                 n_steps, n_tile_rows, m; /* rows of one, 16 of two: the last again */
+    bool                     from_zero;               /* else from the sums */
+    float                   *sums;                    /* [n_blocks][n_tile_rows][16][m] */
 } turned;
 
 typedef struct {
@@ -102,14 +104,20 @@ INLINE void widen_block(const turned *t, uint32_t step, uint32_t block, wide_til
             _tile_loadd(tile, t->sums + (tile)*size, row); \
     } while (0)
 #define LEAVE(tile) _tile_stored(tile, t->sums + (tile)*size, row)
-#define MULTIPLY(tile)                                                    \
-    do {                                                                  \
-        if (step + 1 < t->n_steps) widen_block(t, step + 1, tile, &wide); \
-        _tile_loadd(7, wide.b[step % 2][tile], 64);                       \
-        _tile_dpbf16ps(tile, 7, 4);                                       \
+/* Widens a block's next step, and takes this one. */
+#define WIDENED(block)                                                     \
+    do {                                                                   \
+        if (step + 1 < t->n_steps) widen_block(t, step + 1, block, &wide); \
+        _tile_loadd(7, wide.b[step % 2][block], 64);                       \
+    } while (0)
+#define MULTIPLY(block)              \
+    do {                             \
+        WIDENED(block);              \
+        _tile_dpbf16ps(block, 7, 4); \
     } while (0)
 
-INLINE void run(const turned *t, const uint32_t n_blocks)
+/* One tile row of x: y has a tile for each block. */
+INLINE void one_row(const turned *t, const uint32_t n_blocks)
 {
     const size_t size = (size_t)TILE * t->m, row = t->m * sizeof(float);
     wide_tiles   wide;
@@ -121,7 +129,7 @@ INLINE void run(const turned *t, const uint32_t n_blocks)
     for (uint32_t c = 0; c < n_blocks; c++)
         widen_block(t, 0, c, &wide);
     for (uint32_t step = 0; step < t->n_steps; step++) {
-        _tile_loadd(4, t->x + step * STEP * size / TILE, row);
+        _tile_loadd(4, t->x + step * 2 * size, row);
         MULTIPLY(0);
         if (n_blocks > 1) MULTIPLY(1);
         if (n_blocks > 2) MULTIPLY(2);
@@ -133,14 +141,49 @@ INLINE void run(const turned *t, const uint32_t n_blocks)
     if (n_blocks > 3) LEAVE(3);
 }
 
+/* Two: y has two. */
+INLINE void two_rows(const turned *t, const uint32_t n_blocks)
+{
+    const size_t size = (size_t)TILE * t->m, row = t->m * sizeof(float);
+    wide_tiles   wide;
+
+    TAKE(0);
+    TAKE(1);
+    if (n_blocks > 1) TAKE(2);
+    if (n_blocks > 1) TAKE(3);
+    for (uint32_t c = 0; c < n_blocks; c++)
+        widen_block(t, 0, c, &wide);
+    for (uint32_t step = 0; step < t->n_steps; step++) {
+        _tile_loadd(4, t->x + step * 4 * size, row);
+        _tile_loadd(5, t->x + step * 4 * size + 2 * size, row);
+        WIDENED(0);
+        _tile_dpbf16ps(0, 7, 4);
+        _tile_dpbf16ps(1, 7, 5);
+        if (n_blocks == 1) continue;
+        WIDENED(1);
+        _tile_dpbf16ps(2, 7, 4);
+        _tile_dpbf16ps(3, 7, 5);
+    }
+    LEAVE(0);
+    LEAVE(1);
+    if (n_blocks > 1) LEAVE(2);
+    if (n_blocks > 1) LEAVE(3);
+}
+
+#define CASE(rows, blocks, run) \
+    case (rows)*8 + (blocks): run; break;
+
 static void run_blocks(const turned *t, uint32_t n_blocks)
 {
     publish(t->sums);
-    switch (n_blocks) {
-    case 1: run(t, 1); break;
-    case 2: run(t, 2); break;
-    case 3: run(t, 3); break;
-    default: run(t, 4);
+    switch (t->n_tile_rows * 8 + n_blocks) {
+        CASE(1, 1, one_row(t, 1))
+        CASE(1, 2, one_row(t, 2))
+        CASE(1, 3, one_row(t, 3))
+        CASE(1, 4, one_row(t, 4))
+        CASE(2, 1, two_rows(t, 1))
+        CASE(2, 2, two_rows(t, 2))
+    default: BT_ASSERT(false);
     }
     publish(t->sums);
 }
@@ -157,13 +200,20 @@ INLINE void turn_squares(__m512i v[QUAD])
     v[3] = _mm512_unpackhi_epi64(c, d);
 }
 
-/* m rows of n <= 16 words, pairs of k or floats, become [16][m].  Rows from m on, of the last four,
- * go where the first ones of the next word do, which are written later, or behind the last word. */
-static void turn_rows(const void *rows, size_t row_bytes, uint32_t m, uint32_t n, void *out)
+/* Four words of four rows each. */
+#define PUT_QUARTERS(i)                           \
+    for (uint32_t j = 0; j < QUAD; j++, to += ld) \
+    _mm_storeu_si128((void *)to, _mm512_extracti32x4_epi32(v[j], i))
+
+/* m rows of n <= 16 words, pairs of k or floats, become [16][ld], m <= ld.  Rows from m on are the
+ * last one again; what of the last four is beyond ld goes where the first ones of the next word do,
+ * which are written later, or behind the last word. */
+static void turn_rows(const void *rows, size_t row_bytes, uint32_t m, uint32_t n, void *out,
+                      uint32_t ld)
 {
     __mmask16 there = (__mmask16)((1u << n) - 1);
 
-    for (uint32_t r = bt_cpu_pad(m, QUAD); r != 0; r -= QUAD) {
+    for (uint32_t r = bt_cpu_pad(ld, QUAD); r != 0; r -= QUAD) {
         uint32_t *to = (uint32_t *)out + r - QUAD;
         __m512i   v[QUAD];
 
@@ -171,82 +221,102 @@ static void turn_rows(const void *rows, size_t row_bytes, uint32_t m, uint32_t n
             v[i] = _mm512_maskz_loadu_epi32(there, (const char *)rows +
                                                        bt_min_u32(r - QUAD + i, m - 1) * row_bytes);
         turn_squares(v);
-#pragma GCC unroll 16
-        for (uint32_t i = 0; i < TILE; i++, to += m)
-            _mm_storeu_si128((void *)to, _mm512_extracti32x4_epi32(v[i % QUAD], i / QUAD));
+        PUT_QUARTERS(0);
+        PUT_QUARTERS(1);
+        PUT_QUARTERS(2);
+        PUT_QUARTERS(3);
     }
 }
 
-/* Pairs of k of all rows next to each other. */
-static void turn_x(const bt_cpu_mm *mm, uint32_t k0, uint32_t n_k, bt_bf16 *out)
+/* The i-th of each four columns of sixteen, four rows of it. */
+INLINE __m512i quarters(const float *sums, uint32_t ld, uint32_t i)
 {
-    for (uint32_t k = k0; k < k0 + n_k; k += STEP, out += STEP * mm->m)
-        turn_rows(mm->x + k, mm->ld_x * sizeof(*mm->x), mm->m, TILE, out);
+    __m512i v = _mm512_castsi128_si512(_mm_loadu_si128((const void *)(sums + i * ld)));
+
+    v = _mm512_inserti32x4(v, _mm_loadu_si128((const void *)(sums + (4 + i) * ld)), 1);
+    v = _mm512_inserti32x4(v, _mm_loadu_si128((const void *)(sums + (8 + i) * ld)), 2);
+    return _mm512_inserti32x4(v, _mm_loadu_si128((const void *)(sums + (12 + i) * ld)), 3);
+}
+
+/* The other way round: [n][ld] become m rows of n <= 16 floats. */
+static void turn_back(const float *sums, uint32_t ld, uint32_t m, uint32_t n, float *y, size_t ld_y)
+{
+    __mmask16 there = (__mmask16)((1u << n) - 1);
+
+    for (uint32_t r = 0; r < m; r += QUAD) {
+        __m512i v[QUAD];
+
+        for (uint32_t i = 0; i < QUAD; i++)
+            v[i] = quarters(sums + r, ld, i);
+        turn_squares(v);
+        for (uint32_t i = 0; i < QUAD && r + i < m; i++)
+            _mm512_mask_storeu_epi32(y + (r + i) * ld_y, there, v[i]);
+    }
+}
+
+/* Rows of x that are in a tile row. */
+static uint32_t rows_of(const bt_cpu_mm *mm, uint32_t tile_row)
+{
+    return bt_min_u32(mm->m - tile_row * TILE, TILE);
+}
+
+/* Pairs of k of all rows next to each other. */
+static void turn_x(const bt_cpu_mm *mm, const turned *t, const bt_bf16 *x, size_t step_x,
+                   size_t low_x, bt_bf16 *out)
+{
+    for (uint32_t step = 0; step < t->n_steps; step++, x += step_x)
+        for (uint32_t i = 0; i < t->n_tile_rows; i++, out += STEP * t->m)
+            turn_rows(x + i * low_x, mm->ld_x * sizeof(*x), rows_of(mm, i), TILE, out, t->m);
     publish(out);
 }
 
-/* Columns of y become sums. */
-static void take_sums(const float *y, size_t ld_y, uint32_t m, uint32_t cols, float *sums)
+/* Columns of y, from n0 on, become sums, or the other way round. */
+static void turn_sums(const bt_cpu_mm *mm, const turned *t, uint32_t n0, uint32_t n_blocks,
+                      bool to_sums)
 {
-    for (uint32_t c = 0; c < cols; c += TILE)
-        turn_rows(y + c, ld_y * sizeof(*y), m, bt_min_u32(cols - c, TILE), sums + c * m);
-}
+    float *sums = t->sums;
 
-/* The i-th of each four columns of sixteen, four rows of it. */
-INLINE __m512i quarters(const float *sums, uint32_t m, uint32_t i)
-{
-    __m512i v = _mm512_castsi128_si512(_mm_loadu_si128((const void *)(sums + i * m)));
+    for (uint32_t c = 0; c < n_blocks; c++, n0 += TILE) {
+        for (uint32_t i = 0; i < t->n_tile_rows; i++, sums += TILE * t->m) {
+            float   *y = mm->y + i * TILE * mm->ld_y + n0;
+            uint32_t n = bt_min_u32(mm->n - n0, TILE);
 
-    v = _mm512_inserti32x4(v, _mm_loadu_si128((const void *)(sums + (4 + i) * m)), 1);
-    v = _mm512_inserti32x4(v, _mm_loadu_si128((const void *)(sums + (8 + i) * m)), 2);
-    return _mm512_inserti32x4(v, _mm_loadu_si128((const void *)(sums + (12 + i) * m)), 3);
-}
-
-/* The other way round. */
-static void put_sums(const float *sums, uint32_t m, uint32_t cols, float *y, size_t ld_y)
-{
-    for (uint32_t c = 0; c < cols; c += TILE) {
-        __mmask16 there = (__mmask16)((1u << bt_min_u32(cols - c, TILE)) - 1);
-
-        for (uint32_t r = 0; r < m; r += QUAD) {
-            __m512i v[QUAD];
-
-            for (uint32_t i = 0; i < QUAD; i++)
-                v[i] = quarters(sums + c * m + r, m, i);
-            turn_squares(v);
-            for (uint32_t i = 0; i < QUAD && r + i < m; i++)
-                _mm512_mask_storeu_epi32(y + (r + i) * ld_y + c, there, v[i]);
+            if (to_sums)
+                turn_rows(y, mm->ld_y * sizeof(*y), rows_of(mm, i), n, sums, t->m);
+            else
+                turn_back(sums, t->m, rows_of(mm, i), n, y, mm->ld_y);
         }
     }
 }
 
-void bt_cpu_amx_int4(const bt_cpu_mm *mm)
+void bt_cpu_amx_int4(const bt_cpu_mm *mm, size_t step_x, size_t low_x)
 {
     _Alignas(64) bt_bf16     x[X_K * TILE];
     _Alignas(64) float       sums[AMX_STREAM_BLOCKS * TILE * TILE];
     const bt_cpu_int4_group *packed = mm->packed;
-    turned                   t = {.block = mm->k / BT_INT4_GROUP, .x = x, .m = mm->m, .sums = sums};
+    turned                   t      = {.block = mm->k / BT_INT4_GROUP, .x = x, .sums = sums};
 
     pthread_once(&g_once, fill_products);
+    t.n_tile_rows = mm->m > TILE ? 2 : 1;
+    t.m           = bt_min_u32(mm->m, TILE);
     memset(sums, 0, sizeof(sums)); /* some are loaded where there are no columns */
-    configure(TILE, mm->m);
+    configure(TILE, t.m);
     for (uint32_t k0 = 0, k1; k0 < mm->k; k0 = k1) {
-        k1          = bt_min_u32(mm->k, k0 + X_K);
+        k1          = bt_min_u32(mm->k, k0 + X_K / t.n_tile_rows);
         t.n_steps   = (k1 - k0) / STEP;
         t.from_zero = k0 == 0 && !mm->add;
-        turn_x(mm, k0, k1 - k0, x);
-        for (uint32_t n0 = 0, cols; n0 < mm->n; n0 += cols) {
-            uint32_t n_blocks = amx_stream_blocks(1, mm->n - n0);
-
-            cols   = bt_min_u32(mm->n - n0, n_blocks * TILE);
+        turn_x(mm, &t, mm->x + k0 / STEP * step_x, step_x, low_x, x);
+        for (uint32_t n0 = 0, n_blocks; n0 < mm->n; n0 += n_blocks * TILE) {
+            n_blocks =
+                t.n_tile_rows == 1 ? amx_stream_blocks(1, mm->n - n0) : 1 + (mm->n - n0 > TILE);
             t.b    = packed + n0 / TILE * t.block + k0 / BT_INT4_GROUP;
-            t.next = n0 + cols < mm->n   ? t.b + n_blocks * t.block
-                     : k1 < mm->k        ? packed + k1 / BT_INT4_GROUP
-                     : mm->after != NULL ? mm->after
-                                         : t.b;
-            if (!t.from_zero) take_sums(mm->y + n0, mm->ld_y, mm->m, cols, sums);
+            t.next = n0 + n_blocks * TILE < mm->n ? t.b + n_blocks * t.block
+                     : k1 < mm->k                 ? packed + k1 / BT_INT4_GROUP
+                     : mm->after != NULL          ? mm->after
+                                                  : t.b;
+            if (!t.from_zero) turn_sums(mm, &t, n0, n_blocks, true);
             run_blocks(&t, n_blocks);
-            put_sums(sums, mm->m, cols, mm->y + n0, mm->ld_y);
+            turn_sums(mm, &t, n0, n_blocks, false);
         }
     }
 }

@@ -4,7 +4,7 @@
  * A tile load that misses the first-level cache keeps few lines under way, and the core's own
  * prefetcher hardly sees it.  So every line of weights is fetched twice before it is loaded: from
  * memory into the second-level cache some steps ahead, and from there into the first one step
- * ahead.  Narrow ones are fetched once and widened step by step.  Several column blocks go
+ * ahead.  Those of 8 bits are fetched once and widened step by step.  Several column blocks go
  * together, each a stream of its own from memory, since each turn reads the tiles of x anew: four
  * past one tile row, three past two.
  *
@@ -161,24 +161,23 @@ INLINE void two_rows(const bt_cpu_amx_stream *s, const uint32_t n_blocks)
     leave_two(s, n_blocks);
 }
 
-/* ---- narrow weights ---- */
+/* ---- weights of 8 bits ---- */
 
-enum { AHEAD = 8 /* steps, from what is read of narrow weights to what is fetched */ };
+enum { AHEAD = 8 /* steps, from what is read to what is fetched */ };
 
 /* A step of some column blocks. */
 typedef struct {
     const char *at, *later; /* narrow, of the first block; and what is fetched meanwhile */
-    const bt_cpu_wide_table *tables[AMX_STREAM_BLOCKS];          /* of e4m3 */
+    const bt_cpu_wide_table *tables[AMX_STREAM_BLOCKS];
     _Alignas(64) bt_bf16 wide[2][AMX_STREAM_BLOCKS][TILE_ELEMS]; /* even steps and odd ones */
 } narrow_step;
 
 /* Where the step is in the first block, or in what is read next. */
 INLINE const char *narrow_at(const bt_cpu_amx_stream *s, const bt_cpu_amx_narrow *n, uint32_t step)
 {
-    size_t bytes = bt_cpu_weight_bytes(n->from.kind, TILE_ELEMS);
-
-    return step < s->n_steps ? (const char *)n->from.packed + (n->k0 / STEP + step) * bytes
-                             : (const char *)s->next + (step - s->n_steps) * bytes;
+    return step < s->n_steps
+               ? (const char *)n->from.packed + (size_t)(n->k0 / STEP + step) * TILE_ELEMS
+               : (const char *)s->next + (size_t)(step - s->n_steps) * TILE_ELEMS;
 }
 
 static __attribute__((noinline)) void find_tables(const bt_cpu_amx_narrow *n, uint32_t k,
@@ -193,27 +192,18 @@ static __attribute__((noinline)) void find_tables(const bt_cpu_amx_narrow *n, ui
     }
 }
 
-/* The step is to be widened; all of its blocks are where they are in 4 bits. */
+/* The step is to be widened. */
 INLINE void begin_step(narrow_step *w, const bt_cpu_amx_stream *s, const bt_cpu_amx_narrow *n,
-                       uint32_t step, const bool fp8, const uint32_t n_blocks)
+                       uint32_t step, const uint32_t n_blocks)
 {
     uint32_t k = n->k0 + step * STEP;
 
     w->at    = narrow_at(s, n, step);
     w->later = narrow_at(s, n, step + AHEAD);
-    if (fp8) {
-        if (step == 0 || k % BT_CPU_SCALE_K == 0) find_tables(n, k, n_blocks, w->tables);
-        return;
-    }
-    for (size_t i = 0; i < bt_cpu_weight_bytes(BT_WEIGHT_INT4, TILE_ELEMS); i += 64)
-        for (uint32_t c = 0; c < n_blocks; c++)
-            _mm_prefetch(w->later + c * n->from.block + i, _MM_HINT_T1);
-    n->widen(&n->from, k, STEP, n_blocks, NULL, w->wide[step % 2][0], TILE_ELEMS);
-    publish(w->wide);
+    if (step == 0 || k % BT_CPU_SCALE_K == 0) find_tables(n, k, n_blocks, w->tables);
 }
 
-/* One of its blocks, in e4m3.  Lines of all blocks are fetched by turns, one for each that is
- * read. */
+/* One of its blocks.  Lines of all blocks are fetched by turns, one for each that is read. */
 INLINE void widen_block(narrow_step *w, size_t block, const uint32_t c, const uint32_t n_blocks,
                         bt_bf16 *out)
 {
@@ -231,13 +221,13 @@ INLINE void widen_block(narrow_step *w, size_t block, const uint32_t c, const ui
 
 #define NEXT(c)                                                                     \
     do {                                                                            \
-        if (fp8 && more && (c) < n_blocks)                                          \
+        if (more && (c) < n_blocks)                                                 \
             widen_block(&w, n->from.block, c, n_blocks, w.wide[(step + 1) % 2][c]); \
     } while (0)
 
 /* A tile load waits for the stores of what it loads, so a step is multiplied after the one behind
  * it has been widened. */
-INLINE void narrow_rows(const bt_cpu_amx_stream *s, const bt_cpu_amx_narrow *n, const bool fp8,
+INLINE void narrow_rows(const bt_cpu_amx_stream *s, const bt_cpu_amx_narrow *n,
                         const uint32_t n_rows, const uint32_t n_blocks)
 {
     narrow_step    w;
@@ -247,14 +237,14 @@ INLINE void narrow_rows(const bt_cpu_amx_stream *s, const bt_cpu_amx_narrow *n, 
         take_row(s, n_blocks);
     else
         zero_six();
-    begin_step(&w, s, n, 0, fp8, n_blocks);
-    for (uint32_t c = 0; fp8 && c < n_blocks; c++)
+    begin_step(&w, s, n, 0, n_blocks);
+    for (uint32_t c = 0; c < n_blocks; c++)
         widen_block(&w, n->from.block, c, n_blocks, w.wide[0][c]);
     for (uint32_t step = 0; step < s->n_steps; step++, x += TILE_ELEMS) {
         const bt_bf16 *b    = w.wide[step % 2][0];
         bool           more = step + 1 < s->n_steps;
 
-        if (more) begin_step(&w, s, n, step + 1, fp8, n_blocks);
+        if (more) begin_step(&w, s, n, step + 1, n_blocks);
         NEXT(0);
         NEXT(1);
         NEXT(2);
@@ -273,29 +263,20 @@ INLINE void narrow_rows(const bt_cpu_amx_stream *s, const bt_cpu_amx_narrow *n, 
 #define CASE(rows, blocks, run) \
     case (rows)*8 + (blocks): run; break;
 
-INLINE void run_narrow(const bt_cpu_amx_stream *s, const bt_cpu_amx_narrow *n, const bool fp8,
-                       uint32_t n_tile_rows, uint32_t n_blocks)
-{
-    switch (n_tile_rows * 8 + n_blocks) {
-        CASE(1, 1, narrow_rows(s, n, fp8, 1, 1))
-        CASE(1, 2, narrow_rows(s, n, fp8, 1, 2))
-        CASE(1, 3, narrow_rows(s, n, fp8, 1, 3))
-        CASE(1, 4, narrow_rows(s, n, fp8, 1, 4))
-        CASE(2, 1, narrow_rows(s, n, fp8, 2, 1))
-        CASE(2, 2, narrow_rows(s, n, fp8, 2, 2))
-        CASE(2, 3, narrow_rows(s, n, fp8, 2, 3))
-    default: BT_ASSERT(false);
-    }
-}
-
 void bt_cpu_amx_stream_narrow(const bt_cpu_amx_stream *s, const bt_cpu_amx_narrow *n,
                               uint32_t n_tile_rows, uint32_t n_blocks)
 {
     publish(s->sums);
-    if (n->from.kind == BT_WEIGHT_FP8)
-        run_narrow(s, n, true, n_tile_rows, n_blocks);
-    else
-        run_narrow(s, n, false, n_tile_rows, n_blocks);
+    switch (n_tile_rows * 8 + n_blocks) {
+        CASE(1, 1, narrow_rows(s, n, 1, 1))
+        CASE(1, 2, narrow_rows(s, n, 1, 2))
+        CASE(1, 3, narrow_rows(s, n, 1, 3))
+        CASE(1, 4, narrow_rows(s, n, 1, 4))
+        CASE(2, 1, narrow_rows(s, n, 2, 1))
+        CASE(2, 2, narrow_rows(s, n, 2, 2))
+        CASE(2, 3, narrow_rows(s, n, 2, 3))
+    default: BT_ASSERT(false);
+    }
     publish(s->sums);
 }
 

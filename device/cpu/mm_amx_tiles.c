@@ -12,7 +12,8 @@
  * become results a few rows a step.
  *
  * With `up`, a panel is 16 columns of gate and the same of up.  Of narrow weights, each piece of a
- * panel is widened before the tiles of x pass.  Up to 32 rows go through mm_amx_stream.c.
+ * panel is widened before the tiles of x pass.  Up to 32 rows go through mm_amx_stream.c, or past
+ * weights of 4 bits mm_amx_int4.c.
  *
  * Tiles 0-3 accumulate, 4-5 hold x, 6-7 hold B: a step of 32 k is 2 x 2 tiles, or 1 x 2 for the
  * last 16 rows. */
@@ -430,15 +431,14 @@ static bool passes(const bt_cpu_mm_tiles *mm)
     return !mm->near && mm->y_dtype == BT_F32 && mm->m * mm->ld_y >= PAST_ELEMS && has_lines(mm);
 }
 
-/* What blocks of columns from n0 on, n_cols of them, have come to. */
-static void put_blocks(const bt_cpu_mm_tiles *mm, uint32_t n_tile_rows, uint32_t n0,
+/* What n_cols columns from n0 on have come to: in sums a row's are `ld` apart, and blocks of
+ * columns `block`. */
+static void put_blocks(const bt_cpu_mm_tiles *mm, size_t block, size_t ld, uint32_t n0,
                        uint32_t n_cols, bool past, const float *sums, const float *up_sums)
 {
     for (uint32_t c = 0; c < n_cols; c += TILE) {
-        size_t block = (size_t)c / TILE * n_tile_rows * TILE_SUMS;
-
         for (uint32_t m = 0; m < mm->m; m++) {
-            size_t at = block + (size_t)m * TILE;
+            size_t at = c / TILE * block + m * ld;
             __m512 v;
 
             if (mm->up != 0) {
@@ -461,7 +461,7 @@ static void run_stream(const bt_cpu_mm_tiles *mm)
 {
     _Alignas(64) float sums[2][AMX_STREAM_SUMS * TILE_SUMS];
     bt_cpu_wide_table  tables[2][AMX_STREAM_BLOCKS];
-    bt_cpu_amx_narrow  n           = {.widen = bt_cpu_widen_best()};
+    bt_cpu_amx_narrow  n           = {.k0 = 0};
     uint32_t           n_tile_rows = (mm->m + TILE - 1) / TILE;
     bool               past        = passes(mm);
     size_t             tile_row    = (size_t)bt_cpu_pad(mm->k, STEP) * TILE;
@@ -493,16 +493,38 @@ static void run_stream(const bt_cpu_mm_tiles *mm)
             else
                 bt_cpu_amx_stream_narrow(&s, &n, n_tile_rows, n_blocks);
         }
-        put_blocks(mm, n_tile_rows, n0, bt_min_u32(mm->n - n0, n_blocks * TILE), past, sums[0],
-                   sums[1]);
+        put_blocks(mm, n_tile_rows * TILE_SUMS, TILE, n0, bt_min_u32(mm->n - n0, n_blocks * TILE),
+                   past, sums[0], sums[1]);
     }
     _tile_release();
     if (past) _mm_sfence();
 }
 
+/* The same, weights of 4 bits: all columns of gate, then of up. */
+static void run_int4(const bt_cpu_mm_tiles *mm)
+{
+    uint32_t  ld      = bt_cpu_pad(mm->n, TILE);
+    float    *sums[2] = {mm->sums, mm->sums + (size_t)mm->m * ld};
+    bool      past    = passes(mm);
+    bt_cpu_mm part    = {
+           .x = mm->x, .ld_x = STEP, .kind = mm->kind, .ld_y = ld, .m = mm->m, .n = mm->n, .k = mm->k};
+
+    for (int up = 0; up <= (mm->up != 0); up++) {
+        part.packed = weight_at(mm->packed, mm->kind, up * mm->up);
+        part.y      = sums[up];
+        part.after  = !up && mm->up != 0 ? weight_at(mm->packed, mm->kind, mm->up) : mm->next;
+        bt_cpu_amx_int4(&part, TILE_ELEMS, (size_t)mm->k * TILE);
+    }
+    _tile_release();
+    put_blocks(mm, TILE, ld, 0, mm->n, past, sums[0], sums[1]);
+    if (past) _mm_sfence();
+}
+
 void bt_cpu_mm_tile32_amx_tiles(const bt_cpu_mm_tiles *mm)
 {
-    if (mm->m <= AMX_STREAM_ROWS)
+    if (mm->m <= AMX_STREAM_ROWS && mm->kind == BT_WEIGHT_INT4)
+        run_int4(mm);
+    else if (mm->m <= AMX_STREAM_ROWS)
         run_stream(mm);
     else
         run_panels(mm);

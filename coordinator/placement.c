@@ -416,7 +416,7 @@ void bt_relay_learn(bt_relay *relay, const bt_relay_request *q, uint32_t choice)
     bt_page_key                   *keys = NULL;
     uint32_t                       n    = 0;
 
-    if (!relay->cfg.share_generated || c->n_out == 0) return;
+    if (!relay->cfg.share_generated || q->prefix_seed == 0 || c->n_out == 0) return;
     all = bt_calloc((size_t)q->n_prompt + c->n_out, sizeof(*all));
     if (all == NULL) return; /* only a guess is lost */
     memcpy(all, q->prompt, q->n_prompt * sizeof(*all));

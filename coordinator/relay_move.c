@@ -23,9 +23,11 @@ bt_status bt_relay_enter(bt_relay *relay, bt_relay_request *q)
     bool      named  = false;
     uint64_t  number = relay->next_number;
 
-    q->prefix_seed = bt_cache_salt_seed(relay->cfg.prefix_seed, q->cache_salt);
     /* A cached prefix has no logits: a request for prompt logprobs neither uses nor leaves one. */
-    if (q->sampling.prompt_logprobs == 0)
+    q->prefix_seed = q->sampling.prompt_logprobs != 0
+                         ? 0
+                         : bt_cache_salt_seed(relay->cfg.prefix_seed, q->cache_salt);
+    if (q->prefix_seed != 0)
         BT_TRY(bt_page_keys(q->prefix_seed, relay->cfg.page_tokens, q->n_prompt, q->prompt,
                             &q->keys, &q->n_keys));
     BT_TRY(bt_table_put(&relay->names, q->name_key, q));

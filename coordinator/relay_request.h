@@ -38,7 +38,7 @@ struct bt_relay_request {
     bt_relay_request_state state;
     uint32_t               n_prompt;
     uint32_t        *prompt; /* owned: copied into each Prefill, since it may be placed again */
-    uint64_t         prefix_seed; /* of its keys, in its relay */
+    uint64_t         prefix_seed; /* of its keys, in its relay; 0: it has none */
     bt_page_key     *keys;        /* owned: of the prompt's full pages */
     uint32_t         n_keys;
     bt_prefix_match *matches; /* owned [ranks of its relay]: what each has of them; may be NULL */

@@ -616,6 +616,33 @@ static void relay_generated_pages_are_those_of_the_salt(void)
     sim_fini(&s);
 }
 
+/* A short prompt has no page of its own, but its reply would. */
+static void relay_prompt_logprobs_leave_no_generated_pages(void)
+{
+    enum { PROMPT = SIM_PAGE - 1, OUT = 2 * SIM_PAGE + 2 };
+    uint32_t     all[3 * SIM_PAGE] = {0}, n = 0;
+    bt_page_key *keys = NULL;
+    sim          s;
+    sim_client   c;
+
+    for (uint32_t i = PROMPT; i < 3 * SIM_PAGE; i++)
+        all[i] = sim_token(PROMPT, i - PROMPT);
+    sim_init(&s, 0, 0, 1, 64);
+    s.relay->cfg.share_generated = true;
+    s.prompt_logprobs            = 1;
+    EXPECT_EQ(sim_submit(&s, &c, "a", PROMPT, OUT, 100), BT_OK);
+    EXPECT_EQ(last_reserve(&s, 0)->prefix_seed, 0);
+    sim_settle(&s);
+    sim_expect_done(&c);
+    EXPECT_EQ(bt_page_keys(bt_cache_salt_seed(s.relay->cfg.prefix_seed, NULL), SIM_PAGE,
+                           3 * SIM_PAGE, all, &keys, &n),
+              BT_OK);
+    EXPECT(n > 0);
+    EXPECT_EQ(bt_prefix_index_match(&s.relay->ranks[0].index, n, keys), 0);
+    bt_free(keys);
+    sim_fini(&s);
+}
+
 static const bt_test TESTS[] = {
     BT_TEST(relay_one_decode_rank_is_kept_for_a_large_request),
     BT_TEST(relay_ranks_that_are_too_small_for_those_that_wait_are_used),
@@ -636,6 +663,7 @@ static const bt_test TESTS[] = {
     BT_TEST(relay_shares_what_is_there_alone),
     BT_TEST(relay_prefix_of_a_burst_is_to_be_computed_once),
     BT_TEST(relay_generated_pages_are_those_of_the_salt),
+    BT_TEST(relay_prompt_logprobs_leave_no_generated_pages),
 };
 
 int main(int argc, char **argv)

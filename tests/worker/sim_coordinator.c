@@ -210,7 +210,7 @@ void sim_start(sim_cell *c, sim_request *q)
     o->choices = open_choices(c, q, &o->n_choices, &o->replay, &o->n_replay, &o->replay_lengths);
     o->prefix_keys = keys_of(q, &o->n_prefix_key_bytes);
     o->form_map    = map_of(q, NULL, 0, &o->n_form_map_bytes);
-    o->prefix_seed = c->opt.share ? prefix_seed_of(q) : 0;
+    o->prefix_seed = c->opt.share && q->prompt_logprobs == 0 ? prefix_seed_of(q) : 0;
     if (c->opt.share || c->opt.speculate != 0 || q->repetition != 0) {
         o->prompt = bt_calloc(q->n_prompt, sizeof(*o->prompt));
         memcpy(o->prompt, q->prompt, q->n_prompt * sizeof(*o->prompt));

@@ -19,6 +19,7 @@ enum { KV_DIM = 16, SITE_SEEN = 1 << 14 };
 typedef struct {
     bt_handoff *h;
     uint32_t    n_delivered, n_sent, n_rejected, n_expired, max_expired, n_wrong;
+    uint32_t    n_from[MAX_RANKS], n_sent_to[MAX_RANKS]; /* delivered, and sent, by peer */
     uint32_t    last_from;
     uint64_t    last_request, rejected_request;
     bt_status   rejected_why;
@@ -110,6 +111,7 @@ static void site_deliver(void *ctx, uint32_t from, const bt_page_message *m,
 
     EXPECT(!bt_handoff_poll(s->h)); /* from within an event it does nothing */
     s->n_delivered++;
+    s->n_from[from]++;
     s->last_from    = from;
     s->last_request = m->request;
     s->seen[m->request % SITE_SEEN]++;
@@ -141,6 +143,7 @@ static void site_sent(void *ctx, const bt_page_message *m)
     EXPECT(slot != NULL); /* its own is free again */
     if (slot != NULL) bt_handoff_unstage(s->h, slot);
     if (s->n_sent < 64) s->sent_order[s->n_sent] = (uint32_t)(m->request >> 24 & 0xff);
+    s->n_sent_to[m->request >> 24 & 0xff]++;
     s->n_sent++;
 }
 

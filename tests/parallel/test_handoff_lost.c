@@ -178,6 +178,110 @@ static void payload_of_a_lost_peer_is_not_taken(void)
     site_fini(&g_site);
 }
 
+/* ---- a storm, in which one rank is given up at a random moment of whatever is under way */
+
+enum { STORMS = 6, STORM_TURNS = 240 };
+
+/* One turn of a rank's traffic. */
+static void take_turn(uint32_t storm, uint32_t turn)
+{
+    uint64_t x        = mix3(g_rank, storm * STORM_TURNS + turn, 7);
+    uint32_t to       = (uint32_t)(g_rank + 1 + x % (g_ranks - 1)) % g_ranks;
+    uint32_t sequence = 1 + turn;
+
+    if (x / 64 % 3 != 0) site_send(&g_site, to, sequence, 1 + (uint32_t)(x / 256 % 600));
+    for (uint64_t i = x / (1 << 20) % 4; i > 0; i--)
+        bt_handoff_poll(g_site.h);
+    if (x / (1 << 24) % 4 == 0) bt_handoff_cancel(g_site.h, request_of(g_rank, to, sequence));
+}
+
+/* Until nothing of the others is under way any more; a rank that is `quiet` does not poll. */
+static void settle_without(uint32_t lost, bool quiet)
+{
+    uint64_t end_ns = bt_now_ns() + 120 * BT_NS_PER_S;
+    bt_wait  wait   = wait_s(60);
+    uint8_t  busy   = 1, all[MAX_RANKS];
+
+    if (!quiet) {
+        wait.idle = site_poll;
+        wait.ctx  = &g_site;
+    }
+    while (busy && bt_now_ns() < end_ns) {
+        uint8_t mine =
+            g_rank != lost && (!handoff_is_idle(g_site.h) || g_site.h->n_withdrawing > 0);
+
+        EXPECT_EQ(bt_group_all_gather(g_all, &mine, 1, all, &wait), BT_OK);
+        if (!quiet) bt_handoff_poll(g_site.h);
+        busy = 0;
+        for (uint32_t i = 0; i < g_ranks; i++)
+            busy |= all[i];
+    }
+    EXPECT_EQ(busy, 0);
+}
+
+/* What has left has come, once, and nothing is kept for anybody. */
+static void expect_nothing_kept(uint32_t lost)
+{
+    uint32_t sent[MAX_RANKS * MAX_RANKS];
+    bt_wait  wait = wait_s(60);
+    void    *slots[3];
+
+    EXPECT_EQ(bt_group_all_gather(g_all, g_site.n_sent_to, g_ranks * sizeof(*sent), sent, &wait),
+              BT_OK);
+    if (g_rank == lost) return;
+    EXPECT_EQ(g_site.n_wrong + g_site.n_rejected, 0);
+    for (uint32_t r = 0; r < g_ranks; r++) {
+        EXPECT_EQ(g_site.h->peers[r].n_granted, 0);
+        if (r != lost) EXPECT_EQ(g_site.n_from[r], sent[r * g_ranks + g_rank]);
+    }
+    for (int i = 0; i < 3; i++)
+        EXPECT((slots[i] = bt_handoff_stage(g_site.h)) != NULL);
+    for (int i = 0; i < 3; i++)
+        if (slots[i] != NULL) bt_handoff_unstage(g_site.h, slots[i]);
+}
+
+/* The lost one takes what was on its way to it, so that the next storm meets nothing of this one.
+ */
+static void clear_the_way(void)
+{
+    poll_for(&g_site, 0.02);
+    meet();
+    for (uint64_t end_ns = bt_now_ns() + 20 * BT_NS_PER_MS; bt_now_ns() < end_ns;) {
+        MPI_Message message;
+        MPI_Status  status;
+        int         found = 0, n_bytes = 0;
+
+        MPI_Improbe(MPI_ANY_SOURCE, MPI_ANY_TAG, g_world->handoff_comm, &found, &message, &status);
+        if (!found) continue;
+        MPI_Get_count(&status, MPI_BYTE, &n_bytes);
+        bt_world_drain(g_world, &message, (size_t)n_bytes);
+    }
+    site_close(&g_site);
+    meet();
+}
+
+static void run_storm(uint32_t storm)
+{
+    uint32_t lost = storm % g_ranks, falls = (uint32_t)(mix3(storm, 0, 8) % STORM_TURNS);
+    uint32_t hears = falls + (uint32_t)(mix3(storm, g_rank, 9) % STORM_TURNS);
+    bool     quiet = g_rank == lost && storm % 3 != 0; /* else it goes on, cut off */
+
+    site_init(&g_site, 3, 20000, 0.003);
+    for (uint32_t turn = 0; turn < 2 * STORM_TURNS && !(quiet && turn >= falls); turn++) {
+        if (g_rank != lost && turn == hears) EXPECT_EQ(bt_handoff_exclude(g_site.h, lost), BT_OK);
+        take_turn(storm, turn);
+    }
+    settle_without(lost, quiet);
+    expect_nothing_kept(lost);
+    clear_the_way();
+}
+
+static void storms_leave_nothing_behind_a_lost_peer(void)
+{
+    for (uint32_t storm = 0; storm < STORMS; storm++)
+        run_storm(storm);
+}
+
 static const bt_test TESTS[] = {
     BT_TEST(request_of_a_lost_peer_is_not_granted),
     BT_TEST(nothing_stays_open_for_a_lost_peer),
@@ -185,5 +289,6 @@ static const bt_test TESTS[] = {
     BT_TEST(signal_of_a_lost_peer_is_not_heard),
     BT_TEST(what_is_sent_to_a_lost_peer_is_gone),
     BT_TEST(payload_of_a_lost_peer_is_not_taken),
+    BT_TEST(storms_leave_nothing_behind_a_lost_peer),
 };
 MPI_TEST_MAIN(TESTS)

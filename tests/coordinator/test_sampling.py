@@ -6,7 +6,7 @@ import time
 
 import grpc
 
-from harness import SOURCE, VOCAB, WAIT_S, Served, control, main, vllm, wait_for
+from harness import SOURCE, VOCAB, WAIT_S, Served, control, main, vllm, vllm_grpc, wait_for
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
 
@@ -265,6 +265,38 @@ class Sampling(Served):
         self.go.set()
         self.choices(list(self.generate(n=2, stop=["STOP"], request_id="both")))
         self.all_released()
+
+
+class Turns(Served):
+    CELL = dict(pages=128)
+
+    def test_choices_take_turns_while_their_client_does_not_read(self):
+        many, top, placed, said = 1900, 20, [], [0, 0, 0]  # such a message fills all that lies between coordinator and client
+        self.cell.on_prefill = lambda rank, reserve, m: placed.append(m)
+        channel = grpc.insecure_channel(self.address, options=[("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1024)])
+        self.addCleanup(channel.close)
+        call = vllm_grpc.VllmEngineStub(channel).Generate(self.request(n=3, logprobs=top, max_tokens=many + 2), timeout=WAIT_S)
+        wait_for(lambda: placed, "the prefill")
+        m, = placed
+        rank = self.cell.ranks[m.decode_rank]
+
+        def say(choice, n=1, finish=control.GOES_ON):
+            rank.send(tokens=control.Tokens(tokens=[
+                control.Token(request=m.request, epoch=m.epoch, choice=choice, position=len(m.prompt) + said[choice] + i, id=choice, finish=finish,
+                              top_ids=range(100, 100 + top), top_logprobs=[-k for k in range(top)]) for i in range(n)]))
+            said[choice] += n
+
+        say(1, many)
+        for choice in range(3):
+            say(choice)
+        n = rank.count("wake")
+        rank.send(wake_request=control.WakeRequest(wake=[m.wake for k, m in rank.seen if k == "wake"][-1]))
+        wait_for(lambda: rank.count("wake") > n, "an answer to what was said behind the tokens")
+        chunks = [next(call).chunk for _ in range(4)]
+        self.assertEqual([(c.index, len(c.token_ids)) for c in chunks], [(1, many), (2, 1), (0, 1), (1, 1)])
+        for choice in range(3):
+            say(choice, finish=control.STOP_EOS)
+        self.assertEqual([m.complete.completion_tokens for m in call if m.HasField("complete")], [2, many + 2, 2])
 
 
 class Speculating(Served):

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "coordinator/accept.h"
+#include "coordinator/header_frames.h"
 
 enum { FILES_MAX = 1 << 16, PIECES_MAX = 16 };
 
@@ -22,6 +23,7 @@ typedef struct {
     size_t             n_bytes; /* how much in that turn, */
     size_t             n_most;  /* and how much may be */
     bool               cut_short;
+    bt_header_frames   headers;
 } source;
 
 static pthread_mutex_t g_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -40,6 +42,7 @@ static void note(int poll_fd, int op, int fd, const struct epoll_event *event)
     if (event != NULL) s->event = *event;
     if (op != EPOLL_CTL_ADD) return;
     s->n_bytes = 0; /* another file by the same number */
+    s->headers = (bt_header_frames){0};
     s->n_most  = bt_accept_is_for_ranks(fd) ? BT_INFLOW_RANK_BYTES : BT_INFLOW_BYTES;
 }
 
@@ -106,12 +109,22 @@ static size_t room_of(int fd)
     return room;
 }
 
-static void count(int fd, ssize_t n)
+/* What has been read of it, n bytes; false: it is to be read no more. */
+static bool take(int fd, const struct iovec *pieces, size_t n)
 {
-    if (n <= 0) return;
+    source *s  = &g_sources[fd];
+    bool    ok = true;
+
     pthread_mutex_lock(&g_lock);
-    g_sources[fd].n_bytes += (size_t)n;
+    s->n_bytes += n;
+    for (size_t i = 0; n > 0 && ok; i++) {
+        size_t part = pieces[i].iov_len < n ? pieces[i].iov_len : n;
+
+        ok = bt_header_frames_take(&s->headers, pieces[i].iov_base, part);
+        n -= part;
+    }
     pthread_mutex_unlock(&g_lock);
+    return ok;
 }
 
 /* The first n pieces of from, cut to room bytes; returns n. */
@@ -147,6 +160,7 @@ ssize_t bt_recvmsg(int fd, struct msghdr *message, int flags)
     n                   = syscall(SYS_recvmsg, fd, message, flags);
     message->msg_iov    = part.msg_iov;
     message->msg_iovlen = part.msg_iovlen;
-    count(fd, n);
-    return n;
+    if (n <= 0 || take(fd, pieces, (size_t)n)) return n;
+    errno = ECONNRESET; /* gRPC closes it */
+    return -1;
 }

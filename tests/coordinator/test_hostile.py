@@ -13,7 +13,7 @@ MIB = 1 << 20
 SENT, MOST, LIMIT_S = 300000, 600 * MIB, 100
 STREAMS = 16384  # BT_PUBLIC_STREAMS
 MAY_TAKE = 420 * MIB  # coordinator/public.c lets gRPC hold 256 MiB and 64 messages; the rest is the process's own
-DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
+DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = 0, 1, 3, 4, 6, 7, 8, 9
 INITIAL_WINDOW = 4
 GENERATE, INFO, WATCH = "/vllm.grpc.engine.VllmEngine/Generate", "/vllm.grpc.engine.VllmEngine/GetModelInfo", "/grpc.health.v1.Health/Watch"
 
@@ -263,6 +263,44 @@ class Metadata(Hostile):
 
     def test_many_values_leave_other_calls_alone(self):
         self.check([(f"x-{i}", "0123456789") for i in range(600)])
+
+
+class Headers(Hostile):
+    """A call whose headers never end: none is there to be refused, and gRPC keeps what has come."""
+    PIECES = 4000
+
+    def endless(self, s):
+        """How many pieces of 16 KB it takes until the connection is closed."""
+        s.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(SETTINGS, 0, 0) + frame(HEADERS, 0, 1, headers(GENERATE)))
+        name, length = b"\0\1x\x7f", b"\x81\x7c"  # a value of 127 + 15,873 bytes, as HPACK writes its length
+        piece = frame(CONTINUATION, 0, 1, name + length + bytes(16000))
+        try:
+            for n in range(self.PIECES):
+                s.sendall(piece)
+        except OSError:
+            return n
+        return self.PIECES
+
+    def check(self, open_one):
+        self.serves()
+        before = self.rss("VmHWM")
+        with open_one() as s:
+            n = self.endless(s)
+        took = self.rss("VmHWM") - before
+        print(f"{n} pieces sent, {took / MIB:.1f} MiB taken", flush=True)
+        self.assertLess(n, self.PIECES)
+        self.assertLess(took, 16 * MIB)  # 61 MiB of headers
+        self.serves()
+
+    def plain(self, address):
+        host, port = address.rsplit(":", 1)
+        return socket.create_connection((host, int(port)), timeout=WAIT_S)
+
+    def test_headers_without_end_are_not_kept(self):
+        self.check(lambda: self.plain(self.address))
+
+    def test_headers_without_end_at_the_control_port(self):
+        self.check(lambda: self.plain(self.cell.address))
 
 
 class Log(Hostile):

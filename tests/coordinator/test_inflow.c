@@ -3,10 +3,12 @@
 #include <errno.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <string.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "coordinator/header_frames.c"
 #include "coordinator/inflow.c"
 #include "core/clock.h"
 #include "tests/support/test.h"
@@ -233,7 +235,94 @@ static void what_is_not_polled_has_no_bound(void)
     close_one(&c);
 }
 
+/* ---- header_frames.c */
+
+enum { DATA = 0, END_HEADERS = 4 };
+
+static uint8_t g_sent[4096];
+static size_t  g_n_sent;
+
+static void put_frame(int kind, int flags, size_t n)
+{
+    const uint8_t head[BT_FRAME_HEAD_BYTES] = {
+        0, (uint8_t)(n >> 8), (uint8_t)n, (uint8_t)kind, (uint8_t)flags, 0, 0, 0, 1};
+
+    memcpy(g_sent + g_n_sent, head, sizeof(head));
+    memset(g_sent + g_n_sent + sizeof(head), CONTINUATION,
+           n); /* frames of it, to who looks there */
+    g_n_sent += sizeof(head) + n;
+}
+
+static void put_call(int n_frames)
+{
+    for (int i = 0; i < n_frames; i++)
+        put_frame(i == 0 ? HEADERS : CONTINUATION, i + 1 == n_frames ? END_HEADERS : 0,
+                  100 * (size_t)i);
+    put_frame(DATA, 0, 600);
+}
+
+static void put_preface(void)
+{
+    g_n_sent = sizeof(PREFACE) - 1;
+    memcpy(g_sent, PREFACE, g_n_sent);
+}
+
+/* After how many bytes, where so many come at a time; SIZE_MAX: never. */
+static size_t refused_after(size_t step)
+{
+    bt_header_frames h = {0};
+
+    for (size_t at = 0; at < g_n_sent; at += step)
+        if (!bt_header_frames_take(&h, g_sent + at, at + step < g_n_sent ? step : g_n_sent - at))
+            return at;
+    return SIZE_MAX;
+}
+
+static void headers_have_a_bound_of_frames(void)
+{
+    size_t steps[] = {1, 7, BT_FRAME_HEAD_BYTES, sizeof(g_sent)}, end;
+
+    put_preface();
+    put_frame(4, 0, 0); /* SETTINGS */
+    put_call(1);
+    put_call(BT_HEADER_FRAMES);
+    put_call(BT_HEADER_FRAMES); /* each call has its own */
+    end = g_n_sent;
+    for (size_t i = 0; i < 4; i++)
+        EXPECT_EQ(refused_after(steps[i]), SIZE_MAX);
+    for (int i = 0; i <= BT_HEADER_FRAMES; i++)
+        put_frame(i == 0 ? HEADERS : CONTINUATION, 0, 0);
+    end += BT_HEADER_FRAMES * BT_FRAME_HEAD_BYTES + BT_FRAME_HEAD_BYTES - 1;
+    for (size_t i = 0; i < 4; i++)
+        EXPECT_EQ(refused_after(steps[i]), end / steps[i] * steps[i]);
+    g_sent[0] = 0x16; /* TLS begins so */
+    EXPECT_EQ(refused_after(1), SIZE_MAX);
+}
+
+static void connection_with_more_is_read_no_more(void)
+{
+    uint8_t      first[BT_FRAME_HEAD_BYTES], rest[sizeof(g_sent)];
+    struct iovec pieces[2] = {
+        {first, sizeof(first)},
+        {rest,  sizeof(rest) }
+    };
+    struct msghdr message = {.msg_iov = pieces, .msg_iovlen = 2};
+    connection    c;
+
+    for (int more = 1; more >= 0; more--) { /* the second one has the number of the first */
+        put_preface();
+        put_call(BT_HEADER_FRAMES + more);
+        open_one(&c, true);
+        EXPECT_EQ(send(c.fds[0], g_sent, g_n_sent, 0), (ssize_t)g_n_sent);
+        EXPECT_EQ(recvmsg(c.fds[1], &message, 0), more ? -1 : (ssize_t)g_n_sent);
+        EXPECT(!more || errno == ECONNRESET);
+        close_one(&c);
+    }
+}
+
 static const bt_test TESTS[] = {
+    BT_TEST(headers_have_a_bound_of_frames),
+    BT_TEST(connection_with_more_is_read_no_more),
     BT_TEST(connection_is_read_a_part_at_a_time),
     BT_TEST(another_connection_of_its_number_begins_anew),
     BT_TEST(rank_is_read_in_larger_parts),

@@ -1,0 +1,33 @@
+#include "coordinator/header_frames.h"
+
+static const char PREFACE[] = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+enum { HEADERS = 1, CONTINUATION = 9 }; /* RFC 9113, sections 6.2 and 6.10 */
+
+static void begin_frame(bt_header_frames *h)
+{
+    h->n_head = 0;
+    h->n_left = (uint32_t)h->head[0] << 16 | (uint32_t)h->head[1] << 8 | h->head[2];
+    if (h->head[3] == HEADERS) h->n_frames = 1;
+    if (h->head[3] == CONTINUATION) h->n_frames++;
+}
+
+bool bt_header_frames_take(bt_header_frames *h, const uint8_t *bytes, size_t n)
+{
+    for (size_t i = 0; i < n && !h->other;) {
+        size_t left = n - i;
+
+        if (h->n_preface < sizeof(PREFACE) - 1) {
+            h->other = bytes[i++] != (uint8_t)PREFACE[h->n_preface++];
+        } else if (h->n_left > 0) {
+            if (left > h->n_left) left = h->n_left;
+            h->n_left -= (uint32_t)left;
+            i += left;
+        } else {
+            h->head[h->n_head++] = bytes[i++];
+            if (h->n_head == BT_FRAME_HEAD_BYTES) begin_frame(h);
+            if (h->n_frames > BT_HEADER_FRAMES) return false;
+        }
+    }
+    return true;
+}

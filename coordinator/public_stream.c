@@ -329,25 +329,23 @@ static void start(bt_stream *s, bt_relay_submission *r)
     bt_log_set_request(0);
 }
 
-/* The salt in the call's metadata, "" where there is none. */
-static bt_status read_salt(const bt_call *call, char salt_out[BT_CACHE_SALT_MAX + 1], char *refusal)
+/* The salt in the call's metadata into salt, all zero, which stays "" where there is none. */
+static bt_status read_salt(const bt_call *call, char salt[BT_CACHE_SALT_MAX + 1], char *refusal)
 {
     const grpc_metadata_array *all = &call->headers;
     char                       why[BT_CACHE_SALT_TEXT];
 
-    salt_out[0] = '\0';
     for (size_t i = 0; i < all->count; i++) {
         grpc_slice  value = all->metadata[i].value;
         size_t      n     = GRPC_SLICE_LENGTH(value);
         const char *bytes = (const char *)GRPC_SLICE_START_PTR(value);
 
         if (grpc_slice_str_cmp(all->metadata[i].key, BT_CACHE_SALT_HEADER) != 0) continue;
-        BT_INTAKE_REFUSE_UNLESS(salt_out[0] == '\0', BT_CACHE_SALT_HEADER
+        BT_INTAKE_REFUSE_UNLESS(salt[0] == '\0', BT_CACHE_SALT_HEADER
                                 " stands in the call's metadata several times, expected once");
         BT_INTAKE_REFUSE_UNLESS(bt_cache_salt_check(n, bytes, why), BT_CACHE_SALT_HEADER " %s",
                                 why);
-        memcpy(salt_out, bytes, n);
-        salt_out[n] = '\0';
+        memcpy(salt, bytes, n);
     }
     return BT_OK;
 }
@@ -355,8 +353,8 @@ static bt_status read_salt(const bt_call *call, char salt_out[BT_CACHE_SALT_MAX 
 void bt_public_generate(bt_call *call, const ProtobufCMessage *request, const bt_dialect *dialect)
 {
     bt_relay_submission r = {0}, nothing = {.name = ""};
-    bt_intake_answer    how = {.n = 1};
-    char                salt[BT_CACHE_SALT_MAX + 1];
+    bt_intake_answer    how                         = {.n = 1};
+    char                salt[BT_CACHE_SALT_MAX + 1] = "";
     bt_status           st;
 
     call->pub->last_receive = bt_unix_s();

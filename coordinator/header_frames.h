@@ -5,8 +5,8 @@
  * and no call begins that could be refused.  A call within the bound has three frames of the size
  * that every client may send, 16 KiB.
  *
- * It sees all that a connection brings, and reads the heads of frames alone.  What does not begin
- * as HTTP/2 does, such as TLS, is not looked at. */
+ * It sees all that a connection brings, from inflow.c or tls_frames.c, and reads the heads of
+ * frames alone.  What does not begin as HTTP/2 does, such as ciphertext, is not looked at. */
 #ifndef BT_COORDINATOR_HEADER_FRAMES_H
 #define BT_COORDINATOR_HEADER_FRAMES_H
 

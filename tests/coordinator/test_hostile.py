@@ -4,10 +4,12 @@ import os
 import resource
 import signal
 import socket
+import ssl
 import struct
 import time
 
-from harness import WAIT_S, Rank, Served, control, expected, grpc, main, vllm, wait_for
+from certificates import TlsCase
+from harness import WAIT_S, Rank, Served, control, expected, grpc, main, vllm, vllm_grpc, wait_for
 
 MIB = 1 << 20
 SENT, MOST, LIMIT_S = 300000, 600 * MIB, 100
@@ -269,17 +271,18 @@ class Headers(Hostile):
     """A call whose headers never end: none is there to be refused, and gRPC keeps what has come."""
     PIECES = 4000
 
-    def endless(self, s):
+    @classmethod
+    def endless(cls, s):
         """How many pieces of 16 KB it takes until the connection is closed."""
         s.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(SETTINGS, 0, 0) + frame(HEADERS, 0, 1, headers(GENERATE)))
         name, length = b"\0\1x\x7f", b"\x81\x7c"  # a value of 127 + 15,873 bytes, as HPACK writes its length
         piece = frame(CONTINUATION, 0, 1, name + length + bytes(16000))
         try:
-            for n in range(self.PIECES):
+            for n in range(cls.PIECES):
                 s.sendall(piece)
         except OSError:
             return n
-        return self.PIECES
+        return cls.PIECES
 
     def check(self, open_one):
         self.serves()
@@ -301,6 +304,23 @@ class Headers(Hostile):
 
     def test_headers_without_end_at_the_control_port(self):
         self.check(lambda: self.plain(self.cell.address))
+
+
+class HeadersByTls(TlsCase):
+    def test_headers_without_end_close_their_connection(self):
+        address = self.serve()
+        host, port = address.rsplit(":", 1)
+        tls = ssl.create_default_context(cafile=self.path("ca.pem"))
+        tls.set_alpn_protocols(["h2"])
+        with open(self.path("ca.pem"), "rb") as f:
+            ca = grpc.ssl_channel_credentials(f.read())
+        for _ in range(5):
+            with tls.wrap_socket(socket.create_connection((host, int(port)), timeout=WAIT_S), server_hostname=host) as s:
+                n = Headers.endless(s)
+            print(f"{n} pieces sent", flush=True)
+            self.assertLess(n, Headers.PIECES)
+            with grpc.secure_channel(address, ca, [("grpc.use_local_subchannel_pool", 1)]) as channel:  # another one in its place is not held to that
+                self.assertTrue(vllm_grpc.VllmEngineStub(channel).HealthCheck(vllm.HealthCheckRequest(), timeout=WAIT_S).healthy)
 
 
 class Log(Hostile):

@@ -1,0 +1,74 @@
+/* SSL_read() of this program, which gRPC calls: the bound of header_frames.h for connections with
+ * TLS, of which recvmsg() sees ciphertext alone.  SSL_free() tells that one is over.  Of OpenSSL
+ * these two names are all that is needed.  Any thread may call them. */
+#include <dlfcn.h>
+#include <pthread.h>
+#include <string.h>
+
+#include "coordinator/header_frames.h"
+#include "coordinator/table.h"
+#include "core/alloc.h"
+
+static pthread_mutex_t g_lock = PTHREAD_MUTEX_INITIALIZER;
+static bt_table        g_connections; /* bt_header_frames, owned, by their SSL's address */
+
+/* false where memory is short, too: what is not looked at is not read. */
+static bool take(const void *ssl, const void *bytes, size_t n)
+{
+    uint64_t          key = (uintptr_t)ssl;
+    bt_header_frames *h;
+    bool              ok;
+
+    pthread_mutex_lock(&g_lock);
+    h = bt_table_get(&g_connections, key);
+    if (h == NULL) {
+        h = bt_calloc(1, sizeof(*h));
+        if (h != NULL && bt_table_put(&g_connections, key, h) != BT_OK) {
+            bt_free(h);
+            h = NULL;
+        }
+    }
+    ok = h != NULL && bt_header_frames_take(h, bytes, n);
+    pthread_mutex_unlock(&g_lock);
+    return ok;
+}
+
+static void forget(const void *ssl)
+{
+    pthread_mutex_lock(&g_lock);
+    bt_free(bt_table_get(&g_connections, (uintptr_t)ssl));
+    bt_table_remove(&g_connections, (uintptr_t)ssl);
+    pthread_mutex_unlock(&g_lock);
+}
+
+/* OpenSSL's function, into the pointer to one. */
+static void find(const char *name, void *fn_out)
+{
+    void *fn = dlsym(RTLD_NEXT, name);
+
+    BT_ASSERT(fn != NULL);
+    memcpy(fn_out, &fn, sizeof(fn));
+}
+
+/* By their names for the linker, as in accept.c. */
+__attribute__((visibility("default"))) int  bt_ssl_read(void *ssl, void *bytes,
+                                                        int n) __asm__("SSL_read");
+__attribute__((visibility("default"))) void bt_ssl_free(void *ssl) __asm__("SSL_free");
+
+int bt_ssl_read(void *ssl, void *bytes, int n)
+{
+    int (*read_on)(void *, void *, int);
+
+    find("SSL_read", &read_on);
+    n = read_on(ssl, bytes, n);
+    return n <= 0 || take(ssl, bytes, (size_t)n) ? n : -1; /* gRPC closes it */
+}
+
+void bt_ssl_free(void *ssl)
+{
+    void (*free_it)(void *);
+
+    forget(ssl);
+    find("SSL_free", &free_it);
+    free_it(ssl);
+}

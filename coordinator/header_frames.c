@@ -8,8 +8,9 @@ static void begin_frame(bt_header_frames *h)
 {
     h->n_head = 0;
     h->n_left = (uint32_t)h->head[0] << 16 | (uint32_t)h->head[1] << 8 | h->head[2];
-    if (h->head[3] == HEADERS) h->n_frames = 1;
-    if (h->head[3] == CONTINUATION) h->n_frames++;
+    if (h->head[3] == HEADERS) h->n_headers = 0;
+    if (h->head[3] == HEADERS || h->head[3] == CONTINUATION)
+        h->n_headers += h->n_left > BT_HEADER_FRAME_BYTES ? h->n_left : BT_HEADER_FRAME_BYTES;
 }
 
 bool bt_header_frames_take(bt_header_frames *h, const uint8_t *bytes, size_t n)
@@ -26,7 +27,7 @@ bool bt_header_frames_take(bt_header_frames *h, const uint8_t *bytes, size_t n)
         } else {
             h->head[h->n_head++] = bytes[i++];
             if (h->n_head == BT_FRAME_HEAD_BYTES) begin_frame(h);
-            if (h->n_frames > BT_HEADER_FRAMES) return false;
+            if (h->n_headers > BT_HEADER_BYTES) return false;
         }
     }
     return true;

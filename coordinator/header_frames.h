@@ -1,9 +1,9 @@
-/* coordinator/header_frames.h - in how many frames a client sends the headers of one call.
+/* coordinator/header_frames.h - how much a client sends as the headers of one call.
  *
- * gRPC (1.51) holds each HTTP/2 frame of headers to the bound of a call's metadata, but not how
- * many frames a call has: in CONTINUATION frames without an end one connection fills the memory,
- * and no call begins that could be refused.  A call within the bound has three frames of the size
- * that every client may send, 16 KiB.
+ * gRPC (1.51) holds each entry, and each HTTP/2 frame, to the bound of a call's metadata, 32 KiB,
+ * but not all frames of a call together: in CONTINUATION frames without an end one connection fills
+ * the memory, and no call begins that could be refused; nor an entry before its end, though it
+ * lets clients send frames of 4 MiB.
  *
  * It sees all that a connection brings, from inflow.c or tls_frames.c, and reads the heads of
  * frames alone.  What does not begin as HTTP/2 does, such as ciphertext, is not looked at. */
@@ -14,7 +14,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { BT_HEADER_FRAMES = 4, BT_FRAME_HEAD_BYTES = 9 };
+/* Of a call, where a frame counts for the size that every client may send, at least: entries of an
+ * empty frame or a short one can stand for many bytes. */
+enum { BT_HEADER_BYTES = 64 << 10, BT_HEADER_FRAME_BYTES = 16 << 10, BT_FRAME_HEAD_BYTES = 9 };
 
 /* A connection; all zero at its beginning. */
 typedef struct {
@@ -22,10 +24,10 @@ typedef struct {
     uint8_t  n_preface, n_head;         /* bytes that have come: of what all begin with, */
     uint8_t  head[BT_FRAME_HEAD_BYTES]; /* and of the next frame's head */
     uint32_t n_left;                    /* bytes of the frame behind its head that are to come */
-    uint32_t n_frames;                  /* of the latest call's headers */
+    uint32_t n_headers;                 /* bytes of the latest call's headers, so counted */
 } bt_header_frames;
 
-/* n more bytes.  false: a call has more than BT_HEADER_FRAMES of them. */
+/* n more bytes.  false: a call has more than BT_HEADER_BYTES of headers. */
 bool bt_header_frames_take(bt_header_frames *h, const uint8_t *bytes, size_t n);
 
 #endif

@@ -237,9 +237,9 @@ static void what_is_not_polled_has_no_bound(void)
 
 /* ---- header_frames.c */
 
-enum { DATA = 0, END_HEADERS = 4 };
+enum { DATA = 0, END_HEADERS = 4, FRAMES = BT_HEADER_BYTES / BT_HEADER_FRAME_BYTES };
 
-static uint8_t g_sent[4096];
+static uint8_t g_sent[2 * BT_HEADER_BYTES];
 static size_t  g_n_sent;
 
 static void put_frame(int kind, int flags, size_t n)
@@ -278,25 +278,42 @@ static size_t refused_after(size_t step)
     return SIZE_MAX;
 }
 
-static void headers_have_a_bound_of_frames(void)
+static void headers_have_a_bound(void)
 {
     size_t steps[] = {1, 7, BT_FRAME_HEAD_BYTES, sizeof(g_sent)}, end;
 
     put_preface();
     put_frame(4, 0, 0); /* SETTINGS */
     put_call(1);
-    put_call(BT_HEADER_FRAMES);
-    put_call(BT_HEADER_FRAMES); /* each call has its own */
+    put_call(FRAMES);
+    put_call(FRAMES); /* each call has its own */
     end = g_n_sent;
     for (size_t i = 0; i < 4; i++)
         EXPECT_EQ(refused_after(steps[i]), SIZE_MAX);
-    for (int i = 0; i <= BT_HEADER_FRAMES; i++)
+    for (int i = 0; i <= FRAMES; i++)
         put_frame(i == 0 ? HEADERS : CONTINUATION, 0, 0);
-    end += BT_HEADER_FRAMES * BT_FRAME_HEAD_BYTES + BT_FRAME_HEAD_BYTES - 1;
+    end += FRAMES * BT_FRAME_HEAD_BYTES + BT_FRAME_HEAD_BYTES - 1;
     for (size_t i = 0; i < 4; i++)
         EXPECT_EQ(refused_after(steps[i]), end / steps[i] * steps[i]);
     g_sent[0] = 0x16; /* TLS begins so */
     EXPECT_EQ(refused_after(1), SIZE_MAX);
+}
+
+/* Those that clients may send, since gRPC lets them. */
+static void large_frames_of_headers_count_by_their_bytes(void)
+{
+    for (size_t more = 0; more < 2; more++) {
+        put_preface();
+        put_frame(HEADERS, 0, BT_HEADER_BYTES / 2 + more);
+        put_frame(CONTINUATION, END_HEADERS, BT_HEADER_BYTES / 2);
+        EXPECT_EQ(refused_after(g_n_sent) == SIZE_MAX, more == 0);
+    }
+    put_preface();
+    put_frame(HEADERS, END_HEADERS, 0);
+    g_sent[g_n_sent - BT_FRAME_HEAD_BYTES] = 1; /* 64 KiB, of which nothing has come */
+    EXPECT_EQ(refused_after(g_n_sent), SIZE_MAX);
+    g_sent[g_n_sent - BT_FRAME_HEAD_BYTES + 2] = 1;
+    EXPECT_EQ(refused_after(g_n_sent), 0);
 }
 
 static void connection_with_more_is_read_no_more(void)
@@ -311,7 +328,7 @@ static void connection_with_more_is_read_no_more(void)
 
     for (int more = 1; more >= 0; more--) { /* the second one has the number of the first */
         put_preface();
-        put_call(BT_HEADER_FRAMES + more);
+        put_call(FRAMES + more);
         open_one(&c, true);
         EXPECT_EQ(send(c.fds[0], g_sent, g_n_sent, 0), (ssize_t)g_n_sent);
         EXPECT_EQ(recvmsg(c.fds[1], &message, 0), more ? -1 : (ssize_t)g_n_sent);
@@ -321,7 +338,8 @@ static void connection_with_more_is_read_no_more(void)
 }
 
 static const bt_test TESTS[] = {
-    BT_TEST(headers_have_a_bound_of_frames),
+    BT_TEST(headers_have_a_bound),
+    BT_TEST(large_frames_of_headers_count_by_their_bytes),
     BT_TEST(connection_with_more_is_read_no_more),
     BT_TEST(connection_is_read_a_part_at_a_time),
     BT_TEST(another_connection_of_its_number_begins_anew),

@@ -283,7 +283,7 @@ class Turns(Served):
         def say(choice, n=1, finish=control.GOES_ON):
             rank.send(tokens=control.Tokens(tokens=[
                 control.Token(request=m.request, epoch=m.epoch, choice=choice, position=len(m.prompt) + said[choice] + i, id=choice, finish=finish,
-                              top_ids=range(100, 100 + top), top_logprobs=[-k for k in range(top)]) for i in range(n)]))
+                              cached_tokens=0 if said[choice] + i else 2, top_ids=range(100, 100 + top), top_logprobs=[-k for k in range(top)]) for i in range(n)]))
             said[choice] += n
 
         say(1, many)
@@ -294,6 +294,7 @@ class Turns(Served):
         wait_for(lambda: rank.count("wake") > n, "an answer to what was said behind the tokens")
         chunks = [next(call).chunk for _ in range(4)]
         self.assertEqual([(c.index, len(c.token_ids)) for c in chunks], [(1, many), (2, 1), (0, 1), (1, 1)])
+        self.assertEqual({c.cached_tokens for c in chunks}, {2})  # whichever choice is heard of first
         for choice in range(3):
             say(choice, finish=control.STOP_EOS)
         self.assertEqual([m.complete.completion_tokens for m in call if m.HasField("complete")], [2, many + 2, 2])

@@ -2,14 +2,16 @@
 
 static const char PREFACE[] = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-enum { HEADERS = 1, CONTINUATION = 9 }; /* RFC 9113, sections 6.2 and 6.10 */
+enum { HEADERS = 1, GOAWAY = 7, CONTINUATION = 9 }; /* RFC 9113, sections 6.2, 6.8, 6.10 */
 
 static void begin_frame(bt_header_frames *h)
 {
+    uint8_t kind = h->head[3];
+
     h->n_head = 0;
     h->n_left = (uint32_t)h->head[0] << 16 | (uint32_t)h->head[1] << 8 | h->head[2];
-    if (h->head[3] == HEADERS) h->n_headers = 0;
-    if (h->head[3] == HEADERS || h->head[3] == CONTINUATION)
+    if (kind == HEADERS || kind == GOAWAY) h->n_headers = 0;
+    if (kind == HEADERS || kind == GOAWAY || kind == CONTINUATION)
         h->n_headers += h->n_left > BT_HEADER_FRAME_BYTES ? h->n_left : BT_HEADER_FRAME_BYTES;
 }
 

@@ -5,6 +5,8 @@
  * the memory, and no call begins that could be refused; nor an entry before its end, though it
  * lets clients send frames of 4 MiB.
  *
+ * What a client says when it goes (GOAWAY) has no bound either, and is held to that of a call here.
+ *
  * It sees all that a connection brings, from inflow.c or tls_frames.c, and reads the heads of
  * frames alone.  What does not begin as HTTP/2 does, such as ciphertext, is not looked at. */
 #ifndef BT_COORDINATOR_HEADER_FRAMES_H

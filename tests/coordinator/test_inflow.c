@@ -316,6 +316,19 @@ static void large_frames_of_headers_count_by_their_bytes(void)
     EXPECT_EQ(refused_after(g_n_sent), 0);
 }
 
+static void farewells_have_the_bound_of_a_call(void)
+{
+    put_preface();
+    put_frame(HEADERS, END_HEADERS, BT_HEADER_BYTES / 2);
+    put_frame(GOAWAY, 0, BT_HEADER_BYTES - 1);
+    EXPECT_EQ(refused_after(g_n_sent), SIZE_MAX);
+    put_preface();
+    put_frame(GOAWAY, 0, 0);
+    g_sent[g_n_sent - BT_FRAME_HEAD_BYTES]     = 1; /* 64 KiB, */
+    g_sent[g_n_sent - BT_FRAME_HEAD_BYTES + 2] = 1; /* and a byte */
+    EXPECT_EQ(refused_after(g_n_sent), 0);
+}
+
 static void connection_with_more_is_read_no_more(void)
 {
     uint8_t      first[BT_FRAME_HEAD_BYTES], rest[sizeof(g_sent)];
@@ -340,6 +353,7 @@ static void connection_with_more_is_read_no_more(void)
 static const bt_test TESTS[] = {
     BT_TEST(headers_have_a_bound),
     BT_TEST(large_frames_of_headers_count_by_their_bytes),
+    BT_TEST(farewells_have_the_bound_of_a_call),
     BT_TEST(connection_with_more_is_read_no_more),
     BT_TEST(connection_is_read_a_part_at_a_time),
     BT_TEST(another_connection_of_its_number_begins_anew),

@@ -186,7 +186,10 @@ double bt_option_real(struct argp_state *state, const char *option, const char *
 
 const char *bt_option_address(struct argp_state *state, const char *option, const char *arg)
 {
-    if (!bt_parse_address(arg)) argp_error(state, "%s is \"%s\", expected HOST:PORT", option, arg);
+    if (bt_parse_address(arg)) return arg;
+    argp_error(state, "%s is \"%s\", expected HOST:PORT%s", option, arg,
+               strchr(arg, ':') != strrchr(arg, ':') ? ", an IPv6 host in brackets: [::1]:8000"
+                                                     : "");
     return arg;
 }
 

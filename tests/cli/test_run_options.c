@@ -48,6 +48,8 @@ static void run_bad_command_lines_are_refused(void)
         {{"--host", "", NULL},                                                                  "--host is \"\", expected an address",          64},
         {{"--chat", "", NULL},                                                                  "--chat is empty",                              64},
         {{"--served-model-name", "", NULL},                                                     "--served-model-name is \"\", expected a name", 64},
+        {{"--control", "::1:0", NULL},
+         "expected HOST:PORT, an IPv6 host in brackets: [::1]:8000",                                                                            64},
         {{"--control", "127.0.0.1:99999", NULL},                                                "expected HOST:PORT",                           64},
         {{"--model", BT_SOURCE_DIR "/README.md", NULL},
          "README.md\", expected a directory, found a file",                                                                                     64},

@@ -13,7 +13,9 @@ enum {
     /* Halves of a step. */
     LATENTS = 1,
     QUERIES = 2,
-    CHOICES = 4 /* with queries: some rows do not attend to all positions */
+    CHOICES = 4, /* with queries: some rows do not attend to all positions */
+
+    ROPE_STEP = 4 * BT_ROPE_RUN
 };
 
 struct bt_mla {
@@ -24,7 +26,9 @@ struct bt_mla {
     uint32_t      q_dim;             /* n_heads (nope + rope) */
     uint32_t      kv_dim, index_dim; /* kv_lora + rope; index_heads index_dim */
     bt_attn      *attn;              /* owned */
-    float        *rope;              /* owned, device: the table of ops.h */
+    float        *rope;              /* owned, device: the table of ops.h ... */
+    double       *inv_freq;          /* owned: [qk_rope_dim / 2] */
+    uint32_t      n_turns;           /* ... up to this position */
     bt_bf16      *q_a;               /* owned, device: [max_rows, q_lora_rank], or NULL without */
     bt_bf16      *q;                 /* owned, device: [max_rows, q_dim] */
     bt_bf16      *kv;                /* owned, device: [max_rows, kv_dim] */
@@ -49,21 +53,41 @@ static bt_status alloc_rows(bt_mla *mla, size_t width, bt_bf16 **rows_out)
                                  rows_out);
 }
 
-/* The table is built on the host and lives on the device. */
-static bt_status create_rope(bt_mla *mla)
+/* Goes on with the table, as far as `end`. */
+static void fill_rope(bt_mla *mla, uint32_t end, float *table)
 {
-    bt_status            st    = BT_OK;
     const bt_mla_config *cfg   = &mla->cfg;
     size_t               turns = (size_t)cfg->max_context * cfg->qk_rope_dim;
-    size_t               elems = turns + (cfg->query_beta != 0 ? cfg->max_context : 0);
-    float               *host  = bt_calloc(elems, sizeof(*host));
 
-    BT_REQUIRE(host != NULL, BT_ERR_NO_MEMORY, "rope table of %u positions", cfg->max_context);
-    BT_TRY(bt_rope_fill(cfg->max_context, cfg->qk_rope_dim / 2, cfg->rope_inv_freq,
-                        cfg->rope_magnitude, host));
+    bt_rope_fill(mla->n_turns, end, cfg->qk_rope_dim / 2, mla->inv_freq, cfg->rope_magnitude,
+                 table);
     if (cfg->query_beta != 0)
-        bt_query_factors_fill(cfg->max_context, cfg->query_beta, cfg->query_context, host + turns);
+        bt_query_factors_fill(mla->n_turns, end, cfg->query_beta, cfg->query_context,
+                              table + turns);
+    mla->n_turns = end;
+}
+
+/* A table in host memory grows with the positions that steps reach: few ranks see the end of the
+ * context, and to fill it took the most of a small model's start. Another device has all of it from
+ * here on. */
+static bt_status create_rope(bt_mla *mla)
+{
+    bt_status            st      = BT_OK;
+    const bt_mla_config *cfg     = &mla->cfg;
+    uint32_t             n_pairs = cfg->qk_rope_dim / 2;
+    uint32_t             width   = cfg->qk_rope_dim + (cfg->query_beta != 0 ? 1 : 0);
+    size_t               elems   = (size_t)cfg->max_context * width;
+    float               *host    = NULL;
+
+    BT_TRY(bt_rope_check(cfg->max_context, n_pairs, cfg->rope_inv_freq, cfg->rope_magnitude));
+    mla->inv_freq = bt_calloc(n_pairs, sizeof(*mla->inv_freq));
+    BT_REQUIRE(mla->inv_freq != NULL, BT_ERR_NO_MEMORY, "%u rope frequencies", n_pairs);
+    memcpy(mla->inv_freq, cfg->rope_inv_freq, n_pairs * sizeof(*mla->inv_freq));
     BT_TRY(bt_device_alloc_array(mla->dev, elems, sizeof(*host), &mla->bytes, &mla->rope));
+    if (mla->dev->host_memory) goto out;
+    host = bt_calloc(elems, sizeof(*host));
+    BT_REQUIRE(host != NULL, BT_ERR_NO_MEMORY, "rope table of %u positions", cfg->max_context);
+    fill_rope(mla, cfg->max_context, host);
     BT_TRY(bt_device_upload(mla->dev, mla->rope, host, elems * sizeof(*host)));
     BT_TRY(bt_device_sync(mla->dev));
 out:
@@ -196,6 +220,7 @@ void bt_mla_destroy(bt_mla *mla)
     bt_device_free(mla->dev, mla->q);
     bt_device_free(mla->dev, mla->q_a);
     bt_device_free(mla->dev, mla->rope);
+    bt_free(mla->inv_freq);
     bt_free(mla);
 }
 
@@ -248,6 +273,17 @@ static bt_status check_step(const bt_mla *mla, const bt_mla_weights *w, const bt
     memcpy(n_rows_out, n_rows, sizeof(n_rows));
 out:
     return st;
+}
+
+/* Before the rows of these spans turn. */
+static void reach(bt_mla *mla, uint32_t n_spans, const bt_span *spans)
+{
+    uint32_t max = mla->cfg.max_context, end = 0;
+
+    for (uint32_t i = 0; i < n_spans; i++)
+        end = bt_max_u32(end, spans[i].start + spans[i].n_rows);
+    if (end > mla->n_turns)
+        fill_rope(mla, bt_min_u32(max, end + ROPE_STEP - end % ROPE_STEP), mla->rope);
 }
 
 static bt_gemm product_of(const bt_linear *w, const bt_bf16 *x, bt_bf16 *y, uint32_t m)
@@ -386,6 +422,7 @@ static bt_status run(bt_mla *mla, const bt_mla_weights *w, bt_kv_pool *pool, uin
     bt_attn_call call;
 
     BT_TRY(check_step(mla, w, pool, layer, n_spans, spans, n_rows));
+    reach(mla, n_spans, spans);
     for (uint32_t i = 0; i < n_spans && halves & QUERIES; i++)
         some = some || chooses(mla, &spans[i]);
     if (some) halves |= CHOICES;

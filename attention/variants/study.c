@@ -120,8 +120,8 @@ static bt_status create_rows(bt_study *s)
     BT_REQUIRE(s->gemms != NULL && s->spans != NULL && host != NULL, BT_ERR_NO_MEMORY,
                "study: lists of %u heads and %zu requests, %u positions", cfg->n_heads, rows,
                cfg->max_context);
-    BT_TRY(bt_rope_fill(cfg->max_context, cfg->qk_rope_dim / 2, cfg->rope_inv_freq,
-                        cfg->rope_magnitude, host));
+    bt_rope_fill(0, cfg->max_context, cfg->qk_rope_dim / 2, cfg->rope_inv_freq, cfg->rope_magnitude,
+                 host);
     BT_TRY(bt_device_upload(s->dev, s->rope, host, elems * sizeof(*host)));
     BT_TRY(bt_device_sync(s->dev));
 out:

@@ -141,6 +141,28 @@ static void mla_context_over_several_parts_equals_the_reference(void)
     layer_data_free(d);
 }
 
+/* Tables that grow with the positions, past 1,024 of them. */
+static void mla_positions_reached_in_many_steps_equal_those_of_one(void)
+{
+    enum { N = 1090, FIRST = 1000 };
+    layer_data *d     = layer_data_new("factors", &SHAPES[SHAPE_FACTORS].cfg);
+    layer       whole = layer_new(d, "auto", 2, N), steps = layer_new(d, "auto", 2, N);
+    request     one = request_new(&whole, N, 6), many = request_new(&steps, N, 6);
+    expected    e = reference_of(d, &one);
+
+    layer_run(&whole, &one, 0, N, N, BT_ROLE_PROMPT, BT_FORM_NORMAL);
+    layer_run(&steps, &many, 0, FIRST, FIRST, BT_ROLE_PROMPT, BT_FORM_NORMAL);
+    layer_run(&steps, &many, FIRST, N, 7, BT_ROLE_PROMPT, BT_FORM_NORMAL);
+    compare(d, &whole, &one, &e, "factors");
+    EXPECT_EQ(first_difference(&whole, one.out, many.out, N), N);
+    expected_free(&e);
+    request_free(&whole, &one);
+    request_free(&steps, &many);
+    layer_free(&whole);
+    layer_free(&steps);
+    layer_data_free(d);
+}
+
 /* cos and sin times the magnitude, for queries and keys alike. */
 static void mla_rope_magnitude_reaches_queries_and_keys(void)
 {
@@ -414,6 +436,7 @@ static void mla_cheaper_form_turns_at_the_counted_flops(void)
 static const bt_test TESTS[] = {
     BT_TEST(mla_both_forms_and_roles_equal_the_reference),
     BT_TEST(mla_context_over_several_parts_equals_the_reference),
+    BT_TEST(mla_positions_reached_in_many_steps_equal_those_of_one),
     BT_TEST(mla_rope_magnitude_reaches_queries_and_keys),
     BT_TEST(mla_other_layers_of_a_page_stay_untouched),
     BT_TEST(mla_create_unwinds_at_every_allocation),

@@ -54,6 +54,14 @@ function(bt_library name)
   target_link_libraries(${name} PUBLIC ${L_LIBS} m Threads::Threads)
 endfunction()
 
+# bt_reference(name ...): such a library of plain loops, for tests only. One thread runs them, while none of the others do anything.
+function(bt_reference name)
+  bt_library(${name} ${ARGN})
+  if(BT_SANITIZE_THREAD)
+    target_compile_options(${name} PRIVATE -fno-sanitize=thread)
+  endif()
+endfunction()
+
 # All that is installed, without the tests: what `make demo` builds.
 add_custom_target(programs)
 

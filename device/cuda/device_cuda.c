@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "core/alloc.h"
+#include "device/cuda/advice.h"
 #include "device/cuda/checksum.h"
 #include "device/cuda/module.h"
 #include "device/cuda/rows.h"
@@ -22,8 +23,8 @@ bt_status bt_cuda_status(int err, const char *what, const char *file, int line)
 
     if (err == cudaSuccess) return BT_OK;
     (void)cudaGetLastError(); /* or the next launch would report this one again */
-    bt_log_error(file, line, bt_status_str(st), "%s: %s", what,
-                 cudaGetErrorString((cudaError_t)err));
+    bt_log_error(file, line, bt_status_str(st), "%s: %s%s", what,
+                 cudaGetErrorString((cudaError_t)err), bt_cuda_advice((cudaError_t)err));
     return st;
 }
 
@@ -406,7 +407,8 @@ static uint32_t cuda_count(char *text, size_t text_bytes)
                  driver / 1000, driver % 1000 / 10, OLDEST_DRIVER / 1000,
                  OLDEST_DRIVER % 1000 / 10);
     else if (err != cudaSuccess)
-        snprintf(text, text_bytes, "no GPU can be used: %s", cudaGetErrorString(err));
+        snprintf(text, text_bytes, "no GPU can be used: %s%s", cudaGetErrorString(err),
+                 bt_cuda_advice(err));
     else if (n <= 0)
         snprintf(text, text_bytes, "this machine has no GPU");
     else

@@ -14,6 +14,7 @@
 #include "core/alloc.h"
 #include "core/clock.h"
 #include "core/thread.h"
+#include "device/cuda/advice.h"
 #include "parallel/nccl/module.h"
 
 #if NCCL_VERSION_CODE < 22700 /* OLDEST */
@@ -42,8 +43,8 @@ static bt_status cuda_status(cudaError_t err, const bt_nccl_comm *c, const char 
 {
     if (err == cudaSuccess) return BT_OK;
     (void)cudaGetLastError();
-    bt_log_error(__FILE__, line, bt_status_str(BT_ERR_DEVICE), "%s: %s: %s", c->name, what,
-                 cudaGetErrorString(err));
+    bt_log_error(__FILE__, line, bt_status_str(BT_ERR_DEVICE), "%s: %s: %s%s", c->name, what,
+                 cudaGetErrorString(err), bt_cuda_advice(err));
     return BT_ERR_DEVICE;
 }
 #define CUDA(c, call) cuda_status((call), (c), #call, __LINE__)
@@ -306,7 +307,7 @@ static bt_status has_come(const bt_nccl_comm *c, cudaEvent_t event, bool *come_o
 
     if (err == cudaErrorNotReady) (void)cudaGetLastError();
     *come_out = err == cudaSuccess;
-    return err == cudaErrorNotReady ? BT_OK : CUDA(c, err);
+    return err == cudaErrorNotReady ? BT_OK : cuda_status(err, c, "cudaEventQuery", __LINE__);
 }
 
 static bt_status nccl_reached(bt_nccl_comm *comm, uint32_t i, bool *reached_out)

@@ -573,6 +573,9 @@ static void machines_that_cannot_are_told_why(void)
     gpu      = HOPPER;
     gpu.stub = 1;
     expect_unusable(gpu, 0, "no GPU can be used: CUDA driver is a stub library");
+    gpu        = HOPPER;
+    gpu.broken = cudaErrorSystemNotReady;
+    expect_unusable(gpu, 0, "system not yet initialized: a machine with NVSwitch needs the NVIDIA");
     gpu           = HOPPER;
     gpu.n_devices = 0;
     expect_unusable(gpu, 0, "no CUDA-capable device");
@@ -602,6 +605,25 @@ static void arithmetic_is_named_by_the_compute_capability(void)
     g_fake_gpu.minor = 3;
     EXPECT_EQ(bt_cuda_module.create(0, &dev), BT_OK);
     EXPECT_EQ(strcmp(dev->arithmetic, "prompt:mma16-sm103,generated:mma16-sm103"), 0);
+    drop(dev);
+}
+
+/* What comes of a kernel's fault stands behind whatever call is next. */
+static void errors_that_stay_say_what_to_do(void)
+{
+    bt_device *dev = make();
+
+    g_fake_gpu.broken = cudaErrorIllegalAddress;
+    EXPECT_EQ(bt_device_sync(dev), BT_ERR_DEVICE);
+    EXPECT_HAS(bt_error_text(),
+               "an illegal memory access was encountered: a kernel launched before");
+    EXPECT_HAS(bt_error_text(), "CUDA_ENABLE_COREDUMP_ON_EXCEPTION=1");
+    g_fake_gpu.broken = cudaErrorECCUncorrectable;
+    EXPECT_EQ(bt_device_sync(dev), BT_ERR_DEVICE);
+    EXPECT_HAS(bt_error_text(), "uncorrectable ECC error encountered: a fault of the hardware");
+    EXPECT_HAS(bt_error_text(), "has to be reset");
+    g_fake_gpu.broken = cudaSuccess;
+    EXPECT_EQ(bt_device_sync(dev), BT_OK);
     drop(dev);
 }
 
@@ -684,6 +706,7 @@ int main(int argc, char **argv)
         BT_TEST(work_comes_right_though_another_thread_drains_the_gpu),
         BT_TEST(machines_that_cannot_are_told_why),
         BT_TEST(arithmetic_is_named_by_the_compute_capability),
+        BT_TEST(errors_that_stay_say_what_to_do),
         BT_TEST(a_full_gpu_says_how_much_is_left),
         BT_TEST(every_failure_of_creation_leaves_nothing),
         BT_TEST(creation_without_memory_leaves_nothing),

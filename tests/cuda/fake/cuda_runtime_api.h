@@ -18,7 +18,20 @@ typedef enum {
     cudaErrorDevicesUnavailable       = 46,
     cudaErrorInsufficientDriver       = 35,
     cudaErrorNoDevice                 = 100,
+    cudaErrorECCUncorrectable         = 214,
+    cudaErrorNvlinkUncorrectable      = 220,
+    cudaErrorContained                = 226,
     cudaErrorNotReady                 = 600,
+    cudaErrorIllegalAddress           = 700,
+    cudaErrorLaunchTimeout            = 702,
+    cudaErrorHardwareStackError       = 714,
+    cudaErrorIllegalInstruction       = 715,
+    cudaErrorMisalignedAddress        = 716,
+    cudaErrorInvalidAddressSpace      = 717,
+    cudaErrorInvalidPc                = 718,
+    cudaErrorLaunchFailure            = 719,
+    cudaErrorSystemNotReady           = 802,
+    cudaErrorSystemDriverMismatch     = 803,
     cudaErrorStreamCaptureUnsupported = 900,
     cudaErrorStreamCaptureInvalidated = 901,
     cudaErrorStreamCaptureUnjoined    = 904,
@@ -82,6 +95,7 @@ typedef struct {
                         waits for: what nobody waits for has not run */
     size_t bytes;    /* of the GPU */
     long   fail_at;  /* the call from now that fails with cudaErrorInvalidValue; -1: none */
+    int    broken;   /* what calls fail with from now on, as behind a kernel's fault; 0: none */
     size_t taken;    /* of the GPU */
     long   live;     /* memory, streams and events not yet given back */
     long   n_waits;  /* of the host, for work that had not ended */

@@ -110,6 +110,8 @@ cudaError_t fake_error(cudaError_t err)
     return err;
 }
 
+cudaError_t fake_last_error(void) { return g_last; }
+
 cudaError_t cudaGetLastError(void)
 {
     cudaError_t err = g_last;
@@ -120,6 +122,7 @@ cudaError_t cudaGetLastError(void)
 
 cudaError_t fake_gpu_step(void)
 {
+    if (g_fake_gpu.broken != cudaSuccess) return fake_error((cudaError_t)g_fake_gpu.broken);
     if (g_fake_gpu.fail_at >= 0 && g_fake_gpu.fail_at-- == 0)
         return fake_error(cudaErrorInvalidValue);
     return cudaSuccess;
@@ -128,6 +131,7 @@ cudaError_t fake_gpu_step(void)
 cudaError_t cudaGetDeviceCount(int *n)
 {
     if (g_fake_gpu.stub) return fake_error(cudaErrorStubLibrary);
+    if (g_fake_gpu.broken == cudaErrorSystemNotReady) return fake_error(cudaErrorSystemNotReady);
     if (g_fake_gpu.driver < CUDART_VERSION / 1000 * 1000)
         return fake_error(cudaErrorInsufficientDriver);
     if (g_fake_gpu.n_devices == 0) return fake_error(cudaErrorNoDevice);
@@ -147,7 +151,10 @@ const char *cudaGetErrorString(cudaError_t err)
            : err == cudaErrorStubLibrary ? "CUDA driver is a stub library"
            : err == cudaErrorDevicesUnavailable
                ? "CUDA-capable device(s) is/are busy or unavailable"
-               : "invalid argument";
+           : err == cudaErrorIllegalAddress   ? "an illegal memory access was encountered"
+           : err == cudaErrorECCUncorrectable ? "uncorrectable ECC error encountered"
+           : err == cudaErrorSystemNotReady   ? "system not yet initialized"
+                                              : "invalid argument";
 }
 
 cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attr, int device)
@@ -207,7 +214,7 @@ cudaError_t cudaMalloc(void **ptr, size_t bytes)
     head *h;
 
     if (fake_capture_is_on()) return fake_capture_refuse();
-    if (fake_gpu_step() != cudaSuccess) return cudaErrorInvalidValue;
+    if (fake_gpu_step() != cudaSuccess) return fake_last_error();
     if (bytes > g_fake_gpu.bytes - g_fake_gpu.taken) return fake_error(cudaErrorMemoryAllocation);
     h = take_piece(bytes);
     g_fake_gpu.taken += bytes;
@@ -266,7 +273,7 @@ cudaError_t cudaHostAlloc(void **ptr, size_t bytes, unsigned flags)
 
     (void)flags;
     if (fake_capture_is_on()) return fake_capture_refuse();
-    if (fake_gpu_step() != cudaSuccess) return cudaErrorInvalidValue;
+    if (fake_gpu_step() != cudaSuccess) return fake_last_error();
     p        = malloc(sizeof(*p));
     *p       = (pinned){g_pinned, malloc(bytes), bytes};
     g_pinned = p;

@@ -89,7 +89,7 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mo
 {
     (void)mode;
     if (g_capture != NULL) return fake_capture_refuse();
-    if (fake_gpu_step() != cudaSuccess) return cudaErrorInvalidValue;
+    if (fake_gpu_step() != cudaSuccess) return fake_last_error();
     g_capture  = calloc(1, sizeof(*g_capture));
     *g_capture = (struct fake_graph){
         .handles = 1, .holders = 1, .n_lanes = 1, .lanes = {stream}, .number = ++g_n_captures};
@@ -155,7 +155,7 @@ cudaError_t cudaGraphDestroy(cudaGraph_t graph)
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph, unsigned long long flags)
 {
     (void)flags;
-    if (fake_gpu_step() != cudaSuccess) return cudaErrorInvalidValue;
+    if (fake_gpu_step() != cudaSuccess) return fake_last_error();
     if (graph->n * (size_t)NODE_BYTES > g_fake_gpu.bytes - g_fake_gpu.taken)
         return fake_error(cudaErrorMemoryAllocation);
     g_fake_gpu.taken += graph->n * (size_t)NODE_BYTES;

@@ -7,6 +7,7 @@
 
 /* What a call fails by: it stays until cudaGetLastError(), which a launch asks too. */
 cudaError_t fake_error(cudaError_t err);
+cudaError_t fake_last_error(void); /* which stays */
 /* Counts a call of the runtime; an error when it is the one that fails. */
 cudaError_t fake_gpu_step(void);
 /* Whether cudaHostAlloc() gave all of it. */

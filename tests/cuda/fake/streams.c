@@ -228,7 +228,7 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, i
     while (i < MAX_STREAMS && g_streams[i] != NULL)
         i++;
     if (i == MAX_STREAMS) abort();
-    if (fake_gpu_step() != cudaSuccess) return cudaErrorInvalidValue;
+    if (fake_gpu_step() != cudaSuccess) return fake_last_error();
     simt_take_launches(take_launch, fake_gpu_reaches);
     *stream             = calloc(1, sizeof(**stream));
     (*stream)->end      = &(*stream)->first;
@@ -270,7 +270,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream)
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags)
 {
     (void)flags;
-    if (fake_gpu_step() != cudaSuccess) return cudaErrorInvalidValue;
+    if (fake_gpu_step() != cudaSuccess) return fake_last_error();
     *event            = calloc(1, sizeof(**event));
     (*event)->holders = 1;
     g_fake_gpu.live++;
@@ -279,7 +279,7 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags)
 
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
 {
-    if (fake_gpu_step() != cudaSuccess) return cudaErrorInvalidValue;
+    if (fake_gpu_step() != cudaSuccess) return fake_last_error();
     if (fake_capture_has(stream))
         return fake_capture_add(stream, &(fake_op){.kind = RECORD, .event = event});
     event->capture = 0;
@@ -289,7 +289,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags)
 {
     (void)flags;
-    if (fake_gpu_step() != cudaSuccess) return cudaErrorInvalidValue;
+    if (fake_gpu_step() != cudaSuccess) return fake_last_error();
     if (event->capture != 0 && !fake_capture_is_on()) return fake_error(cudaErrorCapturedEvent);
     return put(stream, (fake_op){.kind = AWAIT, .event = event, .number = event->n_recorded});
 }
@@ -305,6 +305,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event)
 {
     if (fake_capture_is_on()) return fake_capture_refuse();
     if (event->capture != 0) return fake_error(cudaErrorCapturedEvent);
+    if (g_fake_gpu.broken != cudaSuccess) return fake_gpu_step();
     fake_gpu_progress();
     if (!event_is_done(event)) return fake_error(cudaErrorNotReady);
     return fake_gpu_step();
@@ -329,7 +330,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t event)
 
 cudaError_t cudaMemsetAsync(void *ptr, int value, size_t bytes, cudaStream_t stream)
 {
-    if (fake_gpu_step() != cudaSuccess) return cudaErrorInvalidValue;
+    if (fake_gpu_step() != cudaSuccess) return fake_last_error();
     if (!fake_gpu_has(ptr)) return fake_error(cudaErrorInvalidValue);
     return put(stream, (fake_op){.kind = SET, .dst = ptr, .value = value, .bytes = bytes});
 }
@@ -343,7 +344,7 @@ cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, cudaMemcpy
     fake_op op   = {.kind = COPY, .dst = dst, .src = src, .bytes = bytes};
     int     late = 1;
 
-    if (fake_gpu_step() != cudaSuccess) return cudaErrorInvalidValue;
+    if (fake_gpu_step() != cudaSuccess) return fake_last_error();
     if (fake_gpu_has(dst) == (kind == cudaMemcpyDeviceToHost) ||
         fake_gpu_has(src) == (kind == cudaMemcpyHostToDevice))
         return fake_error(cudaErrorInvalidValue);
@@ -363,7 +364,7 @@ cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, cudaMemcpy
 
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream)
 {
-    if (fake_gpu_step() != cudaSuccess) return cudaErrorInvalidValue;
+    if (fake_gpu_step() != cudaSuccess) return fake_last_error();
     g_fake_gpu.n_graphs++;
     return put(stream, (fake_op){.kind = GRAPH, .graph = exec});
 }

@@ -13,7 +13,7 @@
 #include "parallel/group_parts.h"
 #include "parallel/nccl/module.h"
 
-enum { TEXT_BYTES = 96, ROLL_PART = 8, WARM_BYTES = 64 };
+enum { TEXT_BYTES = 96, WHY_BYTES = 448, ROLL_PART = 8, WARM_BYTES = 64 };
 enum { N_MARKS = BT_N_MARKS + 1, NO_MARK = N_MARKS }; /* the last one: of bt_group_settle() */
 #define ROLL_MIN_NS  (100 * BT_NS_PER_MS)
 #define DRAIN_MAX_NS (2 * BT_NS_PER_S)
@@ -91,8 +91,21 @@ static uint64_t limit_ns(const bt_wait *wait)
     return wait->timeout_ns - (roll < half ? roll : half);
 }
 
-/* Why nothing came: names who does not answer.  Returns st, or TIMEOUT when somebody is missing. */
-static bt_status call_roll(carrier *c, const bt_wait *wait, bt_status st)
+/* What has happened, before the roll is called: an error has just been logged. */
+static void tell_why(const carrier *c, const bt_wait *wait, bt_status st, char why[WHY_BYTES])
+{
+    if (st != BT_ERR_TIMEOUT)
+        snprintf(why, WHY_BYTES, "%s", bt_error_text());
+    else if (bt_group_is_called(c->roll))
+        snprintf(why, WHY_BYTES, "NCCL has not done it, and another rank has given it up");
+    else
+        snprintf(why, WHY_BYTES, "NCCL has not done it within %.3f s",
+                 (double)wait->timeout_ns / 1e9);
+}
+
+/* Names who does not answer, or says why it has failed all the same.  Returns st, or TIMEOUT when
+ * somebody is missing. */
+static bt_status call_roll(carrier *c, const bt_wait *wait, bt_status st, const char *why)
 {
     bt_wait   roll = *wait;
     char      what[TEXT_BYTES];
@@ -104,18 +117,19 @@ static bt_status call_roll(carrier *c, const bt_wait *wait, bt_status st)
     heard           = bt_group_barrier(c->roll, &roll);
     if (heard != BT_OK) return heard;
     bt_log_error(__FILE__, __LINE__, bt_status_str(st),
-                 "%s of layer %d in epoch %u: NCCL has not done it within %.3f s, though all %u "
-                 "ranks answer",
-                 bt_wait_name(wait), (int)wait->layer, bt_group_epoch(c->roll),
-                 (double)wait->timeout_ns / 1e9, bt_group_size(c->roll));
+                 "%s of layer %d in epoch %u: %s, though all %u ranks answer", bt_wait_name(wait),
+                 (int)wait->layer, bt_group_epoch(c->roll), why, bt_group_size(c->roll));
     return st;
 }
 
 /* The error's code, after all that it takes. */
 static bt_status give_up(carrier *c, const bt_wait *wait, bt_status st)
 {
+    char why[WHY_BYTES];
+
+    tell_why(c, wait, st, why); /* the end may log errors of its own */
     stop(c);
-    return st == BT_ERR_CANCELLED || st == BT_ERR_NO_MEMORY ? st : call_roll(c, wait, st);
+    return st == BT_ERR_CANCELLED || st == BT_ERR_NO_MEMORY ? st : call_roll(c, wait, st, why);
 }
 
 /* ---- waiting */

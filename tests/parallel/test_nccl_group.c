@@ -3,13 +3,20 @@
 #include "core/watchdog.h"
 #include "tests/parallel/carrier_site.h"
 
-/* A call of rank 0 is refused, or its operation fails: it says so at once, and the others, who hear
- * it call the roll, do not sit out their deadline. */
+/* A call of rank 0 is refused, its operation fails, or its GPU, of which no call succeeds any more:
+ * it says so at once, and why, and the others, who hear it call the roll, do not sit out their
+ * deadline. */
 static void failure_of_one_rank_is_heard_by_all(void)
 {
+    enum { REFUSED, ON_ITS_WAY, BROKEN, N_KINDS };
+    static const char *const WHY[N_KINDS] = {
+        [REFUSED]    = "ncclGroupEnd(): an error of the fake NCCL, though all",
+        [ON_ITS_WAY] = "working on what was asked for: remote process exited",
+        [BROKEN]     = "an illegal memory access was encountered: a kernel launched before",
+    };
     void *memory = take(MAX_RANKS * 1000);
 
-    for (int on_its_way = 0; on_its_way < 2; on_its_way++) {
+    for (int kind = 0; kind < N_KINDS; kind++) {
         bt_group *group = carried_group();
         bt_wait   wait  = wait_s(30);
         uint32_t  missing[MAX_RANKS];
@@ -18,16 +25,23 @@ static void failure_of_one_rank_is_heard_by_all(void)
         EXPECT_EQ(gather_and_settle(group, memory, 1000, &wait), BT_OK);
         wait.what  = "moe combine";
         wait.layer = 7;
-        if (g_rank == 0 && on_its_way) g_fake_nccl.fail_at = 0;
-        if (g_rank == 0 && !on_its_way) g_fake_nccl.refuse_at = 0;
-        start_ns = bt_now_ns();
-        EXPECT_EQ(gather_and_settle(group, memory, 1000, &wait),
-                  g_rank == 0 ? BT_ERR_PEER : BT_ERR_TIMEOUT);
+        if (g_rank == 0 && kind == ON_ITS_WAY) g_fake_nccl.fail_at = 0;
+        if (g_rank == 0 && kind == REFUSED) g_fake_nccl.refuse_at = 0;
+        if (g_rank == 0 && kind == BROKEN) g_fake_gpu.broken = cudaErrorIllegalAddress;
+        g_fake_nccl.stalled = g_rank == 0 && kind == BROKEN; /* or the others may get theirs */
+        start_ns            = bt_now_ns();
+        EXPECT_EQ(gather_and_settle(group, memory, 1000, &wait), g_rank != 0      ? BT_ERR_TIMEOUT
+                                                                 : kind == BROKEN ? BT_ERR_DEVICE
+                                                                                  : BT_ERR_PEER);
         EXPECT(bt_now_ns() - start_ns < 20 * BT_NS_PER_S);
         EXPECT_HAS(bt_error_text(), "moe combine of layer 7 in epoch");
+        EXPECT_HAS(bt_error_text(),
+                   g_rank == 0 ? WHY[kind] : "it, and another rank has given it up, though all");
         EXPECT_HAS(bt_error_text(), "ranks answer");
         EXPECT_EQ(bt_group_missing(group, missing), 0);
         EXPECT_EQ(g_fake_nccl.live, 0); /* ended with the error, not with the group */
+        g_fake_gpu.broken   = cudaSuccess;
+        g_fake_nccl.stalled = 0;
         meet();
         bt_group_destroy(group);
     }

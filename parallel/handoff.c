@@ -195,6 +195,13 @@ void bt_handoff_send(bt_handoff *handoff, uint32_t to, const bt_page_message *m,
     s->state          = BT_SLOT_QUEUED;
 }
 
+bt_status bt_handoff_check(const bt_handoff *handoff)
+{
+    bool broken = handoff != NULL && handoff->line != NULL && handoff->line->broken;
+
+    return broken ? BT_ERR_DEVICE : BT_OK;
+}
+
 bool bt_handoff_is_ready(const bt_handoff *handoff)
 {
     return handoff->line == NULL || handoff->line->state == BT_LINE_READY;
@@ -227,6 +234,7 @@ bt_status bt_handoff_await_ready(bt_handoff *handoff, const bt_wait *wait)
         now_ns = bt_now_ns();
         if (bt_handoff_poll(handoff)) bt_backoff_reset(&backoff);
         if (bt_handoff_is_ready(handoff)) return BT_OK;
+        if (bt_handoff_check(handoff) != BT_OK) return BT_ERR_DEVICE;
         if (wait->stop != NULL && wait->stop(wait->ctx)) return BT_ERR_CANCELLED;
         if (bt_backoff_late(&backoff, now_ns, wait->timeout_ns))
             return fail_unready(handoff->line, wait);

@@ -91,9 +91,13 @@ bt_status bt_handoff_take(bt_handoff *handoff);
  * than the job has, or an epoch before the present one. */
 bt_status bt_handoff_join(bt_handoff *handoff, uint32_t epoch, uint32_t n, uint32_t n_senders,
                           const uint32_t *ranks);
+/* DEVICE when the rank's device takes no work any more, so that messages will never go; logged
+ * before.  NULL is allowed. */
+bt_status bt_handoff_check(const bt_handoff *handoff);
 /* Messages can go: by NCCL all who hand over have come, and each pair has had a first one. */
 bool bt_handoff_is_ready(const bt_handoff *handoff);
-/* Polls until that is so; this rank hands over.  TIMEOUT names who has not come. */
+/* Polls until that is so; this rank hands over.  TIMEOUT names who has not come; DEVICE as above.
+ */
 bt_status bt_handoff_await_ready(bt_handoff *handoff, const bt_wait *wait);
 
 /* Drops the request's messages that are not granted yet: their slots are free, `sent` is not called

@@ -127,12 +127,23 @@ static void leave(bt_handoff *h, uint64_t now_ns)
         bt_line_end(h, now_ns); /* the device itself is in error */
 }
 
+/* After an error: one of the device may stay, and then comes again of whatever it is given. */
+static void look_at_device(bt_handoff *h)
+{
+    bt_line  *l  = h->line;
+    bt_status st = l->nccl->note(l->lane, h->n_slots + NOTE_TAKEN, bt_device_stream(l->dev));
+
+    l->broken = l->broken || st != BT_OK;
+}
+
 static bool finish_leaving(bt_handoff *h, uint64_t now_ns)
 {
-    bt_line *l      = h->line;
-    bool     passed = false;
+    bt_line  *l      = h->line;
+    bool      passed = false;
+    bt_status st     = l->nccl->passed(l->lane, h->n_slots + NOTE_LEFT, &passed);
 
-    if (l->nccl->passed(l->lane, h->n_slots + NOTE_LEFT, &passed) == BT_OK && !passed) return false;
+    if (st == BT_OK && !passed) return false;
+    if (st != BT_OK) look_at_device(h);
     bt_line_end(h, now_ns);
     return true;
 }
@@ -155,6 +166,7 @@ void bt_line_fail(bt_handoff *h, uint64_t now_ns)
     bt_line *l = h->line;
 
     leave(h, now_ns);
+    look_at_device(h);
     if (l->self != 0) {
         bt_line_complain(h);
     } else if (!l->try_again) {

@@ -67,6 +67,7 @@ struct bt_line {
     uint64_t      number, since_ns;
     bt_nccl_comm *comm; /* owned */
     bool          marked;
+    bool          broken; /* the device takes no work any more: there will be no other line */
     /* what the origin wants next: begun when the line before has ended */
     uint64_t due_number; /* 0: nothing */
     uint32_t due_from;

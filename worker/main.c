@@ -158,6 +158,7 @@ static bt_status work(bt_rank *r)
         BT_TRY(bt_rank_tend_coordinator(r));
         BT_TRY(take_messages(r));
         BT_TRY(bt_worker_background_status(r->worker));
+        BT_TRY(bt_handoff_check(r->handoff)); /* steps may take long to meet such an error */
         if (r->orphan_ns != 0) {
             bt_worker_background(r->worker);
             bt_links_sleep(&r->links, WATCH_SLEEP_NS);

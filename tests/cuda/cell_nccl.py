@@ -9,8 +9,8 @@ have, all requests arrive again.  Every stream is equal, bit by bit, the ranks t
 and epoch, and the spares' steps are launched as graphs too.
 
 Then a spare is killed, for which no communicator is made anew, and a rank of each group at once, as if their machine were lost, while
-requests run.  Then NCCL fails again and again although all ranks are there: one of them leaves, and says why.  Last, operations stay on
-the GPUs of both decode ranks although their communicator has ended: the ranks leave, and a spare goes on."""
+requests run.  Then NCCL fails again and again although all ranks are there: one of them leaves, and says why.  Operations stay on
+the GPUs of both decode ranks although their communicator has ended: the ranks leave, and a spare goes on.  Last, a GPU breaks in a hand-off."""
 import contextlib
 import os
 import re
@@ -141,6 +141,20 @@ def run_without_gpus(a, model):
     del os.environ["BT_FAKE_NCCL"]
 
 
+def run_with_a_broken_gpu(a, model):
+    """A kernel's fault that the hand-off meets, while no step runs: the rank leaves at once, since its requests would wait for it in vain."""
+    os.environ["BT_FAKE_NCCL"] = "1:hand-off:4:-2"
+    with cells.Cell(a.bin, model, "1+1", "--threads", "1", "--on-death", "replace", "--timeout-s", "8", "--spares", "1") as cell, cell.channel() as channel:
+        stub = a.stubs[1].VllmEngineStub(channel)
+        for i in range(5):
+            assert len(load.ask(a.stubs[0], stub, i, 10)) == 10
+        expect_lines(cell, "decode rank 1 .* was lost: .*an illegal memory access was encountered: a kernel launched before",
+                     "rank 2 has taken seat 0 of the decode group")
+        assert cell.stop() == 0, cell.log()
+        assert not [x for x in cell.lines if "takes no pages" in x], cell.log()
+    del os.environ["BT_FAKE_NCCL"]
+
+
 def main():
     a = cells.arguments(__doc__).parse_args()
     a.stubs = cells.stubs(a.source)
@@ -153,6 +167,7 @@ def main():
         n += run_without_a_machine(a, model, requests, alone)
         run_in_vain(a, model)
         run_without_gpus(a, model)
+        run_with_a_broken_gpu(a, model)
     print(f"{n} requests equal to {len(alone)} alone, three of five ranks lost; {n_in_vain} waits passed their deadline though all answered")
     return 0
 

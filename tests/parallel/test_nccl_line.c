@@ -203,6 +203,32 @@ static void line_that_ends_waits_for_the_device(void)
     site_fini(&g_site);
 }
 
+/* What fails need not be the GPU; where it is, no further line is waited for. */
+static void gpu_that_takes_no_work_is_told(void)
+{
+    bt_wait  wait     = {.timeout_ns = 60 * BT_NS_PER_S, .what = "test", .layer = -1};
+    uint64_t start_ns = bt_now_ns();
+
+    EXPECT_EQ(bt_handoff_check(NULL), BT_OK);
+    site_init(&g_site, 2, 4000, 5);
+    meet();
+    if (g_rank == 0) {
+        bt_line_fail(g_site.h, start_ns);
+        EXPECT_EQ(bt_handoff_check(g_site.h), BT_OK);
+        g_fake_gpu.broken = cudaErrorIllegalAddress;
+        EXPECT_EQ(bt_handoff_await_ready(g_site.h, &wait), BT_ERR_DEVICE);
+        EXPECT(bt_now_ns() - start_ns < 30 * BT_NS_PER_S);
+        EXPECT_HAS(bt_error_text(), "an illegal memory access was encountered: a kernel launched");
+        EXPECT_EQ(bt_handoff_check(g_site.h), BT_ERR_DEVICE);
+        g_fake_gpu.broken      = cudaSuccess;
+        g_site.h->line->broken = false;
+    }
+    site_join(&g_site, g_ranks);
+    site_wait_ready(&g_site);
+    site_meet(&g_site);
+    site_fini(&g_site);
+}
+
 /* The receiver has had them on a line before, though their sender has not heard of it. */
 static void messages_that_had_come_are_not_delivered_again(void)
 {
@@ -291,6 +317,7 @@ static void lying_headers_are_refused_by_name(void)
 
 static const bt_test TESTS[] = {
     BT_TEST(line_that_ends_waits_for_the_device),
+    BT_TEST(gpu_that_takes_no_work_is_told),
     BT_TEST(messages_that_had_come_are_not_delivered_again),
     BT_TEST(slot_whose_packing_was_not_noted_is_sent_all_the_same),
     BT_TEST(lying_headers_are_refused_by_name),

@@ -13,7 +13,7 @@ static op *g_under_way; /* in the order of their launch */
 /* BT_FAKE_NCCL="2:hand-off:5:9 3:group:40:19": rank 2 of the job gets signal 9 at its 5th operation
  * of communicators whose name has "hand-off" in it, rank 3 signal 19.  Once each; with 0 for the
  * signal the operation fails, and so do all that follow; with -1 these stay in their streams for
- * ever, also when their communicator ends. */
+ * ever, also when their communicator ends; with -2 the GPU is broken from then on. */
 enum { MAX_FATES = 4 };
 typedef struct {
     char name[16];
@@ -131,6 +131,7 @@ static void meet_fate(op *o)
         if (strstr(o->comm->name, f->name) == NULL || --f->at > 0) continue;
         if (f->signal == 0) o->comm->error = ncclSystemError;
         if (f->signal == -1) o->stays = 1;
+        if (f->signal == -2) g_fake_gpu.broken = cudaErrorIllegalAddress;
         if (f->signal <= 0 || f->at < 0) continue;
         fprintf(stderr, "fake NCCL: signal %d at an operation of %s\n", f->signal, o->comm->name);
         raise(f->signal);

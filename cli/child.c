@@ -15,6 +15,7 @@
 #include "core/file.h"
 
 enum { ARGUMENT_MAX = 512, STARTED_MAX = 64 };
+enum { AT_ONCE = 1 << 16 }; /* bytes: as many as a pipe holds */
 #define GUARD_NS (3 * BT_NS_PER_S) /* to remove what a killed launcher left */
 
 /* What bt_child_spawn() has started and nobody has collected yet. */
@@ -24,7 +25,7 @@ static bool   g_others; /* there were children before: bt_child_adopt() */
 
 void bt_lines_read(bt_lines *lines, bt_line_fn fn, void *ctx)
 {
-    while (lines->fd >= 0) {
+    for (size_t n_read = 0; lines->fd >= 0 && n_read < AT_ONCE;) {
         ssize_t got   = read(lines->fd, lines->buf + lines->n, sizeof(lines->buf) - 1 - lines->n);
         char   *start = lines->buf, *end;
 
@@ -38,6 +39,7 @@ void bt_lines_read(bt_lines *lines, bt_line_fn fn, void *ctx)
             lines->n  = 0;
             return;
         }
+        n_read += (size_t)got;
         lines->n += (size_t)got;
         lines->buf[lines->n] = '\0';
         while ((end = memchr(start, '\n', lines->n - (size_t)(start - lines->buf))) != NULL) {

@@ -22,7 +22,8 @@ typedef struct {
     char   buf[4096];
 } bt_lines;
 typedef void (*bt_line_fn)(void *ctx, const char *line);
-/* Reads what is there (the pipe does not block) and calls fn for each line. */
+/* Reads what is there (the pipe does not block) and calls fn for each line; of one who never stops
+ * writing no more than a pipe holds, since others have a turn too. */
 void bt_lines_read(bt_lines *lines, bt_line_fn fn, void *ctx);
 
 typedef struct {

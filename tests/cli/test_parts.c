@@ -68,6 +68,31 @@ static void lines_come_whole_whatever_the_reads(void)
     EXPECT_EQ(strlen(g_lines[0]) + strlen(g_lines[1]) + strlen(g_lines[2]), sizeof(text) - 1);
 }
 
+/* One who writes faster than we read. */
+static void write_more(void *fd, const char *line)
+{
+    (void)line;
+    g_n_lines++;
+    while (write(*(int *)fd, "x\n", 2) == 2) {}
+}
+
+static void lines_without_end_leave_others_a_turn(void)
+{
+    bt_lines lines = {.fd = -1};
+    int      fds[2];
+
+    EXPECT(pipe2(fds, O_CLOEXEC | O_NONBLOCK) == 0);
+    lines.fd  = fds[0];
+    g_n_lines = 0;
+    write_more(&fds[1], "");
+    alarm(60); /* else it goes on for ever */
+    bt_lines_read(&lines, write_more, &fds[1]);
+    alarm(0);
+    EXPECT(g_n_lines > 1 && lines.fd == fds[0]);
+    close(fds[0]);
+    close(fds[1]);
+}
+
 static void echo_keeps_the_first_error_of_a_rank(void)
 {
     bt_echo echo;
@@ -509,6 +534,7 @@ static const bt_test TESTS[] = {
     BT_TEST(children_from_before_live_on),
     BT_TEST(child_that_was_killed_tells_of_memory_unless_we_did_it),
     BT_TEST(lines_come_whole_whatever_the_reads),
+    BT_TEST(lines_without_end_leave_others_a_turn),
     BT_TEST(echo_keeps_the_first_error_of_a_rank),
     BT_TEST(echo_knows_the_lines_that_the_log_writes),
     BT_TEST(echo_passes_on_what_mpi_says_but_for_noise),

@@ -99,7 +99,7 @@ bool bt_supervisor_take_fresh(supervisor *s)
         s->died_ns    = 0;
         if (s->fresh_worn) bt_supervisor_renew(s);
     } else { /* the old one has died before the fresh one served */
-        s->phase = LOADING;
+        if (s->phase == SERVING) s->phase = LOADING; /* else the coordinator is to come as well */
         if (s->died_ns == 0) s->died_ns = now;
         s->heard_ns = now;
     }

@@ -371,6 +371,21 @@ static void hear_of_a_fresh_cell_that_takes_over(void)
     }
 }
 
+/* Both the coordinator and the old cell have died: what follows needs a coordinator first. */
+static void hear_of_a_fresh_cell_without_a_coordinator_starts_one(void)
+{
+    bt_run_options opt = {.renew = true, .restarts = 3};
+    supervisor     s   = serving(&opt);
+
+    EXPECT_EQ(bt_progress_init(&s.progress, 1), BT_OK);
+    s.phase     = STARTING;
+    s.fresh.pid = getpid();
+    EXPECT(bt_supervisor_take_fresh(&s));
+    EXPECT_EQ(s.phase, STARTING);
+    EXPECT(s.died_ns != 0 && s.heard_ns != 0);
+    bt_progress_fini(&s.progress);
+}
+
 int main(int argc, char **argv)
 {
     static const bt_test TESTS[] = {
@@ -387,6 +402,7 @@ int main(int argc, char **argv)
         BT_TEST(hear_of_a_fresh_cell_that_hangs),
         BT_TEST(hear_of_a_fresh_cell_that_ends_first),
         BT_TEST(hear_of_a_fresh_cell_that_takes_over),
+        BT_TEST(hear_of_a_fresh_cell_without_a_coordinator_starts_one),
     };
 
     return BT_RUN_TESTS(TESTS, argc > 1 ? argv[1] : NULL);

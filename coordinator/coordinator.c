@@ -48,7 +48,7 @@ static void on_signal(int number, siginfo_t *info, void *context)
     g_cell_comes = info->si_code == SI_QUEUE && info->si_value.sival_int != 0;
     if (number == SIGUSR1)
         g_drain = number;
-    else
+    else if (number != SIGTERM || g_signal == 0) /* it makes no drain of an end at once before it */
         g_signal = number;
 }
 

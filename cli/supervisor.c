@@ -146,14 +146,13 @@ BT_PRINTF(3, 4) static void start_again(supervisor *s, uint64_t *at_ns, const ch
     vsnprintf(why, sizeof(why), fmt, ap);
     va_end(ap);
     bt_echo_clear_bar(&s->echo);
-    if (!bt_restart_wait_next(&s->restart_wait, s->opt->restarts, s->serving_ns, now, &wait_ns)) {
+    if (!bt_restart_wait_next(&s->restart_wait, s->opt->restarts, &s->serving_ns, now, &wait_ns)) {
         bt_supervisor_fail(s, "%s; given up after %u restarts in a row", why, s->opt->restarts);
         return;
     }
     BT_WARN("%s; starting again in %.1f s, the %u. of at most %u times in a row", why,
             (double)wait_ns * 1e-9, s->restart_wait.n, s->opt->restarts);
     if (s->died_ns == 0) s->died_ns = now;
-    s->serving_ns = 0;
     s->n_restarts++;
     s->heard_ns = *at_ns = now + wait_ns; /* nothing is to be heard before */
 }
@@ -219,8 +218,7 @@ static void on_coordinator_end(supervisor *s)
         return;
     }
     bt_child_close(&s->coordinator);
-    s->phase        = STARTING;
-    s->launch_at_ns = 0; /* its ranks wait for the next one, at the same address */
+    s->phase = STARTING; /* its ranks wait for the next one, at the same address */
     start_again(s, &s->coordinator_at_ns, "the coordinator %s", text);
 }
 

@@ -16,7 +16,7 @@ void bt_supervisor_renew(supervisor *s)
     if (!s->opt->renew || s->phase != SERVING || s->draining || s->fresh_at_ns != 0 ||
         bt_child_running(&s->fresh))
         return;
-    if (!bt_restart_wait_next(&s->restart_wait, s->opt->restarts, s->serving_ns, now, &wait_ns)) {
+    if (!bt_restart_wait_next(&s->restart_wait, s->opt->restarts, &s->serving_ns, now, &wait_ns)) {
         BT_WARN("ranks are missing, and no spare is left; no fresh cell is started after %u starts "
                 "in a row",
                 s->opt->restarts);
@@ -74,7 +74,10 @@ void bt_supervisor_fresh_ended(supervisor *s, const char *how)
     bt_child_close(&s->fresh);
     s->fresh_at_ns = s->fresh_term_ns = 0;
     s->fresh_serves = s->fresh_worn = false;
-    if (s->launch_drains) bt_supervisor_renew(s); /* nobody else takes new requests */
+    if (s->launch_drains)
+        bt_supervisor_renew(s); /* nobody else takes new requests */
+    else
+        s->serving_ns = bt_awake_ns(); /* after a good minute there is no row */
 }
 
 bool bt_supervisor_take_fresh(supervisor *s)

@@ -340,6 +340,29 @@ static void hear_of_a_fresh_cell_that_ends_first(void)
     }
 }
 
+/* However long the last good one had served, those that do not come after it are in a row; where
+ * the old cell goes on, a good minute ends the row. */
+static void hear_of_fresh_cells_that_never_come_gives_up(void)
+{
+    for (int drains = 0; drains < 2; drains++) {
+        bt_run_options opt = {.renew = true, .restarts = 3};
+        supervisor     s   = serving(&opt);
+
+        s.serving_ns    = 1; /* long ago */
+        s.launch_drains = drains;
+        for (uint32_t k = 0; k < 9; k++) {
+            if (!drains || k == 0) bt_supervisor_renew(&s);
+            if (s.fresh_at_ns == 0) break;
+            s.fresh_at_ns = 0;
+            s.fresh.pid   = getpid();
+            bt_supervisor_fresh_ended(&s, "so");
+            if (!drains) EXPECT(s.serving_ns > 1);
+            if (!drains) s.serving_ns = 1; /* and so it went on */
+        }
+        EXPECT_EQ(s.n_renewed, drains ? 3 : 9);
+    }
+}
+
 /* The old one ends: because it has drained, or before the fresh one serves. */
 static void hear_of_a_fresh_cell_that_takes_over(void)
 {
@@ -401,6 +424,7 @@ int main(int argc, char **argv)
         BT_TEST(hear_of_a_worn_cell_that_ends_or_comes_starts_none),
         BT_TEST(hear_of_a_fresh_cell_that_hangs),
         BT_TEST(hear_of_a_fresh_cell_that_ends_first),
+        BT_TEST(hear_of_fresh_cells_that_never_come_gives_up),
         BT_TEST(hear_of_a_fresh_cell_that_takes_over),
         BT_TEST(hear_of_a_fresh_cell_without_a_coordinator_starts_one),
     };

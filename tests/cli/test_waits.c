@@ -13,25 +13,32 @@ static void restart_wait_doubles_and_gives_up(void)
     static const double WAITS[] = {0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 30, 30};
 
     bt_restart_wait b = {0};
-    uint64_t        wait;
+    uint64_t        wait, none = 0;
 
     for (int i = 0; i < 10; i++) {
-        EXPECT(bt_restart_wait_next(&b, 10, 100 * S, 101 * S, &wait));
+        uint64_t serving = 100 * S;
+
+        EXPECT(bt_restart_wait_next(&b, 10, &serving, 101 * S, &wait));
         EXPECT_EQ(wait, (uint64_t)(WAITS[i] * 1e9 + 0.5));
     }
-    EXPECT(!bt_restart_wait_next(&b, 10, 100 * S, 101 * S, &wait));
-    EXPECT(!bt_restart_wait_next(&b, 10, 0, 999 * S, &wait)); /* what never served has not worked */
+    EXPECT(!bt_restart_wait_next(&b, 10, &none, 999 * S,
+                                 &wait)); /* what never served has not worked */
 }
 
 static void restart_wait_begins_anew_after_a_good_minute(void)
 {
     bt_restart_wait b = {0};
-    uint64_t        wait;
+    uint64_t        wait, serving = 0;
 
     for (int i = 0; i < 5; i++)
-        EXPECT(bt_restart_wait_next(&b, 5, 0, S, &wait));
-    EXPECT(bt_restart_wait_next(&b, 5, 100 * S, 160 * S, &wait));
+        EXPECT(bt_restart_wait_next(&b, 5, &serving, S, &wait));
+    serving = 100 * S;
+    EXPECT(bt_restart_wait_next(&b, 5, &serving, 160 * S, &wait));
     EXPECT_EQ(wait, 200 * BT_NS_PER_MS);
+    for (int i = 1; i < 5; i++) /* the minute counts once, and what has not served since has none */
+        EXPECT(bt_restart_wait_next(&b, 5, &serving, (160 + 99 * (uint64_t)i) * S, &wait));
+    EXPECT_EQ(wait, 3200 * BT_NS_PER_MS);
+    EXPECT(!bt_restart_wait_next(&b, 5, &serving, 999 * S, &wait));
 }
 
 static void progress_names_the_rank_that_will_be_last(void)

@@ -15,7 +15,7 @@
 #include "core/file.h"
 
 enum { ARGUMENT_MAX = 512, STARTED_MAX = 64 };
-enum { AT_ONCE = 1 << 16 }; /* bytes: as many as a pipe holds */
+enum { AT_ONCE = 1 << 16 };        /* bytes: as many as a pipe holds */
 #define GUARD_NS (3 * BT_NS_PER_S) /* to remove what a killed launcher left */
 
 /* What bt_child_spawn() has started and nobody has collected yet. */

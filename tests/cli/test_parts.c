@@ -73,7 +73,8 @@ static void write_more(void *fd, const char *line)
 {
     (void)line;
     g_n_lines++;
-    while (write(*(int *)fd, "x\n", 2) == 2) {}
+    while (write(*(int *)fd, "x\n", 2) == 2) {
+    }
 }
 
 static void lines_without_end_leave_others_a_turn(void)

@@ -22,6 +22,7 @@ static void run_serves_until_a_signal(void)
     for (size_t i = 0; i < 4; i++) {
         start_run("", TWO_RANKS);
         if (serving()) stop(SIGNALS[i]);
+        EXPECT(strstr(g_run.output, "had not left in time") == NULL);
     }
 }
 
@@ -250,7 +251,7 @@ static void run_goes_on_when_nobody_reads_its_stdout(void)
 }
 
 /* Of the program as the kernel shortens its name; 0: the cell has none. */
-static pid_t child_pid(const char *comm_line)
+static pid_t find_child(const char *comm_line)
 {
     char  path[64], name[32];
     long  pid, found = 0;
@@ -266,8 +267,15 @@ static pid_t child_pid(const char *comm_line)
         if (comm != NULL) fclose(comm);
     }
     if (children != NULL) fclose(children);
-    EXPECT(found != 0);
     return (pid_t)found;
+}
+
+static pid_t child_pid(const char *comm_line)
+{
+    pid_t found = find_child(comm_line);
+
+    EXPECT(found != 0);
+    return found;
 }
 
 static pid_t coordinator_pid(void) { return child_pid("baton-coordinat\n"); }
@@ -325,6 +333,19 @@ static void run_with_ignored_signals_ends_when_asked(void)
     stop(SIGTERM);
 }
 
+/* The coordinator cannot tell ranks that have not attached: we do, long before we kill. */
+static void run_signal_before_ranks_attach_ends_soon(void)
+{
+    double begun = bt_command_now();
+
+    start_run("absent:1", TWO_RANKS);
+    while (find_child("baton-launch\n") == 0 && bt_command_now() < begun + START_S)
+        bt_command_wait_for(&g_run, "\x01", 0.02);
+    begun = bt_command_now();
+    stop(SIGTERM);
+    EXPECT(bt_command_now() - begun < 12);
+}
+
 /* Impatience is no failure, however early it comes. */
 static void run_second_signal_hurries_the_end(void)
 {
@@ -345,11 +366,15 @@ static void run_second_signal_hurries_the_end(void)
 /* Ranks that were ended because nobody had patience were not late. */
 static void run_second_signal_ends_a_rank_that_stays(void)
 {
+    double begun;
+
     start_run("leave_late:1", TWO_RANKS);
     if (!serving()) return;
     kill(g_run.pid, SIGINT);
     EXPECT(bt_command_wait_for(&g_run, "shutting down on signal ", END_S));
+    begun = bt_command_now();
     stop(SIGINT);
+    EXPECT(bt_command_now() - begun < 7); /* without the second it is told after 8 s */
     EXPECT(strstr(g_run.output, "had not left in time") == NULL);
     EXPECT(strstr(g_run.output, "baton-run: ") == NULL);
 }
@@ -377,6 +402,30 @@ static void run_drain_of_no_time_is_for_sigterm_alone(void)
         EXPECT_HAS(g_client.output, "UNAVAILABLE");
         EXPECT_EQ(strstr(g_run.output, "draining: ") != NULL, drains > 0);
         EXPECT(strstr(g_run.output, "shutting down on signal 15") == NULL); /* it would drain */
+    }
+}
+
+/* Also where both are there before its loop has looked. */
+static void coordinator_told_to_end_at_once_does_not_drain(void)
+{
+    char        program[256];
+    const char *argv[] = {program, "--address", g_address, "--model",
+                          g_model, "--prompt",  "To be",   NULL};
+    pid_t       pid;
+
+    snprintf(program, sizeof(program), "%s/baton-generate", g_bin);
+    for (int i = 0; i < 4; i++) {
+        start_run("silent:0", BOTH_1);
+        if (!serving() || (pid = coordinator_pid()) == 0) return;
+        bt_command_start(&g_client, argv, NULL);
+        EXPECT(bt_command_wait_for(&g_run, " prompt tokens, at most ", START_S));
+        kill(pid, SIGINT);
+        usleep(300); /* its handler has run, its loop not yet looked */
+        kill(pid, SIGTERM);
+        expect_over();
+        EXPECT_EQ(bt_command_finish(&g_client, END_S), 1);
+        EXPECT_HAS(g_run.output, "shutting down on signal 2");
+        EXPECT(strstr(g_run.output, "draining: ") == NULL);
     }
 }
 
@@ -449,6 +498,53 @@ static void run_coordinator_that_dies_with_its_ranks_is_named(void)
     EXPECT_HAS(g_run.output, "the coordinator was ended by signal 9 (Killed)");
 }
 
+/* Ranks under the same coordinator, each time later, and not for ever.  Of the first end
+ * the coordinator speaks before the launcher has ended: ranks that come later are not meant. */
+static void run_restarts_ranks_until_it_gives_up(void)
+{
+    static const char *const SAYS[] = {
+        "starting again in 0.2 s, the 1. of at most 2 times in a row",
+        "starting again in 0.4 s, the 2. of at most 2 times in a row",
+        "given up after 2 restarts in a row\n"};
+    char again[32];
+
+    start_run("", ARGS("--both", "1", "--on-death", "restart", "--restarts", "2"));
+    if (!serving()) return;
+    for (int i = 0; i < 3; i++) {
+        pid_t launch = child_pid("baton-launch\n"), coordinator = coordinator_pid();
+
+        if (launch == 0 || coordinator == 0) return;
+        kill(launch, i == 0 ? SIGTERM : SIGKILL);
+        EXPECT(bt_command_wait_for(&g_run, SAYS[i], START_S));
+        if (i == 2) break;
+        snprintf(again, sizeof(again), " s after the end; restart %d\n", i + 1);
+        EXPECT(bt_command_wait_for(&g_run, again, START_S));
+        EXPECT_EQ(coordinator_pid(), coordinator);
+        EXPECT_EQ(client("baton-generate", ARGS("--prompt", "x", "--max-tokens", "2")), 0);
+        if (i == 0) EXPECT(!bt_command_wait_for(&g_run, SAYS[1], 6));
+    }
+    expect_over();
+    EXPECT_HAS(g_run.output, "baton-run: the ranks have ended: baton-launch was ended by signal 9");
+}
+
+/* At the same address. */
+static void run_coordinator_that_hangs_is_started_again(void)
+{
+    pid_t pid;
+
+    start_run("", ARGS("--both", "1", "--on-death", "restart", "--coordinator-timeout-s", "3"));
+    if (!serving() || (pid = coordinator_pid()) == 0) return;
+    kill(pid, SIGSTOP);
+    EXPECT(bt_command_wait_for(&g_run, "the coordinator has not answered for 3 s; starting again",
+                               START_S));
+    EXPECT(bt_command_wait_for(&g_run, "serving again, ", START_S));
+    EXPECT(coordinator_pid() != pid);
+    EXPECT_EQ(client("baton-generate", ARGS("--prompt", "x", "--max-tokens", "2")), 0);
+    kill(coordinator_pid(), SIGKILL); /* the next end is one of its own */
+    EXPECT(bt_command_wait_for(&g_run, "the coordinator was ended by signal 9 (Killed)", START_S));
+    stop(SIGTERM);
+}
+
 /* Everybody was served, and the signal that ends the slow one is our own. */
 static void run_rank_that_leaves_late_is_no_failure(void)
 {
@@ -491,12 +587,16 @@ static const bt_test TESTS[] = {
     BT_TEST(run_drain_ends_when_the_coordinator_hangs),
     BT_TEST(run_with_ignored_signals_ends_when_asked),
     BT_TEST(run_signal_while_loading_ends_cleanly),
+    BT_TEST(run_signal_before_ranks_attach_ends_soon),
     BT_TEST(run_second_signal_hurries_the_end),
     BT_TEST(run_second_signal_ends_a_rank_that_stays),
     BT_TEST(run_drain_of_no_time_is_for_sigterm_alone),
+    BT_TEST(coordinator_told_to_end_at_once_does_not_drain),
     BT_TEST(run_tells_the_coordinator_what_a_death_means),
     BT_TEST(run_coordinator_that_dies_while_loading_is_started_again),
     BT_TEST(run_coordinator_that_dies_with_its_ranks_is_named),
+    BT_TEST(run_restarts_ranks_until_it_gives_up),
+    BT_TEST(run_coordinator_that_hangs_is_started_again),
     BT_TEST(run_rank_that_leaves_late_is_no_failure),
     BT_TEST(run_port_in_use_is_named),
 };

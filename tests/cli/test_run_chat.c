@@ -88,8 +88,18 @@ static void run_chat_returns_the_code_of_its_client(void)
     g_bin = dir;
     start_run("", ARGS("--both", "1", "--chat", "Good morrow."));
     EXPECT_EQ(bt_command_finish(&g_run, START_S + END_S), 7);
-    g_bin = bin;
     EXPECT_HAS(g_run.output, "baton-run: the answer did not come");
+    EXPECT_EQ(unlink(to), 0); /* what cannot be started ends the cell at once, and is named */
+    start_run("", ARGS("--both", "1", "--chat", "Good morrow."));
+    EXPECT_EQ(bt_command_finish(&g_run, START_S), 1);
+    EXPECT_HAS(g_run.output, "baton-chat: No such file or directory (the programs of Baton");
+    snprintf(to, sizeof(to), "%s/baton-launch", dir);
+    EXPECT_EQ(unlink(to), 0);
+    start_run("", BOTH_1);
+    EXPECT_EQ(bt_command_finish(&g_run, END_S), 1);
+    EXPECT_HAS(g_run.output, "baton-run: ");
+    EXPECT_HAS(g_run.output, "baton-launch: No such file or directory (the programs of Baton");
+    g_bin = bin;
     bt_command_run(&g_run, (const char *const[]){"/bin/rm", "-r", dir, NULL}, NULL, END_S);
 }
 

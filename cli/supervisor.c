@@ -86,11 +86,11 @@ static bool drain(supervisor *s, int number)
     if (number != SIGUSR1 && (number != SIGTERM || most_ns == 0 || s->draining)) return false;
     if (s->draining) return true;
     s->draining = true;
-    if (number == SIGTERM) s->drain_end_ns = bt_awake_ns() + most_ns + BT_SUPERVISOR_LEAVE_NS;
+    if (number == SIGTERM) s->drain_end_ns = bt_awake_ns() + most_ns;
     if (s->opt->join != NULL) { /* its ranks tell the coordinator, which lets them go */
         bt_child_kill(&s->launch, SIGUSR1);
-        if (number == SIGTERM) s->launch_term_ns = bt_awake_ns() + most_ns;
     } else {
+        if (number == SIGTERM) s->drain_end_ns += BT_SUPERVISOR_LEAVE_NS; /* it ends them itself */
         bt_child_tell(&s->coordinator, number == SIGUSR1 ? SIGUSR1 : SIGTERM,
                       bt_child_running(&s->fresh) && !s->fresh_serves);
     }

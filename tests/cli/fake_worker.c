@@ -324,6 +324,7 @@ int main(int argc, char **argv)
     }
     if (fault("die_at_start")) raise(SIGKILL);
     if (fault("absent")) sleep(600);
+    signal(SIGUSR1, SIG_IGN); /* it never drains */
     if (bt_control_client_start(argument(argc, argv, "--coordinator"), 10 * BT_NS_PER_S, 0,
                                 &g_client) != BT_OK) {
         return 5;
@@ -337,6 +338,7 @@ int main(int argc, char **argv)
     if (!fault("never_ready")) {
         say_progress(1000);
         say_simple(BT_UP_READY);
+        BT_INFO("ready: rank %u", g_rank);
     }
     serve();
     bt_control_client_stop(g_client, BT_NS_PER_S);

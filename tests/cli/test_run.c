@@ -405,6 +405,31 @@ static void run_drain_of_no_time_is_for_sigterm_alone(void)
     }
 }
 
+/* Ranks under a coordinator elsewhere that do not drain are ended after --drain-s, as was asked. */
+static void run_drain_under_a_coordinator_elsewhere_has_an_end(void)
+{
+    static const char *const env[] = {"BATON_SECRET=0123456789abcdef0123456789abcdef", NULL};
+    char                     programs[2][256], control[64] = "";
+    const char              *argv[32], *at;
+
+    build_argv(programs[0], sizeof(programs[0]), "baton-coordinator",
+               ARGS("--model", g_model, "--port", "0", "--control", "127.0.0.1:0"), argv);
+    bt_command_start(&g_client, argv, env);
+    EXPECT(bt_command_wait_for(&g_client, "workers attach on ", START_S));
+    at = strstr(g_client.output, "attach on ");
+    EXPECT(at != NULL && sscanf(at, "attach on %63s", control) == 1);
+    build_argv(programs[1], sizeof(programs[1]), "baton-run",
+               ARGS("--model", g_model, "--coordinator", control, "--cell", "a", "--both", "1",
+                    "--drain-s", "1"),
+               argv);
+    bt_command_start(&g_run, argv, env);
+    EXPECT(bt_command_wait_for(&g_run, "cell a serves ", START_S));
+    stop(SIGTERM);
+    EXPECT(strstr(g_run.output, "baton-run: ") == NULL);
+    kill(g_client.pid, SIGKILL);
+    bt_command_finish(&g_client, END_S);
+}
+
 /* Also where both are there before its loop has looked. */
 static void coordinator_told_to_end_at_once_does_not_drain(void)
 {
@@ -591,6 +616,7 @@ static const bt_test TESTS[] = {
     BT_TEST(run_second_signal_hurries_the_end),
     BT_TEST(run_second_signal_ends_a_rank_that_stays),
     BT_TEST(run_drain_of_no_time_is_for_sigterm_alone),
+    BT_TEST(run_drain_under_a_coordinator_elsewhere_has_an_end),
     BT_TEST(coordinator_told_to_end_at_once_does_not_drain),
     BT_TEST(run_tells_the_coordinator_what_a_death_means),
     BT_TEST(run_coordinator_that_dies_while_loading_is_started_again),

@@ -523,6 +523,18 @@ static void run_coordinator_that_dies_with_its_ranks_is_named(void)
     EXPECT_HAS(g_run.output, "the coordinator was ended by signal 9 (Killed)");
 }
 
+/* Where that child of the cell writes its lines. */
+static void say_as(pid_t child, const char *line)
+{
+    char path[64];
+    int  fd;
+
+    snprintf(path, sizeof(path), "/proc/%d/fd/2", (int)child);
+    fd = open(path, O_WRONLY | O_CLOEXEC);
+    EXPECT(fd >= 0 && write(fd, line, strlen(line)) == (ssize_t)strlen(line));
+    if (fd >= 0) close(fd);
+}
+
 /* Ranks under the same coordinator, each time later, and not for ever.  Of the first end
  * the coordinator speaks before the launcher has ended: ranks that come later are not meant. */
 static void run_restarts_ranks_until_it_gives_up(void)
@@ -539,6 +551,7 @@ static void run_restarts_ranks_until_it_gives_up(void)
         pid_t launch = child_pid("baton-launch\n"), coordinator = coordinator_pid();
 
         if (launch == 0 || coordinator == 0) return;
+        if (i == 0) say_as(launch, "2026-01-01 00:00:00.000 E rank=0 - a/b.c:1 an error of old\n");
         kill(launch, i == 0 ? SIGTERM : SIGKILL);
         EXPECT(bt_command_wait_for(&g_run, SAYS[i], START_S));
         if (i == 2) break;
@@ -550,20 +563,37 @@ static void run_restarts_ranks_until_it_gives_up(void)
     }
     expect_over();
     EXPECT_HAS(g_run.output, "baton-run: the ranks have ended: baton-launch was ended by signal 9");
+    EXPECT_HAS(g_run.output, "an error of old");
+    EXPECT(strstr(g_run.output, FIRST) == NULL); /* it was not one of the last ranks */
 }
 
-/* At the same address. */
+/* At the same addresses: ranks, clients and who watches it look for it where it was. */
 static void run_coordinator_that_hangs_is_started_again(void)
 {
-    pid_t pid;
+    char        control[64], attach[96], http[64];
+    const char *at;
+    pid_t       pid;
+    int         port;
 
-    start_run("", ARGS("--both", "1", "--on-death", "restart", "--coordinator-timeout-s", "3"));
+    start_run("", ARGS("--both", "1", "--on-death", "restart", "--coordinator-timeout-s", "3",
+                       "--http-port", "0"));
     if (!serving() || (pid = coordinator_pid()) == 0) return;
+    EXPECT(bt_command_wait_for(&g_run, "status page at http://127.0.0.1:", START_S));
+    at = strstr(g_run.output, "status page at ");
+    NEED(at != NULL && sscanf(at, "status page at http://127.0.0.1:%d/", &port) == 1);
+    at = strstr(g_run.output, "attach on ");
+    NEED(at != NULL && sscanf(at, "attach on %63s", control) == 1);
     kill(pid, SIGSTOP);
     EXPECT(bt_command_wait_for(&g_run, "the coordinator has not answered for 3 s; starting again",
                                START_S));
     EXPECT(bt_command_wait_for(&g_run, "serving again, ", START_S));
     EXPECT(coordinator_pid() != pid);
+    at = strstr(g_run.output, "starting again");
+    NEED(at != NULL);
+    snprintf(http, sizeof(http), " http-port=%d (flag)", port);
+    snprintf(attach, sizeof(attach), "workers attach on %s\n", control);
+    EXPECT_HAS(at, http);
+    EXPECT_HAS(at, attach);
     EXPECT_EQ(client("baton-generate", ARGS("--prompt", "x", "--max-tokens", "2")), 0);
     kill(coordinator_pid(), SIGKILL); /* the next end is one of its own */
     EXPECT(bt_command_wait_for(&g_run, "the coordinator was ended by signal 9 (Killed)", START_S));

@@ -191,6 +191,7 @@ void bt_child_kill(bt_child *child, int sig)
 {
     if (!bt_child_running(child)) return;
     kill(child->pid, sig);
+    if (sig == SIGTERM && child->told_ns == 0) child->told_ns = bt_awake_ns();
     child->killed = child->killed || sig == SIGKILL;
 }
 

@@ -30,11 +30,12 @@ typedef struct {
     const char *name; /* for messages: "coordinator" */
     pid_t       pid;  /* 0: not started */
     bool        ended;
-    int         status; /* of waitpid, once ended */
-    bool        killed; /* by bt_child_kill(), if by SIGKILL */
-    int         go_fd;  /* a held child waits for its last argument here; -1: not held */
-    bt_lines    err;    /* its stderr */
-    bt_lines    report; /* what it writes to report_fd */
+    int         status;  /* of waitpid, once ended */
+    bool        killed;  /* by bt_child_kill(), if by SIGKILL */
+    uint64_t    told_ns; /* when bt_child_kill() first sent SIGTERM; 0: it did not */
+    int         go_fd;   /* a held child waits for its last argument here; -1: not held */
+    bt_lines    err;     /* its stderr */
+    bt_lines    report;  /* what it writes to report_fd */
 } bt_child;
 
 typedef struct {

@@ -309,6 +309,12 @@ static void kill_at(bt_child *child, int sig, uint64_t *at_ns, uint64_t now)
     *at_ns = 0; /* once: a second SIGTERM would cut their own clean-up short */
 }
 
+/* A launcher ends within 12 s of SIGTERM whatever its ranks do, unless it hangs itself. */
+static void kill_what_stays(bt_child *child, uint64_t now)
+{
+    if (child->told_ns != 0 && now > child->told_ns + KILL_NS) bt_child_kill(child, SIGKILL);
+}
+
 /* How long the coordinator may be silent.  One that is started again is waited for no longer, since
  * ranks look for it. */
 static uint64_t coordinator_limit_ns(const supervisor *s)
@@ -374,6 +380,8 @@ static void on_tick(supervisor *s)
     }
     if (bt_child_running(&s->launch)) kill_at(&s->launch, SIGTERM, &s->launch_term_ns, now);
     if (bt_child_running(&s->fresh)) kill_at(&s->fresh, SIGTERM, &s->fresh_term_ns, now);
+    kill_what_stays(&s->launch, now);
+    kill_what_stays(&s->fresh, now);
     start_what_is_due(s, now);
     watch_coordinator(s, now);
     bt_supervisor_watch_fresh(s, now);

@@ -567,6 +567,26 @@ static void run_restarts_ranks_until_it_gives_up(void)
     EXPECT(strstr(g_run.output, FIRST) == NULL); /* it was not one of the last ranks */
 }
 
+/* Ranks that are lost end their launcher, or we end it: else nobody would ever serve again. */
+static void run_launcher_that_hangs_is_started_again(void)
+{
+    char        program[256];
+    const char *argv[] = {program, "--address", g_address, "--model",
+                          g_model, "--prompt",  "To be",   NULL};
+    pid_t       pid;
+
+    start_run("die_in_prefill:0", ARGS("--both", "1", "--on-death", "restart", "--restarts", "1"));
+    if (!serving() || (pid = child_pid("baton-launch\n")) == 0) return;
+    kill(pid, SIGSTOP);
+    snprintf(program, sizeof(program), "%s/baton-generate", g_bin);
+    bt_command_start(&g_client, argv, NULL);
+    EXPECT(bt_command_wait_for(
+        &g_run, "baton-launch was ended by signal 9 (Killed); starting again", START_S));
+    expect_over(); /* the same request ends the next ones */
+    EXPECT_EQ(bt_command_finish(&g_client, END_S), 1);
+    EXPECT_HAS(g_client.output, "UNAVAILABLE");
+}
+
 /* At the same addresses: ranks, clients and who watches it look for it where it was. */
 static void run_coordinator_that_hangs_is_started_again(void)
 {
@@ -653,6 +673,7 @@ static const bt_test TESTS[] = {
     BT_TEST(run_coordinator_that_dies_with_its_ranks_is_named),
     BT_TEST(run_restarts_ranks_until_it_gives_up),
     BT_TEST(run_coordinator_that_hangs_is_started_again),
+    BT_TEST(run_launcher_that_hangs_is_started_again),
     BT_TEST(run_rank_that_leaves_late_is_no_failure),
     BT_TEST(run_port_in_use_is_named),
 };

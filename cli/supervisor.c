@@ -115,9 +115,10 @@ static void on_signals(supervisor *s)
     }
 }
 
+/* Or has not ended: its status is 0 until then. */
 static bool ended_well(const bt_child *child)
 {
-    return child->pid == 0 || (WIFEXITED(child->status) && WEXITSTATUS(child->status) == 0);
+    return WIFEXITED(child->status) && WEXITSTATUS(child->status) == 0;
 }
 
 static void on_client_end(supervisor *s)
@@ -287,9 +288,8 @@ static void on_child_end(supervisor *s)
     if (s->asker.ended) bt_supervisor_hosts_asked(s);
     if (s->fresh.ended) on_fresh_end(s);
     if (s->launch.ended && bt_supervisor_take_fresh(s) && !s->coordinator.ended) return;
-    if (s->draining && (s->coordinator.ended || s->launch.ended) &&
-        (!s->coordinator.ended || ended_well(&s->coordinator)) &&
-        (!s->launch.ended || ended_well(&s->launch))) {
+    if (s->draining && (s->coordinator.ended || s->launch.ended) && ended_well(&s->coordinator) &&
+        ended_well(&s->launch)) {
         s->asked = true; /* nothing runs any more: the end that was asked for */
         begin_stop(s);
         return;

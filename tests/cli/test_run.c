@@ -371,7 +371,7 @@ static void run_second_signal_ends_a_rank_that_stays(void)
     start_run("leave_late:1", TWO_RANKS);
     if (!serving()) return;
     kill(g_run.pid, SIGINT);
-    EXPECT(bt_command_wait_for(&g_run, "shutting down on signal ", END_S));
+    EXPECT(bt_command_wait_for(&g_run, "shutting down on signal ", 4)); /* a failure waits 5 s */
     begun = bt_command_now();
     stop(SIGINT);
     EXPECT(bt_command_now() - begun < 7); /* without the second it is told after 8 s */
@@ -543,7 +543,7 @@ static void run_restarts_ranks_until_it_gives_up(void)
         "starting again in 0.2 s, the 1. of at most 2 times in a row",
         "starting again in 0.4 s, the 2. of at most 2 times in a row",
         "given up after 2 restarts in a row\n"};
-    char again[32];
+    char again[48];
 
     start_run("", ARGS("--both", "1", "--on-death", "restart", "--restarts", "2"));
     if (!serving()) return;

@@ -28,10 +28,14 @@ INLINE void store(float *p, vf v) { memcpy(p, &v, sizeof(v)); }
 /* n < WIDTH elements; the other lanes are `pad`. */
 INLINE vf load_part(const float *p, size_t n, float pad)
 {
+#if WIDTH == 16
+    return (vf)_mm512_mask_loadu_ps((__m512)splat(pad), (__mmask16)((1u << n) - 1), p);
+#else
     vf v = splat(pad);
 
     memcpy(&v, p, n * sizeof(*p));
     return v;
+#endif
 }
 INLINE void store_part(float *p, vf v, size_t n) { memcpy(p, &v, n * sizeof(*p)); }
 INLINE vh   load_half(const bt_bf16 *p)

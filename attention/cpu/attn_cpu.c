@@ -42,7 +42,8 @@ static size_t lay_member(const bt_mla_config *cfg, uint32_t rows, char *mem, bt_
         bt_lay(mem, &used, (size_t)BT_GROUP_HEADS * rows * cfg->kv_lora_rank, sizeof(bt_bf16));
     m->index_query =
         bt_lay(mem, &used, bt_cpu_packed_elems(cfg->index_heads, cfg->index_dim), sizeof(bt_bf16));
-    m->index_scores = bt_lay(mem, &used, (size_t)BT_PAGE_TOKENS * cfg->index_heads, sizeof(float));
+    m->index_scores =
+        bt_lay(mem, &used, (size_t)BT_PAGE_TOKENS * bt_index_columns(cfg), sizeof(float));
     return used;
 }
 

@@ -36,7 +36,7 @@ typedef struct {
     bt_bf16 *query;     /* the same of all lanes, packed */
     bt_bf16 *latents;   /* [BT_GROUP_HEADS][rows][kv_lora_rank]: absorbed, of short contexts */
     bt_bf16 *index_query;  /* packed [index_heads, index_dim] */
-    float   *index_scores; /* [BT_PAGE_TOKENS][index_heads] */
+    float   *index_scores; /* [BT_PAGE_TOKENS][bt_index_columns] */
     /* The tile whose queries these are, where it is one of the row block under way. */
     bool     has_packed;
     uint32_t packed_row, packed_lane0;
@@ -86,8 +86,7 @@ typedef struct {
 
     /* Sparse attention, or NULL. */
     uint32_t   *chosen;       /* owned: [rows of the step][index_topk], ascending positions */
-    float      *keys_scores;  /* owned: [choosers][max_context] */
-    uint32_t    choosers;     /* rows that choose at once */
+    float      *keys_scores;  /* owned: [BT_MAX_CHOOSERS][max_context] */
     uint32_t    chosen_rows;  /* that attend at once, to copies: */
     bt_kv_pool *gathered;     /* owned: one layer of latents and rope keys */
     bt_page_id *chosen_pages; /* owned: [chosen_rows][pages of index_topk], all of the pool */
@@ -113,6 +112,11 @@ static inline uint32_t bt_part_blocks(uint32_t n_pages)
 static inline uint32_t bt_joined_dim(const bt_mla_config *cfg)
 {
     return bt_cpu_pad(cfg->qk_nope_dim, 32) + bt_cpu_pad(cfg->qk_rope_dim, 32);
+}
+/* Heads of the indexer, padded to whole column blocks. */
+static inline uint32_t bt_index_columns(const bt_mla_config *cfg)
+{
+    return bt_cpu_pad(cfg->index_heads, 16);
 }
 /* Elements of one row of the step's query matrix. */
 static inline size_t bt_attn_q_dim(const bt_mla_config *cfg)

@@ -1,10 +1,10 @@
 /* attention/cpu/chosen.c - sparse attention: which positions a token attends to, and the absorbed
  * form over those.
  *
- * Choosing takes as many rows at a time as there are threads: first the indexer's scores, in chunks
- * of one row's keys, then, a row each, the positions.  The latents of these are copied next to each
- * other, for some rows at a time, and the absorbed form goes through the copies as through the
- * pages of short contexts.  A score depends on its row and its key only. */
+ * Choosing takes BT_MAX_CHOOSERS rows at a time: first the indexer's scores, in chunks of one row's
+ * keys, then, a row each, the positions.  The latents of these are copied next to each other, for
+ * some rows at a time, and the absorbed form goes through the copies as through the pages of short
+ * contexts.  A score depends on its row and its key only. */
 #include <string.h>
 
 #include "attention/cpu/attn_cpu.h"
@@ -12,8 +12,7 @@
 
 enum {
     CHUNK_KEYS     = 16 * BT_PAGE_TOKENS,
-    GATHERED_BYTES = 32 << 20, /* of latents, about */
-    DIGITS         = 256
+    GATHERED_BYTES = 32 << 20 /* of latents, about */
 };
 
 static size_t row_bytes(const bt_mla_config *cfg)
@@ -31,17 +30,12 @@ static uint32_t gathered_rows(const bt_mla_config *cfg, uint32_t max_rows)
     return n == 0 ? 1 : n < max_rows ? (uint32_t)n : max_rows;
 }
 
-static size_t bytes_of(const bt_mla_config *cfg, uint32_t max_rows, uint32_t choosers)
+size_t bt_attn_cpu_chosen_bytes(const bt_mla_config *cfg, uint32_t max_rows)
 {
     if (!bt_mla_chooses(cfg)) return 0;
     return (size_t)max_rows * cfg->index_topk * sizeof(uint32_t) +
-           (size_t)choosers * cfg->max_context * sizeof(float) +
+           (size_t)BT_MAX_CHOOSERS * cfg->max_context * sizeof(float) +
            gathered_rows(cfg, max_rows) * row_bytes(cfg);
-}
-
-size_t bt_attn_cpu_chosen_bytes(const bt_mla_config *cfg, uint32_t max_rows)
-{
-    return bytes_of(cfg, max_rows, BT_MAX_CHOOSERS);
 }
 
 bt_status bt_attn_cpu_create_chosen(bt_attn_cpu *a, uint32_t max_rows)
@@ -51,11 +45,10 @@ bt_status bt_attn_cpu_create_chosen(bt_attn_cpu *a, uint32_t max_rows)
     bt_kv_pool_config    pool = {.n_layers = 1, .kv_dim = cfg->kv_lora_rank + cfg->qk_rope_dim};
 
     if (!bt_mla_chooses(cfg)) goto out;
-    a->choosers     = bt_min_u32(a->n_members, BT_MAX_CHOOSERS);
-    a->chosen_rows  = gathered_rows(cfg, max_rows);
-    pool.n_pages    = a->chosen_rows * bt_kv_pages_for(cfg->index_topk);
-    a->chosen       = bt_calloc((size_t)max_rows * cfg->index_topk, sizeof(*a->chosen));
-    a->keys_scores  = bt_calloc((size_t)a->choosers * cfg->max_context, sizeof(*a->keys_scores));
+    a->chosen_rows = gathered_rows(cfg, max_rows);
+    pool.n_pages   = a->chosen_rows * bt_kv_pages_for(cfg->index_topk);
+    a->chosen      = bt_calloc((size_t)max_rows * cfg->index_topk, sizeof(*a->chosen));
+    a->keys_scores = bt_calloc((size_t)BT_MAX_CHOOSERS * cfg->max_context, sizeof(*a->keys_scores));
     a->chosen_pages = bt_calloc(pool.n_pages, sizeof(*a->chosen_pages));
     a->chosen_spans = bt_calloc(a->chosen_rows, sizeof(*a->chosen_spans));
     BT_REQUIRE(a->chosen != NULL && a->keys_scores != NULL && a->chosen_pages != NULL &&
@@ -64,7 +57,7 @@ bt_status bt_attn_cpu_create_chosen(bt_attn_cpu *a, uint32_t max_rows)
                cfg->index_topk, cfg->max_context);
     BT_TRY(bt_kv_pool_create(a->dev, &pool, &a->gathered));
     BT_TRY(bt_kv_pool_acquire(a->gathered, pool.n_pages, a->chosen_pages));
-    a->base.bytes += bytes_of(cfg, max_rows, a->choosers);
+    a->base.bytes += bt_attn_cpu_chosen_bytes(cfg, max_rows);
 out:
     return st;
 }
@@ -104,32 +97,32 @@ static void score_page(const choose_job *job, const chooser *c, uint32_t first, 
     const bt_attn_cpu   *a   = job->a;
     const bt_mla_config *cfg = &a->cfg;
     const float         *w   = job->call->index_w + (size_t)c->row * cfg->index_heads;
+    uint32_t             n   = bt_index_columns(cfg);
     bt_bf16             *page =
         bt_kv_pool_rows(job->call->pool, c->span->pages[first / BT_PAGE_TOKENS], job->call->layer);
     bt_cpu_mm mm = {.x      = page + cfg->kv_lora_rank + cfg->qk_rope_dim,
                     .ld_x   = bt_kv_pool_kv_dim(job->call->pool),
                     .packed = m->index_query,
                     .y      = m->index_scores,
-                    .ld_y   = cfg->index_heads,
+                    .ld_y   = n,
                     .m      = bt_min_u32(c->n_keys - first, BT_PAGE_TOKENS),
-                    .n      = cfg->index_heads,
+                    .n      = n,
                     .k      = cfg->index_dim,
                     .cached = true};
 
     a->kernels->mm[c->span->role](&mm);
-    for (size_t key = 0; key < mm.m; key++)
-        scores[first + key] = a->kernels->rows->relu_dot(w, mm.y + key * mm.ld_y, cfg->index_heads);
+    a->kernels->rows->relu_dots(w, mm.y, n, mm.m, cfg->index_heads, scores + first);
 }
 
-/* Chunks: [n_rows][n_chunks]. */
+/* Chunks: [n_chunks][n_rows], so that rows of a prompt find keys in a thread's cache. */
 static void score_task(void *ctx, uint32_t chunk, uint32_t member)
 {
     const choose_job    *job  = ctx;
     const bt_mla_config *cfg  = &job->a->cfg;
     bt_attn_member      *m    = &job->a->members[member];
-    uint32_t             i    = chunk / job->n_chunks;
+    uint32_t             i    = chunk % job->n_rows;
     const chooser       *c    = &job->rows[i];
-    uint32_t             from = chunk % job->n_chunks * CHUNK_KEYS;
+    uint32_t             from = chunk / job->n_rows * CHUNK_KEYS;
     const bt_bf16 *q = job->call->index_q + (size_t)c->row * cfg->index_heads * cfg->index_dim;
 
     if (from >= c->n_keys) return;
@@ -140,34 +133,18 @@ static void score_task(void *ctx, uint32_t chunk, uint32_t member)
         score_page(job, c, from, m, scores_of(job, i));
 }
 
-/* A number that orders as the floats do, but NaN: above or below all. */
-static uint32_t order_of(float x)
+/* An order, found bit by bit: the n largest of the scores are those above it, and so many of those
+ * that have it as *n becomes. */
+static uint32_t find_nth(const bt_cpu_row_kernels *rows, const float *scores, uint32_t n_keys,
+                         uint32_t *n)
 {
-    uint32_t bits;
+    uint32_t nth = 0, more = 0;
 
-    memcpy(&bits, &x, sizeof(bits));
-    return bits >> 31 != 0 ? ~bits : bits | 0x80000000u;
-}
-
-/* The n-th largest of the scores by order_of(), digit by digit; *n becomes how many of the scores
- * that are equal to it belong to the n largest. */
-static uint32_t find_nth(const float *scores, uint32_t n_keys, uint32_t *n)
-{
-    uint32_t nth = 0, known = 0;
-
-    for (int shift = 24; shift >= 0; shift -= 8) {
-        uint32_t count[DIGITS] = {0}, digit = DIGITS - 1;
-
-        for (uint32_t key = 0; key < n_keys; key++) {
-            uint32_t order = order_of(scores[key]);
-
-            if ((order & known) == nth) count[order >> shift & (DIGITS - 1)]++;
-        }
-        for (; count[digit] < *n; digit--)
-            *n -= count[digit];
-        nth |= digit << shift;
-        known |= (uint32_t)(DIGITS - 1) << shift;
+    for (uint32_t bit = 1u << 31; bit != 0 && more != *n; bit >>= 1) {
+        more = rows->count_above(scores, n_keys, (nth | bit) - 1);
+        if (more >= *n) nth |= bit;
     }
+    *n -= rows->count_above(scores, n_keys, nth);
     return nth;
 }
 
@@ -179,11 +156,11 @@ static void pick_task(void *ctx, uint32_t chunk, uint32_t member)
     const float      *scores = scores_of(job, chunk);
     uint32_t          topk = job->a->cfg.index_topk, n_equal = topk;
     uint32_t         *out = job->a->chosen + (size_t)c->row * topk;
-    uint32_t          nth = find_nth(scores, c->n_keys, &n_equal);
+    uint32_t          nth = find_nth(job->a->kernels->rows, scores, c->n_keys, &n_equal);
 
     (void)member;
     for (uint32_t key = 0; key < c->n_keys; key++) {
-        uint32_t order = order_of(scores[key]);
+        uint32_t order = bt_cpu_order_of(scores[key]);
 
         if (order < nth || (order == nth && n_equal == 0)) continue;
         n_equal -= order == nth;
@@ -213,7 +190,7 @@ bt_status bt_attn_cpu_choose(bt_attn *attn, const bt_attn_call *call)
             if (c.n_keys <= a->cfg.index_topk) continue;
             job.rows[job.n_rows++] = c;
             job.n_chunks = bt_max_u32(job.n_chunks, (c.n_keys + CHUNK_KEYS - 1) / CHUNK_KEYS);
-            if (job.n_rows == a->choosers) choose_rows(&job);
+            if (job.n_rows == BT_MAX_CHOOSERS) choose_rows(&job);
         }
     }
     choose_rows(&job);

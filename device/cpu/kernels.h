@@ -34,6 +34,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #include "core/bf16.h"
 #include "device/cpu/pool.h"
@@ -149,6 +150,15 @@ typedef struct {
     float   *scores; /* scratch, [16][BT_CPU_LD_SCORES], on a cache line */
 } bt_cpu_attend_pages;
 
+/* A number that orders as the floats do, but -0 below +0, and NaN above or below all. */
+static inline uint32_t bt_cpu_order_of(float x)
+{
+    uint32_t bits;
+
+    memcpy(&bits, &x, sizeof(bits));
+    return bits >> 31 != 0 ? ~bits : bits | 0x80000000u;
+}
+
 /* Packing, and work on one row at a time. */
 typedef struct {
     /* Packs src[n][k] (row stride ld elements): column n of B is row n of src.  Weights; keys for
@@ -172,8 +182,11 @@ typedef struct {
      * equal: which of them comes out is the same in every table, but not said. */
     float (*row_max)(const float *x, size_t n);
     float (*row_sum)(const float *x, size_t n);
-    /* The sum of w[i] * max(x[i], 0), two roundings. */
-    float (*relu_dot)(const float *w, const float *x, size_t n);
+    /* y[row] = the sum over i < n of w[i] * max(x[row][i], 0), two roundings; x [m][n], row stride
+     * ld_x elements. */
+    void (*relu_dots)(const float *w, const float *x, size_t ld_x, size_t m, size_t n, float *y);
+    /* How many x[i] have a bt_cpu_order_of() above this one. */
+    uint32_t (*count_above)(const float *x, size_t n, uint32_t order);
     /* e = exp(x[i] * scale - max) (bt_expf of math.h); p[i] = bf16(e); returns the sum of the e
      * before they are rounded.  p[n..n_pad) = +0: masked keys.  p_f32 as well when not NULL. */
     float (*exp_row)(const float *x, size_t n, size_t n_pad, float scale, float max, bt_bf16 *p,

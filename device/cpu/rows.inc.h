@@ -77,23 +77,44 @@ static float row_sum(const float *x, size_t n)
     return sum_lanes(&sum);
 }
 
-static float relu_dot(const float *w, const float *x, size_t n)
+static void relu_dots(const float *w, const float *x, size_t ld_x, size_t m, size_t n, float *y)
 {
-    lanes  sum = {{{0}}};
-    size_t i   = 0, left;
+    for (size_t row = 0; row < m; row++, x += ld_x) {
+        lanes  sum = {{{0}}};
+        size_t i   = 0, left;
 
-    for (; i + LANES <= n; i += LANES)
-        for (int q = 0; q < PARTS; q++) {
-            size_t at = i + q * WIDTH;
+        for (; i + LANES <= n; i += LANES)
+            for (int q = 0; q < PARTS; q++) {
+                size_t at = i + q * WIDTH;
 
-            sum.part[q] = sum.part[q] + load(w + at) * greater(load(x + at), splat(0));
+                sum.part[q] = sum.part[q] + load(w + at) * greater(load(x + at), splat(0));
+            }
+        for (int q = 0; i < n; q++, i += left) {
+            left        = n - i < WIDTH ? n - i : WIDTH;
+            sum.part[q] = sum.part[q] +
+                          load_part(w + i, left, 0) * greater(load_part(x + i, left, 0), splat(0));
         }
-    for (int q = 0; i < n; q++, i += left) {
-        left = n - i < WIDTH ? n - i : WIDTH;
-        sum.part[q] =
-            sum.part[q] + load_part(w + i, left, 0) * greater(load_part(x + i, left, 0), splat(0));
+        y[row] = sum_lanes(&sum);
     }
-    return sum_lanes(&sum);
+}
+
+static uint32_t count_above(const float *x, size_t n, uint32_t order)
+{
+    vi       above = {0};
+    uint32_t count = 0;
+    size_t   i     = 0;
+
+    FOR_VECTORS(i, n)
+    {
+        vu bits = (vu)load(x + i);
+
+        above -= (vi)((bits ^ ((vu)((vi)bits >> 31) | 0x80000000u)) > order);
+    }
+    for (; i < n; i++)
+        count += bt_cpu_order_of(x[i]) > order;
+    for (int lane = 0; lane < WIDTH; lane++)
+        count += (uint32_t)above[lane];
+    return count;
 }
 
 /* n <= WIDTH elements of exp_row(); returns them, 0 in the other lanes. */
@@ -285,7 +306,8 @@ const bt_cpu_row_kernels ROWS_TABLE = {
     .axpy         = axpy,
     .row_max      = row_max,
     .row_sum      = row_sum,
-    .relu_dot     = relu_dot,
+    .relu_dots    = relu_dots,
+    .count_above  = count_above,
     .exp_row      = exp_row,
     .sum_parts    = sum_parts,
     .rms_norm_row = rms_norm_row,

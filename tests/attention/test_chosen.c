@@ -233,7 +233,7 @@ static void chosen_key_that_is_alone_in_its_chunk(void)
         EXPECT_EQ(chosen[i], i + 1 < TOPK ? i : KEY);
 }
 
-/* For one row at least, and no more threads and rows than there is room for. */
+/* For one row at least, and no more rows than there is room for; what create() takes is counted. */
 static void chosen_workspaces_are_bounded(void)
 {
     static const struct {
@@ -244,11 +244,9 @@ static void chosen_workspaces_are_bounded(void)
         {64,      512, 128},
         {1 << 17, 4,   1  },
     };
-    enum { THREADS = BT_MAX_CHOOSERS + 1, LONG = 1 << 18 };
-    bt_device_cpu_options opt  = {.n_threads = THREADS, .kernels = g_family};
-    bt_device            *dev  = NULL;
-    bt_attn              *attn = NULL;
-    bt_mla_config         cfg  = CFG;
+    enum { LONG = 1 << 18 };
+    bt_attn      *attn = NULL, *dense = NULL;
+    bt_mla_config cfg = CFG;
 
     cfg.kv_lora_rank = 512;
     cfg.qk_rope_dim  = 64;
@@ -261,12 +259,13 @@ static void chosen_workspaces_are_bounded(void)
     }
     cfg.index_topk = 0;
     EXPECT_EQ(bt_attn_cpu_ops.large_bytes(&cfg, 4), 0);
-    NEED(bt_device_cpu_create(&opt, &dev) == BT_OK);
-    NEED(bt_attn_cpu_ops.create(dev, &CFG, 4, g_rope, &attn) == BT_OK);
-    EXPECT_EQ(((const bt_attn_cpu *)attn)->n_members, THREADS);
-    EXPECT_EQ(((const bt_attn_cpu *)attn)->choosers, BT_MAX_CHOOSERS);
+    NEED(bt_attn_cpu_ops.create(g_dev, &CFG, 4, g_rope, &attn) == BT_OK);
+    cfg             = CFG;
+    cfg.max_context = TOPK; /* of which all is attended to */
+    NEED(bt_attn_cpu_ops.create(g_dev, &cfg, 4, g_rope, &dense) == BT_OK);
+    EXPECT(attn->bytes - dense->bytes >= bt_attn_cpu_ops.large_bytes(&CFG, 4));
     attn->ops->destroy(attn);
-    bt_device_destroy(dev);
+    dense->ops->destroy(dense);
 }
 
 /* Requests of other lengths beside each other, the longest first. */

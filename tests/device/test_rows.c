@@ -116,6 +116,53 @@ static void scale_axpy_max_and_sum_equal_their_twins(void)
     EXPECT(g_rows->row_max(x, 0) == -INFINITY);
 }
 
+static void relu_dots_equal_their_twins(void)
+{
+    enum { ROWS = 5, LD = MAX_N + 3 };
+    static float w[MAX_N], x[ROWS][LD], y[ROWS + 1], want[ROWS], terms[MAX_N];
+
+    for (uint32_t c = 0; c < TWIN_N_KINDS * N_NS; c++) {
+        uint32_t n = NS[c % N_NS];
+
+        fill_f32(w, n, (twin_kind)(c / N_NS), c);
+        memset(y, GUARD, sizeof(y));
+        for (uint32_t row = 0; row < ROWS; row++) {
+            fill_f32(x[row], n, (twin_kind)(c / N_NS), 500 + c + row);
+            for (uint32_t i = 0; i < n; i++)
+                terms[i] = w[i] * (x[row][i] > 0 ? x[row][i] : 0);
+            want[row] = lanes_sum(terms, n);
+        }
+        g_rows->relu_dots(w, x[0], LD, ROWS, n, y);
+        expect_row_f32("relu_dots", y, want, ROWS);
+    }
+}
+
+/* Above each of the numbers, and what is next to them. */
+static void count_above_equals_its_twin(void)
+{
+    static float x[MAX_N];
+
+    EXPECT(bt_cpu_order_of(-INFINITY) < bt_cpu_order_of(-1.0f));
+    EXPECT(bt_cpu_order_of(-1.0f) < bt_cpu_order_of(-0.0f));
+    EXPECT(bt_cpu_order_of(-0.0f) < bt_cpu_order_of(0.0f));
+    EXPECT(bt_cpu_order_of(0.0f) < bt_cpu_order_of(1e-40f));
+    EXPECT(bt_cpu_order_of(1e-40f) < bt_cpu_order_of(INFINITY));
+    for (uint32_t c = 0; c < TWIN_N_KINDS * N_NS; c++) {
+        uint32_t n = NS[c % N_NS];
+
+        fill_f32(x, n, (twin_kind)(c / N_NS), c);
+        EXPECT_EQ(g_rows->count_above(x, n, UINT32_MAX), 0);
+        for (uint32_t at = 0; at < 2 * n; at++) {
+            uint32_t order = bt_cpu_order_of(x[at / 2]) - at % 2, want = 0;
+
+            for (uint32_t i = 0; i < n; i++)
+                want += bt_cpu_order_of(x[i]) > order;
+            EXPECT_EQ(g_rows->count_above(x, n, order), want);
+        }
+    }
+    EXPECT_EQ(g_rows->count_above(x, 0, 0), 0);
+}
+
 /* Three parts of 1, 3 and 2 rows. */
 static void sum_parts_equals_its_twin(void)
 {
@@ -361,6 +408,8 @@ int main(int argc, char **argv)
     static const bt_test TESTS[] = {
         BT_TEST(conversions_equal_the_plain_ones),
         BT_TEST(scale_axpy_max_and_sum_equal_their_twins),
+        BT_TEST(relu_dots_equal_their_twins),
+        BT_TEST(count_above_equals_its_twin),
         BT_TEST(sum_parts_equals_its_twin),
         BT_TEST(exp_row_equals_bt_expf),
         BT_TEST(rms_norm_row_equals_its_twin),

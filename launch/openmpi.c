@@ -2,6 +2,8 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <ifaddrs.h>
+#include <net/if.h>
 #include <poll.h>
 #include <pwd.h>
 #include <signal.h>
@@ -9,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -229,10 +232,24 @@ void bt_openmpi_forget_sessions(void)
     unsetenv("PRTE_MCA_prte_remote_tmpdir_base");
 }
 
-/* Of Open MPI's two lists of interfaces only one may be given. */
+static bool has_network(void)
+{
+    struct ifaddrs *all = NULL;
+    bool            has = false;
+
+    if (getifaddrs(&all) != 0) return true;
+    for (const struct ifaddrs *i = all; i != NULL && !has; i = i->ifa_next)
+        has = i->ifa_addr != NULL && i->ifa_addr->sa_family == AF_INET &&
+              (i->ifa_flags & (IFF_UP | IFF_LOOPBACK)) == IFF_UP;
+    freeifaddrs(all);
+    return has;
+}
+
+/* Where there is nothing else.  Of Open MPI's two lists of interfaces only one may be given, and
+ * its files of parameters often give the other. */
 static void stay_on_loopback(void)
 {
-    if (getenv("OMPI_MCA_btl_tcp_if_exclude") == NULL)
+    if (!has_network() && getenv("OMPI_MCA_btl_tcp_if_exclude") == NULL)
         setenv("OMPI_MCA_btl_tcp_if_include", "lo", 0);
 }
 

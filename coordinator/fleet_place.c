@@ -179,14 +179,6 @@ static bool gains(const bt_relay *from, const bt_relay *to, const bt_relay_reque
     return bt_relay_has_room(to, q, now_ns) || !bt_relay_could_ever_hold(from, q);
 }
 
-/* Asked at every turn, where choosing for a request means to look at all of its prompt. */
-static bool any_takes_more(const bt_fleet *fleet)
-{
-    for (uint32_t i = 0; i < fleet->n_cells; i++)
-        if (takes_more(fleet->cells[i])) return true;
-    return false;
-}
-
 /* Moves requests from a cell in which they wait to those in which none waits; those that gain
  * nothing there do not keep back the ones behind them. */
 static void even_out(bt_fleet *fleet, uint64_t now_ns)
@@ -198,7 +190,7 @@ static void even_out(bt_fleet *fleet, uint64_t now_ns)
 
         if (from->state != BT_CELL_SERVING) continue;
         for (q = bt_relay_first_queued(from->relay); q != NULL; q = next) {
-            if (n_moved == MOVES_MAX || n_left == LEFT_MAX || !any_takes_more(fleet)) break;
+            if (n_moved == MOVES_MAX || n_left == LEFT_MAX) break;
             next = q->next;
             to   = choose_for(fleet, q, from, true);
             if (to == NULL || !gains(from->relay, to->relay, q, now_ns)) {

@@ -365,7 +365,6 @@ static void fleet_retracted_request_leaves_the_cell_that_drains(void)
     tear_down(&s);
 }
 
-/* What runs there ends there; what waits there, and what comes, waits for another. */
 /* The first one that waits has begun in the cell that drains, and no other could hold it. */
 static void fleet_request_leaves_a_drain_past_one_that_stays(void)
 {
@@ -390,6 +389,7 @@ static void fleet_request_leaves_a_drain_past_one_that_stays(void)
     tear_down(&s);
 }
 
+/* What runs there ends there; what waits there, and what comes, waits for another. */
 static void fleet_cell_that_drains_takes_nothing_new(void)
 {
     site            s;

@@ -101,9 +101,9 @@ static bool has_pair(const bt_relay *r, const bt_relay_request *q)
     bt_relay_count_seats(r, taken);
     if (taken[BT_SEATED_PREFILL] == 0 || taken[BT_SEATED_DECODE] == 0) return true;
     for (uint32_t i = 0; i < r->cfg.n_ranks; i++) {
-        if (!may_decode(r, q, i)) continue;
+        if (!may_prefill(r, q, i)) continue; /* a queue may be full of such that nobody computes */
         for (uint32_t k = 0; k < r->cfg.n_ranks; k++)
-            if (may_prefill(r, q, k) && !bt_relay_is_avoided(r, k, (int)i)) return true;
+            if (may_decode(r, q, k) && !bt_relay_is_avoided(r, i, (int)k)) return true;
     }
     return false;
 }

@@ -33,7 +33,7 @@ void bt_held_pages_count(bt_held_pages *held, uint32_t n_found, uint32_t n, cons
         held->n_found -= only_found(p);
         *(i < n_found ? &p->n_finders : &p->n_owners) += sign;
         held->n_found += only_found(p);
-        if (comes && i >= n_found) p->key = 0;
+        if (comes) p->key = 0;
     }
     held->version++;
 }

@@ -28,8 +28,8 @@ typedef struct {
 
 bt_status bt_held_pages_init(bt_held_pages *held, uint32_t n_pages); /* NO_MEMORY */
 void      bt_held_pages_fini(bt_held_pages *held);
-/* A request with these pages comes, or goes: it found the first n_found of n in the cache; what was
- * in the others is gone.  Ids are below n_pages. */
+/* A request with these pages comes, or goes: it found the first n_found of n in the cache.  What is
+ * in those that come is not known until they have a name.  Ids are below n_pages. */
 void bt_held_pages_count(bt_held_pages *held, uint32_t n_found, uint32_t n, const uint32_t *ids,
                          bool comes);
 /* What is in them: the rank's cache finds them by these keys from now on. */

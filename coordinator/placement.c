@@ -337,7 +337,7 @@ static void count_held(bt_relay *r, bt_relay_request *q, bool comes)
 /* The rows of so many of them are there, for others to find. */
 static void name_held(bt_relay *r, const bt_relay_request *q, uint32_t n)
 {
-    if (q->held_pages != NULL && q->n_keys > 0)
+    if (q->n_keys > 0)
         bt_held_pages_name(&r->ranks[q->decode_rank].held, n, q->held_pages, q->keys);
 }
 

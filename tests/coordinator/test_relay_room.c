@@ -89,6 +89,38 @@ static void relay_ranks_that_are_too_small_for_those_that_wait_are_used(void)
     sim_fini(&s);
 }
 
+/* Many wait for the one rank that could hold them: beyond 64 nobody looks for those that others
+ * could take, and where all ranks are kept nobody looks beyond the next one. */
+static void relay_looks_at_few_that_wait_for_room(void)
+{
+    enum { MOST = 64 };
+    static sim_client big[MOST + 1];
+    sim_client        full, brief[4];
+    sim               s;
+    uint32_t          looks;
+
+    for (int more = 0; more < 2; more++) {
+        sim_init(&s, 0, 0, 2, 16);
+        bt_relay_destroy(s.relay);
+        s.limits[0].n_pages = s.ranks[0].free_pages = 40;
+        EXPECT_EQ(sim_relay_create(&s, &s.relay), BT_OK);
+        submit_alike(&s, &full, "full", 1, 140); /* 36 pages */
+        submit_alike(&s, big, "big", MOST + more, 80);
+        submit_alike(&s, brief, "brief", 1, 12);
+        EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 2 - more);
+        bt_relay_stop(s.relay, GRPC_STATUS_UNAVAILABLE, "end");
+        sim_fini(&s);
+    }
+    sim_init(&s, 0, 0, 1, 40);
+    submit_alike(&s, &full, "full", 1, 140);
+    submit_alike(&s, brief, "brief", 3, 80);
+    looks = s.relay->looks;
+    submit_alike(&s, &brief[3], "last", 1, 80);
+    EXPECT_EQ(s.relay->looks, looks);
+    bt_relay_stop(s.relay, GRPC_STATUS_UNAVAILABLE, "end");
+    sim_fini(&s);
+}
+
 /* Of several that wait, four have a rank kept; nobody passes the fifth. */
 static void relay_no_more_than_four_decode_ranks_are_kept(void)
 {
@@ -488,7 +520,8 @@ static void relay_pages_that_were_found_count_while_they_are_held(void)
     sim_fini(&s);
 }
 
-/* Its 12 pages do not fit beside 12, but it shares 11 of them, also with one that found them. */
+/* Its 12 pages do not fit beside 12, but once they are computed it shares 11 of them, also with one
+ * that found them. */
 static void relay_request_that_fits_by_sharing_is_placed(void)
 {
     uint32_t   ids[12];
@@ -500,9 +533,10 @@ static void relay_request_that_fits_by_sharing_is_placed(void)
         ids[i] = i;
     EXPECT_EQ(sim_submit(&s, &c[0], "0", 45, 2, 100), BT_OK);
     sim_tell(&s, 0, ticket_of(&c[0], 0, 12, ids));
-    say_first(&s, &c[0], 0);
     for (uint32_t i = 1; i < 3; i++) {
         EXPECT_EQ(sim_submit(&s, &c[i], i == 1 ? "1" : "2", 45, 2, 100), BT_OK);
+        EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], i == 1 ? 1 : 3);
+        if (i == 1) say_first(&s, &c[0], 0);
         EXPECT_EQ(s.n_down[BT_DOWN_RESERVE], 1 + i);
         ids[11] = 11 + i;
         sim_tell(&s, 0, ticket_of(&c[i], 11, 12, ids));
@@ -521,7 +555,7 @@ static void relay_shares_what_is_there_alone(void)
 {
     static const uint32_t OLD[] = {0, 1, 2, 3}, NEW[] = {4, 1, 2, 3};
     sim                   s;
-    sim_client            first, other, again[3];
+    sim_client            first, other, again[4];
 
     sim_init(&s, 1, 1, 2, 64);
     EXPECT_EQ(sim_submit(&s, &first, "first", 13, 2, 100), BT_OK); /* 3 pages and one */
@@ -539,10 +573,35 @@ static void relay_shares_what_is_there_alone(void)
     s.first_token = 7; /* two of the pages have another prompt now */
     EXPECT_EQ(sim_submit(&s, &other, "other", 13, 2, 100), BT_OK);
     sim_tell(&s, 1, ticket_of(&other, 0, 4, NEW));
-    say_first(&s, &other, 0);
     s.first_token = 0;
     EXPECT_EQ(sim_submit(&s, &again[2], "2", 13, 2, 100), BT_OK);
     EXPECT_EQ(sim_loads(&s).used_tokens, (4 + 4) * SIM_PAGE);
+    say_first(&s, &other, 0);
+    EXPECT_EQ(sim_submit(&s, &again[3], "3", 13, 2, 100), BT_OK);
+    EXPECT_EQ(sim_loads(&s).used_tokens, (4 + 4 + 4) * SIM_PAGE);
+    bt_relay_stop(s.relay, GRPC_STATUS_UNAVAILABLE, "end");
+    sim_fini(&s);
+}
+
+/* Which a relay that is younger than its ranks hears of by tickets alone. */
+static void relay_shares_what_a_rank_had_before(void)
+{
+    static const uint32_t PAGES[] = {0, 1, 2, 3};
+    sim                   s;
+    sim_client            first, again, blank;
+
+    sim_init(&s, 1, 1, 2, 64);
+    EXPECT_EQ(sim_submit(&s, &first, "first", 13, 2, 100), BT_OK);
+    sim_tell(&s, 1, ticket_of(&first, 3, 4, PAGES));
+    EXPECT_EQ(sim_submit(&s, &again, "again", 13, 2, 100), BT_OK);
+    EXPECT_EQ(sim_loads(&s).used_tokens, (4 + 1) * SIM_PAGE);
+    end_at_once(&s, &first);
+    end_at_once(&s, &again);
+
+    s.prompt_logprobs = 1; /* and so has no keys, whatever the ticket says */
+    EXPECT_EQ(sim_submit(&s, &blank, "blank", 13, 2, 100), BT_OK);
+    sim_tell(&s, 1, ticket_of(&blank, 3, 4, PAGES));
+    EXPECT_EQ(sim_loads(&s).used_tokens, 4 * SIM_PAGE);
     bt_relay_stop(s.relay, GRPC_STATUS_UNAVAILABLE, "end");
     sim_fini(&s);
 }
@@ -639,6 +698,7 @@ static void relay_prompt_logprobs_leave_no_generated_pages(void)
               BT_OK);
     EXPECT(n > 0);
     EXPECT_EQ(bt_prefix_index_match(&s.relay->ranks[0].index, n, keys), 0);
+    EXPECT_EQ(s.relay->ranks[0].index.n_new, 0); /* nor by other keys */
     bt_free(keys);
     sim_fini(&s);
 }
@@ -646,6 +706,7 @@ static void relay_prompt_logprobs_leave_no_generated_pages(void)
 static const bt_test TESTS[] = {
     BT_TEST(relay_one_decode_rank_is_kept_for_a_large_request),
     BT_TEST(relay_ranks_that_are_too_small_for_those_that_wait_are_used),
+    BT_TEST(relay_looks_at_few_that_wait_for_room),
     BT_TEST(relay_no_more_than_four_decode_ranks_are_kept),
     BT_TEST(relay_rank_is_kept_for_choices_that_wait_for_rows),
     BT_TEST(relay_rank_that_lacks_least_is_kept),
@@ -661,6 +722,7 @@ static const bt_test TESTS[] = {
     BT_TEST(relay_pages_that_were_found_count_while_they_are_held),
     BT_TEST(relay_request_that_fits_by_sharing_is_placed),
     BT_TEST(relay_shares_what_is_there_alone),
+    BT_TEST(relay_shares_what_a_rank_had_before),
     BT_TEST(relay_prefix_of_a_burst_is_to_be_computed_once),
     BT_TEST(relay_generated_pages_are_those_of_the_salt),
     BT_TEST(relay_prompt_logprobs_leave_no_generated_pages),

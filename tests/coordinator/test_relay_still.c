@@ -423,8 +423,14 @@ static void relay_request_for_a_pair_that_is_avoided_lets_others_pass(void)
     EXPECT(bt_relay_could_ever_hold(s.relay, &q));
     s.relay->ranks[1].limits.n_pages = 1;
     EXPECT(!bt_relay_could_ever_hold(s.relay, &q));
-    s.relay->seats[0].ranks[0] = s.relay->seats[0].ranks[1] = BT_NO_RANK; /* others may come */
-    EXPECT(bt_relay_could_ever_hold(s.relay, &q));
+    for (uint32_t group = 0; group < 2; group++) { /* others may come */
+        uint32_t *seats = s.relay->seats[group].ranks;
+
+        seats[0] = seats[1] = BT_NO_RANK;
+        EXPECT(bt_relay_could_ever_hold(s.relay, &q));
+        seats[0] = 2 * group;
+        seats[1] = 2 * group + 1;
+    }
     bt_relay_stop(s.relay, GRPC_STATUS_UNAVAILABLE, "end");
     sim_fini(&s);
 }

@@ -299,7 +299,6 @@ void bt_cpu_amx_int4(const bt_cpu_mm *mm, size_t step_x, size_t low_x)
     pthread_once(&g_once, fill_products);
     t.n_tile_rows = mm->m > TILE ? 2 : 1;
     t.m           = bt_min_u32(mm->m, TILE);
-    memset(sums, 0, sizeof(sums)); /* some are loaded where there are no columns */
     configure(TILE, t.m);
     for (uint32_t k0 = 0, k1; k0 < mm->k; k0 = k1) {
         k1          = bt_min_u32(mm->k, k0 + X_K / t.n_tile_rows);

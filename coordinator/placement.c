@@ -334,10 +334,11 @@ static void count_held(bt_relay *r, bt_relay_request *q, bool comes)
     k->taken_pages += k->held.n_found;
 }
 
-/* The rows of so many of them are there, for others to find. */
+/* The rows of so many of them are there, for others to find; unless its decode rank has said that
+ * it gave them back. */
 static void name_held(bt_relay *r, const bt_relay_request *q, uint32_t n)
 {
-    if (q->n_keys > 0)
+    if (q->held_pages != NULL && q->n_keys > 0)
         bt_held_pages_name(&r->ranks[q->decode_rank].held, n, q->held_pages, q->keys);
 }
 

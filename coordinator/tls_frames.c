@@ -41,13 +41,18 @@ static void forget(const void *ssl)
     pthread_mutex_unlock(&g_lock);
 }
 
-/* OpenSSL's function, into the pointer to one. */
-static void find(const char *name, void *fn_out)
-{
-    void *fn = dlsym(RTLD_NEXT, name);
+/* OpenSSL's own. */
+static pthread_once_t g_once = PTHREAD_ONCE_INIT;
+static int (*g_read)(void *, void *, int);
+static void (*g_free)(void *);
 
-    BT_ASSERT(fn != NULL);
-    memcpy(fn_out, &fn, sizeof(fn));
+static void find_openssl(void)
+{
+    void *read_fn = dlsym(RTLD_NEXT, "SSL_read"), *free_fn = dlsym(RTLD_NEXT, "SSL_free");
+
+    BT_ASSERT(read_fn != NULL && free_fn != NULL);
+    memcpy(&g_read, &read_fn, sizeof(g_read));
+    memcpy(&g_free, &free_fn, sizeof(g_free));
 }
 
 /* By their names for the linker, as in accept.c. */
@@ -57,18 +62,14 @@ __attribute__((visibility("default"))) void bt_ssl_free(void *ssl) __asm__("SSL_
 
 int bt_ssl_read(void *ssl, void *bytes, int n)
 {
-    int (*read_on)(void *, void *, int);
-
-    find("SSL_read", &read_on);
-    n = read_on(ssl, bytes, n);
+    pthread_once(&g_once, find_openssl);
+    n = g_read(ssl, bytes, n);
     return n <= 0 || take(ssl, bytes, (size_t)n) ? n : -1; /* gRPC closes it */
 }
 
 void bt_ssl_free(void *ssl)
 {
-    void (*free_it)(void *);
-
     forget(ssl);
-    find("SSL_free", &free_it);
-    free_it(ssl);
+    pthread_once(&g_once, find_openssl);
+    g_free(ssl);
 }

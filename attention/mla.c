@@ -26,9 +26,9 @@ struct bt_mla {
     uint32_t      q_dim;             /* n_heads (nope + rope) */
     uint32_t      kv_dim, index_dim; /* kv_lora + rope; index_heads index_dim */
     bt_attn      *attn;              /* owned */
-    float        *rope;              /* owned, device: the table of ops.h ... */
     double       *inv_freq;          /* owned: [qk_rope_dim / 2] */
-    uint32_t      n_turns;           /* ... up to this position */
+    float        *rope;              /* owned, device: the table of ops.h, of which ... */
+    uint32_t      n_turns;           /* ... so many positions are there */
     bt_bf16      *q_a;               /* owned, device: [max_rows, q_lora_rank], or NULL without */
     bt_bf16      *q;                 /* owned, device: [max_rows, q_dim] */
     bt_bf16      *kv;                /* owned, device: [max_rows, kv_dim] */

@@ -48,7 +48,9 @@ void bt_held_pages_name(bt_held_pages *held, uint32_t n, const uint32_t *ids,
 
 bool bt_held_pages_has(const bt_held_pages *held, uint32_t id, const bt_page_key *key)
 {
-    const bt_held_page *p = &held->pages[id < held->n_pages ? id : 0];
+    const bt_held_page *p;
 
-    return id < held->n_pages && p->key == key->hi && (p->n_owners > 0 || p->n_finders > 0);
+    if (id >= held->n_pages) return false;
+    p = &held->pages[id];
+    return p->key == key->hi && (p->n_owners > 0 || p->n_finders > 0);
 }

@@ -99,6 +99,10 @@ typedef struct {
     float         *sums;      /* [n_blocks][n_tile_rows][16][16] */
 } bt_cpu_amx_stream;
 
+/* In a switch over n_tile_rows * 8 + n_blocks: what is written out for these numbers. */
+#define AMX_CASE(rows, blocks, run) \
+    case (rows)*8 + (blocks): run; break;
+
 /* Tiles are configured: with 16 rows, or for one tile row with as many as it has.  Of two at most
  * three blocks go. */
 void bt_cpu_amx_stream_run(const bt_cpu_amx_stream *s, uint32_t n_tile_rows, uint32_t n_blocks);

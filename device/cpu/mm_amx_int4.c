@@ -170,19 +170,16 @@ INLINE void two_rows(const turned *t, const uint32_t n_blocks)
     if (n_blocks > 1) LEAVE(3);
 }
 
-#define CASE(rows, blocks, run) \
-    case (rows)*8 + (blocks): run; break;
-
 static void run_blocks(const turned *t, uint32_t n_blocks)
 {
     publish(t->sums);
     switch (t->n_tile_rows * 8 + n_blocks) {
-        CASE(1, 1, one_row(t, 1))
-        CASE(1, 2, one_row(t, 2))
-        CASE(1, 3, one_row(t, 3))
-        CASE(1, 4, one_row(t, 4))
-        CASE(2, 1, two_rows(t, 1))
-        CASE(2, 2, two_rows(t, 2))
+        AMX_CASE(1, 1, one_row(t, 1))
+        AMX_CASE(1, 2, one_row(t, 2))
+        AMX_CASE(1, 3, one_row(t, 3))
+        AMX_CASE(1, 4, one_row(t, 4))
+        AMX_CASE(2, 1, two_rows(t, 1))
+        AMX_CASE(2, 2, two_rows(t, 2))
     default: BT_ASSERT(false);
     }
     publish(t->sums);

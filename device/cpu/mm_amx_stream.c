@@ -260,21 +260,18 @@ INLINE void narrow_rows(const bt_cpu_amx_stream *s, const bt_cpu_amx_narrow *n,
         leave_two(s, n_blocks);
 }
 
-#define CASE(rows, blocks, run) \
-    case (rows)*8 + (blocks): run; break;
-
 void bt_cpu_amx_stream_narrow(const bt_cpu_amx_stream *s, const bt_cpu_amx_narrow *n,
                               uint32_t n_tile_rows, uint32_t n_blocks)
 {
     publish(s->sums);
     switch (n_tile_rows * 8 + n_blocks) {
-        CASE(1, 1, narrow_rows(s, n, 1, 1))
-        CASE(1, 2, narrow_rows(s, n, 1, 2))
-        CASE(1, 3, narrow_rows(s, n, 1, 3))
-        CASE(1, 4, narrow_rows(s, n, 1, 4))
-        CASE(2, 1, narrow_rows(s, n, 2, 1))
-        CASE(2, 2, narrow_rows(s, n, 2, 2))
-        CASE(2, 3, narrow_rows(s, n, 2, 3))
+        AMX_CASE(1, 1, narrow_rows(s, n, 1, 1))
+        AMX_CASE(1, 2, narrow_rows(s, n, 1, 2))
+        AMX_CASE(1, 3, narrow_rows(s, n, 1, 3))
+        AMX_CASE(1, 4, narrow_rows(s, n, 1, 4))
+        AMX_CASE(2, 1, narrow_rows(s, n, 2, 1))
+        AMX_CASE(2, 2, narrow_rows(s, n, 2, 2))
+        AMX_CASE(2, 3, narrow_rows(s, n, 2, 3))
     default: BT_ASSERT(false);
     }
     publish(s->sums);
@@ -284,13 +281,13 @@ void bt_cpu_amx_stream_run(const bt_cpu_amx_stream *s, uint32_t n_tile_rows, uin
 {
     publish(s->sums);
     switch (n_tile_rows * 8 + n_blocks) {
-        CASE(1, 1, one_row(s, 1))
-        CASE(1, 2, one_row(s, 2))
-        CASE(1, 3, one_row(s, 3))
-        CASE(1, 4, one_row(s, 4))
-        CASE(2, 1, two_rows(s, 1))
-        CASE(2, 2, two_rows(s, 2))
-        CASE(2, 3, two_rows(s, 3))
+        AMX_CASE(1, 1, one_row(s, 1))
+        AMX_CASE(1, 2, one_row(s, 2))
+        AMX_CASE(1, 3, one_row(s, 3))
+        AMX_CASE(1, 4, one_row(s, 4))
+        AMX_CASE(2, 1, two_rows(s, 1))
+        AMX_CASE(2, 2, two_rows(s, 2))
+        AMX_CASE(2, 3, two_rows(s, 3))
     default: BT_ASSERT(false);
     }
     publish(s->sums);

@@ -3,12 +3,12 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "core/clock.h"
 #include "core/watchdog.h"
+#include "tests/support/no_threads.h"
 #include "tests/support/test.h"
 
 #define LIMIT_NS (100 * BT_NS_PER_MS)
@@ -130,10 +130,9 @@ static void get_less_time(void)
 
 static void get_no_thread(void)
 {
-    struct rlimit none = {1, 1};
-    bool          named;
+    bool named;
 
-    if (setrlimit(RLIMIT_NPROC, &none) != 0 || (geteuid() == 0 && setuid(65534) != 0)) _exit(2);
+    bt_test_have_no_threads();
     named = bt_watchdog_start(LIMIT_NS, bite, NULL) == BT_ERR_NO_MEMORY &&
             strstr(bt_error_text(), "raise `ulimit -u`") != NULL;
     _exit(named ? BITES : 1);

@@ -5,7 +5,6 @@
 #include <signal.h>
 #include <stdatomic.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -13,6 +12,7 @@
 #include "core/clock.h"
 #include "core/machine.h"
 #include "device/cpu/pool.h"
+#include "tests/support/no_threads.h"
 #include "tests/support/sweep.h"
 #include "tests/support/test.h"
 
@@ -235,13 +235,12 @@ static void create_with_no_threads_is_refused(void)
 /* In a child, whose limit and user are its own. */
 static void create_without_a_thread_says_what_to_raise(void)
 {
-    struct rlimit none   = {1, 1};
-    bt_cpu_pool  *pool   = NULL;
-    int           status = -1;
-    pid_t         child  = fork();
+    bt_cpu_pool *pool   = NULL;
+    int          status = -1;
+    pid_t        child  = fork();
 
     if (child == 0) {
-        if (setrlimit(RLIMIT_NPROC, &none) != 0 || (geteuid() == 0 && setuid(65534) != 0)) _exit(2);
+        bt_test_have_no_threads();
         _exit(bt_cpu_pool_create(2, &pool) != BT_ERR_DEVICE ||
               strstr(bt_error_text(), "raise `ulimit -u`") == NULL);
     }

@@ -2,7 +2,6 @@
  * buffers. */
 #include "proto/rpc.h"
 
-#include <sys/resource.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -11,6 +10,7 @@
 #include "core/log.h"
 #include "proto/control_client.h"
 #include "proto/health.pb-c.h"
+#include "tests/support/no_threads.h"
 #include "tests/support/scratch.h"
 #include "tests/support/sweep.h"
 #include "tests/support/test.h"
@@ -157,13 +157,12 @@ static void rpc_unpack_keeps_the_error_of_what_is_no_message_alone(void)
 /* Threads can be had no more: gRPC would wait at its end for those that it could not start. */
 static BT_NORETURN void be_without_threads(void)
 {
-    struct rlimit      none   = {1, 1};
     bt_rpc_loop       *loop   = NULL;
     bt_control_client *client = NULL;
     bool               named;
 
     alarm(FAR_S);
-    if (setrlimit(RLIMIT_NPROC, &none) != 0 || (geteuid() == 0 && setuid(65534) != 0)) _exit(2);
+    bt_test_have_no_threads();
     named = bt_rpc_loop_create(&loop) == BT_ERR_IO &&
             strstr(bt_error_text(), "gRPC can start 0 threads, and needs up to ") != NULL;
     bt_rpc_loop_destroy(loop);

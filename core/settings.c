@@ -235,6 +235,8 @@ static bt_status read_file(bt_settings *s, const char *path)
                "--config %s: expected at most %d bytes, found more", path, FILE_BYTES);
     BT_REQUIRE(strlen(text) == n, BT_ERR_INVALID_ARG,
                "--config %s: expected text, found a zero byte at byte %zu", path, strlen(text));
+    BT_REQUIRE(strncmp(text, "\xef\xbb\xbf", 3) != 0, BT_ERR_INVALID_ARG,
+               "--config %s: begins with a byte order mark: save it without one", path);
     for (char *line = text; line != NULL; line = next) {
         next = strchr(line, '\n');
         if (next != NULL) *next++ = '\0';

@@ -179,6 +179,7 @@ static void settings_that_are_wrong_name_their_place(void)
         {"port = \"1\n",         "the quote is not closed"                                          },
         {"port = \"1\" 2\n",     "unexpected text after the quote"                                  },
         {"fast = yes\n",         "fast is \"yes\", expected true or false"                          },
+        {"\xef\xbb\xbf# a\n",    "baton.conf: begins with a byte order mark: save it without one"   },
     };
 
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {

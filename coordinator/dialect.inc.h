@@ -28,10 +28,13 @@ static bt_status check_known(const ProtobufCMessage *m, char *refusal)
 /* Of a request with tokens. */
 static bt_status check_all_known(const PB(GenerateRequest) *pb, char *refusal)
 {
-    bt_status st = BT_OK;
+    bt_status                 st = BT_OK;
+    const PB(SamplingParams) *p  = pb->sampling_params;
 
     BT_TRY(check_known(&pb->base, refusal));
-    BT_TRY(check_known((const ProtobufCMessage *)pb->sampling_params, refusal));
+    BT_TRY(check_known((const ProtobufCMessage *)p, refusal));
+    for (size_t i = 0; p != NULL && i < p->n_logit_bias; i++)
+        BT_TRY(check_known(&p->logit_bias[i]->base, refusal));
     BT_TRY(check_known(&pb->tokenized->base, refusal));
 out:
     return st;

@@ -325,6 +325,10 @@ static void intake_takes_biases_and_stop_strings_whole_or_not_at_all(void)
     entries[1].value = NAN;
     EXPECT_EQ(try_intake(&s, &with, text), 0);
     EXPECT_HAS(text, "logit_bias of token 1");
+    entries[1].base.n_unknown_fields = 1;
+    entries[1].base.unknown_fields   = &(ProtobufCMessageUnknownField){.tag = 3};
+    EXPECT_EQ(try_intake(&s, &with, text), 0);
+    EXPECT_HAS(text, "field 3 of LogitBiasEntry is not known here");
     s.params.n_logit_bias = 0;
     stop[1]               = (char *)"";
     EXPECT_EQ(try_intake(&s, &with, text), 0);

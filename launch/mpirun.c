@@ -24,6 +24,9 @@
 /* mpirun hangs or crashes where it cannot open its pipes: a dozen and four a rank, and its own
  * sockets and plugins. */
 enum { FILES = BT_FILES, FILES_A_RANK = 8 };
+/* Where it or MPI in a rank cannot start its own, Open MPI fails by its own words, or hangs.  Most
+ * ranks have twice as many, and say themselves what they lack. */
+enum { THREADS = 4, THREADS_A_RANK = 8, THREADS_TRIED = 32 };
 
 #define NO_OWN_PATH "this program's path is not known: is /proc mounted?"
 
@@ -248,11 +251,19 @@ out:
     return st;
 }
 
+static uint32_t n_threads(uint32_t n_ranks)
+{
+    uint64_t n = THREADS + (uint64_t)n_ranks * THREADS_A_RANK;
+
+    return n < THREADS_TRIED ? (uint32_t)n : THREADS_TRIED;
+}
+
 bt_status bt_mpirun_start(const bt_mpirun_options *options, const bt_scratch *scratch,
                           pid_t *pid_out)
 {
     bt_status st   = BT_OK;
     bool      far  = bt_mpirun_is_far(options);
+    uint32_t  n    = far ? 0 : options->n_ranks; /* ranks beside it */
     command   c    = {0};
     pid_t     self = getpid(), pid;
     int       out  = -1;
@@ -262,7 +273,8 @@ bt_status bt_mpirun_start(const bt_mpirun_options *options, const bt_scratch *sc
                "the working directory, where mpirun starts the ranks: %s: cd to another one",
                strerror(errno));
     BT_TRY(make_command(options, scratch, &c));
-    BT_TRY(bt_limits_allow_files("mpirun", FILES + FILES_A_RANK * (far ? 0 : options->n_ranks)));
+    BT_TRY(bt_limits_allow_files("mpirun", FILES + FILES_A_RANK * n));
+    BT_TRY(bt_limits_allow_threads("mpirun with its ranks", n_threads(n)));
     if (!far) BT_TRY(bt_scratch_check_room(scratch, options->n_ranks));
     if (bt_mpirun_survives_far(options)) {
         out = bt_endings_listen();

@@ -232,7 +232,8 @@ void bt_openmpi_forget_sessions(void)
     unsetenv("PRTE_MCA_prte_remote_tmpdir_base");
 }
 
-static bool has_network(void)
+/* An interface with just these of the two flags. */
+static bool has_interface(unsigned flags)
 {
     struct ifaddrs *all = NULL;
     bool            has = false;
@@ -240,7 +241,7 @@ static bool has_network(void)
     if (getifaddrs(&all) != 0) return true;
     for (const struct ifaddrs *i = all; i != NULL && !has; i = i->ifa_next)
         has = i->ifa_addr != NULL && i->ifa_addr->sa_family == AF_INET &&
-              (i->ifa_flags & (IFF_UP | IFF_LOOPBACK)) == IFF_UP;
+              (i->ifa_flags & (IFF_UP | IFF_LOOPBACK)) == flags;
     freeifaddrs(all);
     return has;
 }
@@ -249,7 +250,7 @@ static bool has_network(void)
  * its files of parameters often give the other. */
 static void stay_on_loopback(void)
 {
-    if (!has_network() && getenv("OMPI_MCA_btl_tcp_if_exclude") == NULL)
+    if (!has_interface(IFF_UP) && getenv("OMPI_MCA_btl_tcp_if_exclude") == NULL)
         setenv("OMPI_MCA_btl_tcp_if_include", "lo", 0);
 }
 
@@ -259,6 +260,9 @@ void bt_openmpi_set_environment(const bt_mpirun_options *options, const bt_scrat
     const char *srun = bt_openmpi_srun_arguments(options);
     bool        five = major >= 5;
 
+    if (!has_interface(IFF_UP | IFF_LOOPBACK))
+        BT_WARN("the loopback interface is down: processes of this machine do not reach each other "
+                "(ip link set lo up)");
     if (five) rename_variables();
     set_all(ALWAYS);
     set_all(five ? ALWAYS_5 : ALWAYS_4);

@@ -18,6 +18,7 @@
 
 #include "core/clock.h"
 #include "core/file.h"
+#include "core/limits.h"
 
 enum { REMOVE_TRIES = 20, MAKE_TRIES = 20 };
 /* What PMIx takes in the session's folder, seen; and the segment that each rank takes: by Open MPI
@@ -151,9 +152,12 @@ bt_status bt_scratch_open(bt_scratch *scratch_out)
         goto out;
     }
     if (pipe2(pipe_fds, O_CLOEXEC) != 0 || (scratch.guard = fork()) < 0) {
+        int error = errno;
+
         remove_tree(scratch.shm);
         remove_tree(scratch.session);
-        BT_REQUIRE(false, BT_ERR_IO, "cannot start the guard process: %s", strerror(errno));
+        BT_REQUIRE(false, BT_ERR_IO, "cannot start the guard process: %s%s", strerror(error),
+                   error == EAGAIN ? ": " BT_RAISE_THREADS : "");
     }
     if (scratch.guard == 0) guard_run(&scratch, pipe_fds[0]);
     close(pipe_fds[0]);

@@ -79,6 +79,36 @@ static void launch_with_few_files_is_refused(void)
     EXPECT_EQ(bt_command_run(&g_command, argv, NULL, END_S), 0);
 }
 
+/* It would fail by Open MPI's words alone, or hang. */
+static void launch_with_few_threads_is_refused(void)
+{
+    static const struct {
+        int         n;
+        const char *says;
+    } CASES[] = {
+        {1,  "cannot start the guard process: Resource temporarily unavailable: raise `ulimit -u`"},
+        {20, "mpirun with its ranks can start 18 threads, and needs up to 20 "                    },
+        {22, "it starts"                                                                          },
+    };
+#define AS_OTHER "setpriv --reuid=64321 --regid=64321 --clear-groups "
+    char        script[256];
+    const char *argv[] = {"/bin/sh", "-c", "exec " AS_OTHER "test -x \"$0\"", g_launch, NULL};
+
+    if (geteuid() != 0 || bt_command_run(&g_command, argv, NULL, END_S) != 0) {
+        printf("skipped: nobody here to be who has no other process and may run %s\n", g_launch);
+        return;
+    }
+    argv[2] = script;
+    for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
+        snprintf(script, sizeof(script),
+                 "export TMPDIR=/tmp BATON_MPIRUN=/bin/echo; exec " AS_OTHER
+                 "prlimit --nproc=%d \"$0\" -n 2 -- it starts",
+                 CASES[i].n);
+        EXPECT_EQ(bt_command_run(&g_command, argv, NULL, END_S), 1); /* no rank has told */
+        EXPECT_HAS(g_command.output, CASES[i].says);
+    }
+}
+
 /* A shell that lets nobody use what it makes, not even its user; root may anyhow. */
 static void launch_makes_what_its_user_can_use(void)
 {
@@ -182,6 +212,7 @@ static const bt_test TESTS[] = {
     BT_TEST(launch_tmpdir_too_long_is_refused),
     BT_TEST(launch_in_a_deleted_directory_is_refused),
     BT_TEST(launch_with_few_files_is_refused),
+    BT_TEST(launch_with_few_threads_is_refused),
     BT_TEST(launch_makes_what_its_user_can_use),
     BT_TEST(launch_tmpdir_that_is_none_is_named),
     BT_TEST(launch_on_one_machine_asks_no_grid_engine),

@@ -216,6 +216,8 @@ static void launch_mpi_goes_by_loopback_where_there_is_nothing_else(void)
                  CASES[i].own, CASES[i].option);
         bt_command_run(&g_command, argv, mpirun.environment, END_S);
         EXPECT_HAS(g_command.output, CASES[i].has);
+        EXPECT_EQ(strstr(g_command.output, "the loopback interface is down") == NULL,
+                  strstr(CASES[i].before, UP) != NULL);
     }
     remove_mpirun(&mpirun);
 }

@@ -9,6 +9,7 @@
 
 #include "core/alloc.h"
 #include "core/clock.h"
+#include "core/limits.h"
 #include "proto/control_client_state.h"
 #include "proto/control_wire.h"
 #include "proto/rpc.h"
@@ -253,7 +254,8 @@ static bt_status start_threads(bt_control_client *c)
     c->has_reader = pthread_create(&c->reader, NULL, reader_main, c) == 0;
     both          = c->has_reader && pthread_create(&c->writer, NULL, writer_main, c) == 0;
     if (!both) grpc_call_cancel(c->call, NULL);
-    BT_REQUIRE(both, BT_ERR_NO_MEMORY, "threads of the control stream");
+    BT_REQUIRE(both, BT_ERR_NO_MEMORY,
+               "threads of the control stream do not start: " BT_RAISE_THREADS);
 out:
     return st;
 }

@@ -242,7 +242,8 @@ const grpc_channel_args *bt_rpc_client_args(void)
     return &all;
 }
 
-#define OWN_ADDRESS "expected an address of this machine, or 0.0.0.0 for all of them"
+#define OWN_ADDRESS \
+    "expected an address of this machine, by an interface that is up, or 0.0.0.0 for all of them"
 
 /* 0, or the error. */
 static int try_one(const struct addrinfo *a)

@@ -76,7 +76,7 @@ class Start(unittest.TestCase):
         for host in ("192.0.2.1", "nosuch.invalid"):
             c = self.coordinator("--host", host)
             self.assertEqual(c.wait(), 1)
-            self.assertRegex(c.line("failed"), f"cannot listen on {host}:0: .*; expected an address of this machine, or 0.0.0.0 for all of them$")
+            self.assertRegex(c.line("failed"), f"cannot listen on {host}:0: .*; expected an address of this machine, by an interface that is up, or 0.0.0.0 for all of them$")
 
     def test_hellos_that_disagree_are_refused_by_name(self):
         c = self.coordinator()

@@ -1,17 +1,16 @@
 #include "coordinator/cork.h"
 
-#include <arpa/inet.h>
 #include <grpc/support/alloc.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <stdbool.h>
-#include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <xxhash.h>
 
 #include "core/alloc.h"
 #include "core/clock.h"
+#include "core/machine.h"
 #include "proto/rpc.h"
 
 enum { BURST = 16, LOOK_MS = 100, NOT_LOOKED = -1, NOT_FOUND = -2 };
@@ -68,38 +67,13 @@ void bt_cork_leave(bt_corks *corks, bt_connection *connection)
 
 /* ---- sockets */
 
-/* As gRPC writes it, so that both have one key; false: no TCP. */
-static bool peer_text(int fd, char *text, size_t capacity)
-{
-    struct sockaddr_storage    a  = {0};
-    const struct sockaddr_in6 *v6 = (const void *)&a;
-    const struct sockaddr_in  *v4 = (const void *)&a;
-    socklen_t                  n  = sizeof(a);
-    char                       host[INET6_ADDRSTRLEN];
-    const uint8_t             *mapped = NULL;
-
-    if (getpeername(fd, (struct sockaddr *)&a, &n) != 0) return false;
-    if (a.ss_family == AF_INET) mapped = (const uint8_t *)&v4->sin_addr;
-    if (a.ss_family == AF_INET6 && IN6_IS_ADDR_V4MAPPED(&v6->sin6_addr))
-        mapped = &v6->sin6_addr.s6_addr[12];
-    if (mapped == NULL && a.ss_family != AF_INET6) return false;
-    if (mapped != NULL)
-        inet_ntop(AF_INET, mapped, host, sizeof(host));
-    else
-        inet_ntop(AF_INET6, &v6->sin6_addr, host, sizeof(host));
-    snprintf(text, capacity, mapped != NULL ? "ipv4:%s:%u" : "ipv6:%%5B%s%%5D:%u", host,
-             ntohs(mapped != NULL && a.ss_family == AF_INET ? v4->sin_port : v6->sin6_port));
-    return true;
-}
-
 static void on_socket(void *ctx, int fd)
 {
     bt_corks      *corks = ctx;
     bt_connection *c;
-    char           peer[96];
+    char           peer[BT_PEER_BYTES]; /* as gRPC writes it: both have one key */
 
-    if (!peer_text(fd, peer, sizeof(peer))) return;
-
+    if (!bt_machine_peer(fd, peer)) return;
     c = bt_table_get(&corks->by_peer, key_of(peer));
     if (c != NULL) c->fd = fd;
 }
@@ -154,9 +128,9 @@ void bt_cork_release(bt_corks *corks)
 
 static void hang_up(void *ctx, int fd)
 {
-    char peer[96];
+    char peer[BT_PEER_BYTES];
 
-    if (peer_text(fd, peer, sizeof(peer)) && key_of(peer) == *(const uint64_t *)ctx)
+    if (bt_machine_peer(fd, peer) && key_of(peer) == *(const uint64_t *)ctx)
         shutdown(fd, SHUT_RDWR); /* gRPC closes it */
 }
 

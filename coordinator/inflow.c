@@ -12,6 +12,8 @@
 
 #include "coordinator/accept.h"
 #include "coordinator/header_frames.h"
+#include "core/log.h"
+#include "core/machine.h"
 
 enum { FILES_MAX = 1 << 16, PIECES_MAX = 16 };
 
@@ -112,19 +114,23 @@ static size_t room_of(int fd)
 /* What has been read of it, n bytes; false: it is to be read no more. */
 static bool take(int fd, const struct iovec *pieces, size_t n)
 {
-    source *s  = &g_sources[fd];
-    bool    ok = true;
+    source     *s                   = &g_sources[fd];
+    const char *why                 = NULL;
+    char        peer[BT_PEER_BYTES] = "of no address";
 
     pthread_mutex_lock(&g_lock);
     s->n_bytes += n;
-    for (size_t i = 0; n > 0 && ok; i++) {
+    for (size_t i = 0; n > 0 && why == NULL; i++) {
         size_t part = pieces[i].iov_len < n ? pieces[i].iov_len : n;
 
-        ok = bt_header_frames_take(&s->headers, pieces[i].iov_base, part);
+        why = bt_header_frames_refuse(&s->headers, pieces[i].iov_base, part);
         n -= part;
     }
     pthread_mutex_unlock(&g_lock);
-    return ok;
+    if (why == NULL) return true;
+    bt_machine_peer(fd, peer);
+    BT_WARN("a client, %s, %s: its connection is closed", peer, why);
+    return false;
 }
 
 /* The first n pieces of from, cut to room bytes; returns n. */
@@ -163,4 +169,18 @@ ssize_t bt_recvmsg(int fd, struct msghdr *message, int flags)
     if (n <= 0 || take(fd, pieces, (size_t)n)) return n;
     errno = ECONNRESET; /* gRPC closes it */
     return -1;
+}
+
+/* ---- close() */
+
+__attribute__((visibility("default"))) int bt_close(int fd) __asm__("close");
+
+int bt_close(int fd)
+{
+    if (fd >= 0 && fd < FILES_MAX) {
+        pthread_mutex_lock(&g_lock);
+        bt_header_frames_end(&g_sources[fd].headers);
+        pthread_mutex_unlock(&g_lock);
+    }
+    return (int)syscall(SYS_close, fd);
 }

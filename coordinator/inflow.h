@@ -6,8 +6,8 @@
  * that have acknowledged it).  So this program has a recvmsg() of its own, which gRPC calls: after
  * so many bytes of one connection it says EAGAIN until gRPC polls again, which it does when its
  * caller has had all that has come.  gRPC waits for an edge then, of which there is none while data
- * lie there: epoll_wait() of this program makes one, by what its epoll_ctl() has noted.  Any thread
- * may call the three. */
+ * lie there: epoll_wait() of this program makes one, by what its epoll_ctl() has noted.  Its
+ * close() forgets what is held of a connection (header_frames.h).  Any thread may call the four. */
 #ifndef BT_COORDINATOR_INFLOW_H
 #define BT_COORDINATOR_INFLOW_H
 

@@ -16,8 +16,8 @@ static bt_table        g_connections; /* bt_header_frames, owned, by their SSL's
 static bool take(const void *ssl, const void *bytes, size_t n)
 {
     uint64_t          key = (uintptr_t)ssl;
+    const char       *why = "cannot be looked at, since memory is short";
     bt_header_frames *h;
-    bool              ok;
 
     pthread_mutex_lock(&g_lock);
     h = bt_table_get(&g_connections, key);
@@ -28,15 +28,20 @@ static bool take(const void *ssl, const void *bytes, size_t n)
             h = NULL;
         }
     }
-    ok = h != NULL && bt_header_frames_take(h, bytes, n);
+    if (h != NULL) why = bt_header_frames_refuse(h, bytes, n);
     pthread_mutex_unlock(&g_lock);
-    return ok;
+    if (why != NULL) BT_WARN("a client with TLS %s: its connection is closed", why);
+    return why == NULL;
 }
 
 static void forget(const void *ssl)
 {
+    bt_header_frames *h;
+
     pthread_mutex_lock(&g_lock);
-    bt_free(bt_table_get(&g_connections, (uintptr_t)ssl));
+    h = bt_table_get(&g_connections, (uintptr_t)ssl);
+    if (h != NULL) bt_header_frames_end(h);
+    bt_free(h);
     bt_table_remove(&g_connections, (uintptr_t)ssl);
     pthread_mutex_unlock(&g_lock);
 }

@@ -1,5 +1,6 @@
 #include "core/machine.h"
 
+#include <arpa/inet.h>
 #include <ifaddrs.h>
 #include <limits.h>
 #include <netdb.h>
@@ -250,4 +251,27 @@ int bt_machine_port(int fd)
     if (a.ss_family == AF_INET) return ntohs(((struct sockaddr_in *)&a)->sin_port);
     if (a.ss_family == AF_INET6) return ntohs(((struct sockaddr_in6 *)&a)->sin6_port);
     return -1;
+}
+
+bool bt_machine_peer(int fd, char text_out[BT_PEER_BYTES])
+{
+    struct sockaddr_storage    a  = {0};
+    const struct sockaddr_in6 *v6 = (const void *)&a;
+    const struct sockaddr_in  *v4 = (const void *)&a;
+    socklen_t                  n  = sizeof(a);
+    char                       host[INET6_ADDRSTRLEN];
+    const uint8_t             *mapped = NULL;
+
+    if (getpeername(fd, (struct sockaddr *)&a, &n) != 0) return false;
+    if (a.ss_family == AF_INET) mapped = (const uint8_t *)&v4->sin_addr;
+    if (a.ss_family == AF_INET6 && IN6_IS_ADDR_V4MAPPED(&v6->sin6_addr))
+        mapped = &v6->sin6_addr.s6_addr[12];
+    if (mapped == NULL && a.ss_family != AF_INET6) return false;
+    if (mapped != NULL)
+        inet_ntop(AF_INET, mapped, host, sizeof(host));
+    else
+        inet_ntop(AF_INET6, &v6->sin6_addr, host, sizeof(host));
+    snprintf(text_out, BT_PEER_BYTES, mapped != NULL ? "ipv4:%s:%u" : "ipv6:%%5B%s%%5D:%u", host,
+             ntohs(mapped != NULL && a.ss_family == AF_INET ? v4->sin_port : v6->sin6_port));
+    return true;
 }

@@ -38,6 +38,10 @@ bool bt_machine_is(const char *host, bool look_up);
 bool bt_machine_is_any(const char *host);
 /* The port that the socket is bound to; -1: no TCP socket. */
 int bt_machine_port(int fd);
+/* Who is at the other end of the socket, as gRPC writes it: "ipv4:127.0.0.1:4711",
+ * "ipv6:%5B::1%5D:4711".  false: no TCP socket, or nobody. */
+enum { BT_PEER_BYTES = 96 };
+bool bt_machine_peer(int fd, char text_out[BT_PEER_BYTES]);
 
 #ifdef __cplusplus
 }

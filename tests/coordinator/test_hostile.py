@@ -293,6 +293,9 @@ class Headers(Hostile):
         print(f"{n} pieces sent, {took / MIB:.1f} MiB taken", flush=True)
         self.assertLess(n, self.PIECES)
         self.assertLess(took, 16 * MIB)  # 61 MiB of headers
+        told = [x for x in self.coordinator.text().splitlines() if "a client, ipv4:127.0.0.1:" in x]
+        self.assertEqual(len(told), 1, told)
+        self.assertIn("has sent more than 64 KiB as the headers of a call: its connection is closed", told[0])
         self.serves()
 
     def plain(self, address):
@@ -321,6 +324,7 @@ class HeadersByTls(TlsCase):
             self.assertLess(n, Headers.PIECES)
             with grpc.secure_channel(address, ca, [("grpc.use_local_subchannel_pool", 1)]) as channel:  # another one in its place is not held to that
                 self.assertTrue(vllm_grpc.VllmEngineStub(channel).HealthCheck(vllm.HealthCheckRequest(), timeout=WAIT_S).healthy)
+        self.assertEqual(self.coordinator.text().count("a client with TLS has sent more than 64 KiB"), 5)
 
 
 class Log(Hostile):

@@ -237,7 +237,7 @@ static void what_is_not_polled_has_no_bound(void)
 
 /* ---- header_frames.c */
 
-enum { DATA = 0, END_HEADERS = 4, FRAMES = BT_HEADER_BYTES / BT_HEADER_FRAME_BYTES };
+enum { DATA = 0, FRAMES = BT_HEADER_BYTES / BT_HEADER_FRAME_BYTES };
 
 static uint8_t g_sent[2 * BT_HEADER_BYTES];
 static size_t  g_n_sent;
@@ -273,8 +273,13 @@ static size_t refused_after(size_t step)
     bt_header_frames h = {0};
 
     for (size_t at = 0; at < g_n_sent; at += step)
-        if (!bt_header_frames_take(&h, g_sent + at, at + step < g_n_sent ? step : g_n_sent - at))
+        if (bt_header_frames_refuse(&h, g_sent + at, at + step < g_n_sent ? step : g_n_sent - at) !=
+            NULL) {
+            bt_header_frames_end(&h);
             return at;
+        }
+    EXPECT(h.n_held <= BT_HEADER_BYTES);
+    bt_header_frames_end(&h);
     return SIZE_MAX;
 }
 
@@ -329,6 +334,32 @@ static void farewells_have_the_bound_of_a_call(void)
     EXPECT_EQ(refused_after(g_n_sent), 0);
 }
 
+/* Those of which the last byte is missing. */
+static void unfinished_headers_of_all_have_a_bound(void)
+{
+    enum { N = BT_HEADERS_BYTES / BT_HEADER_BYTES };
+    static bt_header_frames h[N + 1];
+    size_t                  n;
+
+    put_preface();
+    for (int i = 0; i < FRAMES; i++)
+        put_frame(i == 0 ? HEADERS : CONTINUATION, i + 1 == FRAMES ? END_HEADERS : 0, 1);
+    n = g_n_sent;
+    for (int i = 0; i < N; i++) {
+        EXPECT(bt_header_frames_refuse(&h[i], g_sent, n - 1) == NULL);
+        EXPECT_EQ(h[i].n_held, BT_HEADER_BYTES);
+    }
+    EXPECT_EQ(g_n_held, BT_HEADERS_BYTES);
+    EXPECT_EQ(refused_after(n), SIZE_MAX); /* what comes at once is none of them, */
+    EXPECT_EQ(refused_after(n - 1), 0);    /* and for others there is no room */
+    EXPECT(bt_header_frames_refuse(&h[0], g_sent + n - 1, 1) == NULL); /* one is whole */
+    EXPECT_EQ(h[0].n_held, 0);
+    EXPECT(bt_header_frames_refuse(&h[N], g_sent, n - 1) == NULL);
+    for (int i = 0; i <= N; i++)
+        bt_header_frames_end(&h[i]);
+    EXPECT_EQ(g_n_held, 0);
+}
+
 static void connection_with_more_is_read_no_more(void)
 {
     uint8_t      first[BT_FRAME_HEAD_BYTES], rest[sizeof(g_sent)];
@@ -342,11 +373,14 @@ static void connection_with_more_is_read_no_more(void)
     for (int more = 1; more >= 0; more--) { /* the second one has the number of the first */
         put_preface();
         put_call(FRAMES + more);
+        put_frame(HEADERS, 0, 0);
         open_one(&c, true);
         EXPECT_EQ(send(c.fds[0], g_sent, g_n_sent, 0), (ssize_t)g_n_sent);
         EXPECT_EQ(recvmsg(c.fds[1], &message, 0), more ? -1 : (ssize_t)g_n_sent);
         EXPECT(!more || errno == ECONNRESET);
+        EXPECT_EQ(g_n_held, more ? 0 : BT_HEADER_FRAME_BYTES);
         close_one(&c);
+        EXPECT_EQ(g_n_held, 0);
     }
 }
 
@@ -354,6 +388,7 @@ static const bt_test TESTS[] = {
     BT_TEST(headers_have_a_bound),
     BT_TEST(large_frames_of_headers_count_by_their_bytes),
     BT_TEST(farewells_have_the_bound_of_a_call),
+    BT_TEST(unfinished_headers_of_all_have_a_bound),
     BT_TEST(connection_with_more_is_read_no_more),
     BT_TEST(connection_is_read_a_part_at_a_time),
     BT_TEST(another_connection_of_its_number_begins_anew),

@@ -65,7 +65,8 @@ static const char DOC[] =
     "The line on stdout is then \"cell NAME serves DIR under HOST:PORT (...)\"; SIGUSR1 "
     "drains this cell alone, and BATON_SECRET must be the coordinator's.\n\n" BT_CONFIG_TEXT
     " The outcome is logged at the start.\n\n"
-    "Exit code: 0 after SIGTERM, SIGINT or SIGUSR1, 1 when the cell failed, 64 for wrong usage.\n\n"
+    "Exit code: 0 after SIGTERM, SIGINT or SIGUSR1, 1 when the cell failed, also while it ended, "
+    "64 for wrong usage.\n\n"
     "Examples:\n"
     "  baton run --model models/demo --prefill 2 --decode 2 --port 8000\n"
     "  baton run --model models/demo --both 1 --port 0      (any free port)\n"

@@ -79,7 +79,8 @@ bt_status bt_rpc_tls_open(const char *cert, const char *key, const char *client_
                           const char *host, bt_rpc_tls_files **files_out);
 /* Now and then: looks whether one of them has changed, at most once a second.  If they cannot be
  * used the log says why, the ones before go on, and they are tried again when they change, and
- * every minute. */
+ * every minute.  Warns, when they are new and once a day, of a certificate that is not valid now or
+ * not for a week more. */
 void bt_rpc_tls_refresh(bt_rpc_tls_files *files, uint64_t now_ns); /* accepts NULL */
 /* Whether what they hold now cannot be used, as the last refresh found; of NULL it is false. */
 bool bt_rpc_tls_refused(const bt_rpc_tls_files *files);

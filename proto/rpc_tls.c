@@ -1,11 +1,15 @@
 /* TLS files of servers and clients. */
 #include <errno.h>
 #include <grpc/grpc_security.h>
+#include <openssl/err.h>
+#include <openssl/pem.h>
+#include <openssl/x509.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 
 #include "core/alloc.h"
 #include "core/clock.h"
@@ -82,13 +86,14 @@ out:
 
 /* ---- a server's files, which may change */
 
-enum { N_FILES = 3, LOOK_S = 1, AGAIN_S = 60 };
+enum { N_FILES = 3, LOOK_S = 1, AGAIN_S = 60, DAY_S = 86400, SOON_S = 7 * DAY_S };
 
 struct bt_rpc_tls_files {
     const char     *names[N_FILES]; /* certificate, key, authorities of clients; borrowed */
     const char     *host;           /* borrowed */
     struct stat     seen[N_FILES];
     uint64_t        look_ns, read_ns; /* when to look next, and to read if nothing changes then */
+    uint64_t        warn_ns;          /* when to look at dates next */
     bool            refused;          /* what they hold now, of which tls is nothing */
     pthread_mutex_t lock;             /* of what follows */
     pem_texts       tls;
@@ -203,10 +208,48 @@ out:
     return st;
 }
 
+/* Of the n-th certificate in the file.  It is served all the same: what clients check is theirs. */
+static void warn_of_dates(const char *path, uint32_t n, const X509 *cert)
+{
+    const ASN1_TIME *begin = X509_get0_notBefore(cert), *end = X509_get0_notAfter(cert);
+    time_t           now = time(NULL), soon = now + SOON_S;
+    bool             early = X509_cmp_time(begin, &now) > 0;
+    struct tm        at;
+    char             text[32] = "?";
+
+    if (!early && X509_cmp_time(end, &soon) > 0) return;
+    if (ASN1_TIME_to_tm(early ? begin : end, &at) == 1)
+        strftime(text, sizeof(text), "%F %R UTC", &at);
+    BT_WARN("%s: certificate %u %s %s: replace the file, which is read again", path, n,
+            early                          ? "is not valid before"
+            : X509_cmp_time(end, &now) < 0 ? "was valid until"
+                                           : "is valid until",
+            text);
+}
+
+static void warn_of_file(const char *path, const char *pems)
+{
+    BIO     *bio = pems != NULL ? BIO_new_mem_buf(pems, -1) : NULL;
+    X509    *cert;
+    uint32_t n = 0;
+
+    while (bio != NULL && (cert = PEM_read_bio_X509(bio, NULL, NULL, NULL)) != NULL) {
+        warn_of_dates(path, ++n, cert);
+        X509_free(cert);
+    }
+    BIO_free(bio);
+    ERR_clear_error(); /* the end of the file, which gRPC would take for its own */
+}
+
 void bt_rpc_tls_refresh(bt_rpc_tls_files *files, uint64_t now_ns)
 {
     if (files == NULL || now_ns < files->look_ns) return;
     files->look_ns = now_ns + LOOK_S * BT_NS_PER_S;
+    if (now_ns >= files->warn_ns) {
+        files->warn_ns = now_ns + DAY_S * BT_NS_PER_S;
+        warn_of_file(files->names[0], files->tls.cert);
+        warn_of_file(files->names[2], files->tls.client_ca);
+    }
     if (look(files)) { /* the others may be about to: they are read once all stand still */
         files->read_ns = now_ns;
         return;
@@ -215,6 +258,7 @@ void bt_rpc_tls_refresh(bt_rpc_tls_files *files, uint64_t now_ns)
     files->refused = read_files(files) != BT_OK;
     if (!files->refused) {
         files->read_ns = UINT64_MAX;
+        files->warn_ns = 0;
         BT_INFO("the TLS files have changed: new connections get what %s has now", files->names[0]);
     } else {
         files->read_ns = now_ns + AGAIN_S * BT_NS_PER_S;

@@ -2,6 +2,7 @@
 import os
 import subprocess
 import tempfile
+import time
 import unittest
 
 from harness import Cell, Coordinator
@@ -23,6 +24,17 @@ def make(folder):
             "-extfile", "ext", "-out", f"{name}.pem")
     run("pkey", "-in", "server.key", "-aes256", "-passout", "pass:word", "-out", "locked.key")
     run("ec", "-in", "server.key", "-aes256", "-passout", "pass:word", "-out", "locked-old.key")
+
+
+def date(folder, name, start, end):
+    """A certificate for the server's key that is valid from start to end, times of time.time()."""
+    def text(t):
+        return time.strftime("%Y%m%d%H%M%SZ", time.gmtime(t))
+    with open(os.path.join(folder, "ca.conf"), "w") as f:
+        f.write("[ca]\ndefault_ca=d\n[d]\ndatabase=index\nnew_certs_dir=.\ndefault_md=sha256\nrand_serial=yes\npolicy=p\n[p]\ncommonName=supplied\n")
+    open(os.path.join(folder, "index"), "w").close()
+    subprocess.run(["openssl", "ca", "-batch", "-config", "ca.conf", "-cert", "ca.pem", "-keyfile", "ca.key", "-in", "server.csr", "-notext",
+                    "-extfile", "ext", "-startdate", text(start), "-enddate", text(end), "-out", name], cwd=folder, check=True, capture_output=True)
 
 
 class TlsCase(unittest.TestCase):

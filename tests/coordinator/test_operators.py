@@ -17,7 +17,7 @@ import urllib.request
 
 import grpc
 
-from certificates import TlsCase  # noqa: E402
+from certificates import TlsCase, date  # noqa: E402
 from harness import SOURCE, WAIT_S, Cell, Coordinator, Rank, Served, control, expected, health, health_grpc, main, vllm, vllm_grpc, wait_for
 
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
@@ -769,6 +769,7 @@ class Tls(TlsCase):
             self.replace(server_key=self.read("stranger.key"), ca_pem=self.read("other.pem"))
             wait_for(lambda: "new connections get what" in self.coordinator.text(), "the new certificate")
             wait_for(lambda: refused() == 0, "the metric's end")
+            wait_for(lambda: self.coordinator.text().count("/ca.pem: certificate 1 is valid until ") == 2, "a warning of the new one too")
             self.assertEqual(self.ask(address, new), expected([500, 3], 5))
             self.assertEqual(self.ask(address, old), UNAVAILABLE)
             stub.HealthCheck(vllm.HealthCheckRequest(), timeout=WAIT_S)    # the connection from before goes on
@@ -781,6 +782,22 @@ class Tls(TlsCase):
         wait_for(lambda: "new connections get what" in self.coordinator.text(), "the new certificate")
         self.assertEqual(self.ask(address, grpc.ssl_channel_credentials(self.read("other.pem"))), expected([500, 3], 5))
         self.assertEqual(self.ask(address, grpc.ssl_channel_credentials(self.read("ca.pem"))), UNAVAILABLE)
+
+    def test_certificates_that_are_not_valid_are_served_with_a_warning(self):
+        now, day = time.time(), 86400
+        date(self.folder.name, "long.pem", now - day, now + 99 * day)
+        for start, end, says in ((now - 3 * day, now - day, "was valid until {1}"), (now + day, now + 99 * day, "is not valid before {0}"),
+                                 (now - day, now + 6.9 * day, "is valid until {1}"), (now - day, now + 7.1 * day, None)):
+            date(self.folder.name, "dated.pem", start, end)
+            self.replace(chain_pem=self.read("long.pem") + self.read("dated.pem"))
+            c = Coordinator("--tls-cert", self.path("chain.pem"), "--tls-key", self.path("server.key"))
+            self.addCleanup(c.close)
+            c.line("control")
+            c.process.terminate()
+            self.assertEqual(c.wait(), 0)
+            told = re.findall("W coordinator - .* (/.*chain.pem: .*): replace the file, which is read again", c.text())
+            times = [time.strftime("%F %H:%M UTC", time.gmtime(t)) for t in (start, end)]
+            self.assertEqual(told, [f"{self.path('chain.pem')}: certificate 2 {says.format(*times)}"] if says else [])
 
     def test_bad_files_are_named(self):
         """Before any rank has attached: loading may take an hour."""

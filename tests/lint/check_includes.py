@@ -33,6 +33,7 @@ OWNERS = {  # third-party headers and the only folders that may name them
     r"<arm_neon\.h>": ["device"],
     r"<grpc/.*>": ["proto", "coordinator", "cli"],
     r"<protobuf-c/.*>": ["proto", "coordinator", "cli"],
+    r"<openssl/.*>": ["proto"],
     r"<pcre2\.h>": ["model"],
     r"<microhttpd\.h>": ["coordinator"],
     r"<xxhash\.h>": ["parallel", "model", "proto", "worker", "coordinator"],

@@ -143,12 +143,13 @@ size_t bt_mla_large_bytes(const bt_device *dev, const bt_mla_config *cfg, uint32
 
 /* out[r] = attention(x[r]) for the rows of all spans, after writing their latents and rope keys to
  * `layer` of their pages.  x and out: [n_rows, hidden] bf16, distinct.  Spans cover rows ascending
- * without a gap; those with role prompt come first.  Layers come ascending. */
+ * without a gap; those with role prompt come first.  Layers come ascending.  INVALID_ARG: spans are
+ * otherwise, or beyond the context; DEVICE. */
 bt_status bt_mla_forward(bt_mla *mla, const bt_mla_weights *w, bt_kv_pool *pool, uint32_t layer,
                          const bt_bf16 *x, bt_bf16 *out, uint32_t n_spans, const bt_span *spans);
 /* Its halves, for a step of which few rows' results are wanted, with the same bits: the latents and
  * rope keys of all rows; then the attention of the rows of other spans, whose positions are among
- * those.  step_rows [rows of these spans]: which row of the step before each one is. */
+ * those.  step_rows [rows of these spans]: which row of the step before each one is.  As above. */
 bt_status bt_mla_fill_pages(bt_mla *mla, const bt_mla_weights *w, bt_kv_pool *pool, uint32_t layer,
                             const bt_bf16 *x, uint32_t n_spans, const bt_span *spans);
 bt_status bt_mla_attend(bt_mla *mla, const bt_mla_weights *w, bt_kv_pool *pool, uint32_t layer,
@@ -164,7 +165,7 @@ typedef struct {
 /* Whether the back end has such steps, and these spans fit it. */
 bool bt_mla_fits_fixed(const bt_mla *mla, const bt_attn_fixed *fixed, uint32_t n_spans,
                        const bt_span *spans);
-/* The lists of a step, before its first layer. */
+/* The lists of a step, before its first layer.  DEVICE. */
 bt_status bt_mla_send_fixed(bt_mla *mla, const bt_attn_fixed *fixed, uint32_t n_spans,
                             const bt_span *spans);
 /* As bt_mla_forward(), for the spans that were sent last; out of padding rows is undefined. */

@@ -21,7 +21,7 @@ typedef struct {
 } bt_page_rows;
 
 /* Room for a run on the pool's device, owned by the pool; where its memory is the host's: none.
- * Once, and before download() and upload(). */
+ * Once, and before download() and upload().  NO_MEMORY, DEVICE. */
 bt_status bt_page_rows_reserve(bt_kv_pool *pool, size_t run_bytes);
 /* run: host memory; complete when the call returns.  On a GPU one kernel packs (or scatters) what
  * one copy moves.  INVALID_ARG: longer than what was reserved. */

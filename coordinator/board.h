@@ -93,7 +93,7 @@ typedef struct {
 
 typedef struct bt_board bt_board;
 
-bt_status bt_board_create(bt_board **board_out);
+bt_status bt_board_create(bt_board **board_out); /* NO_MEMORY */
 void      bt_board_destroy(bt_board *board);
 
 /* Static text: the rank's present role. */

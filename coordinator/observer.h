@@ -12,6 +12,7 @@ typedef struct {
     const char *model, *served_name; /* borrowed for the observer's life */
 } bt_observer_config;
 
+/* NO_MEMORY. */
 bt_status bt_observer_create(const bt_observer_config *config, bt_observer **observer_out);
 void      bt_observer_destroy(bt_observer *observer);
 /* Requests write here. */

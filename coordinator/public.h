@@ -25,7 +25,7 @@ typedef struct {
                                      has no call for so long is cut off */
 } bt_public_config;
 
-/* Listens and serves from now on. */
+/* Listens and serves from now on.  IO where it cannot listen, with the cause; NO_MEMORY. */
 bt_status bt_public_create(bt_rpc_loop *loop, const char *address, const bt_public_config *config,
                            bt_fleet *fleet, bt_public **public_out, uint16_t *port_out);
 /* One more cell serves: what the largest can hold may be asked for. */

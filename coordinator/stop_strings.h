@@ -15,7 +15,7 @@ enum { BT_STOP_STRINGS_MAX = 64, BT_STOP_STRING_BYTES_MAX = 1024, BT_STOP_NONE =
 
 typedef struct bt_stop_set bt_stop_set;
 
-/* strings[n], 1 to 1024 bytes each, n from 1 to 64: copied. */
+/* strings[n], 1 to 1024 bytes each, n from 1 to 64: copied.  NO_MEMORY. */
 bt_status   bt_stop_set_create(size_t n, char *const *strings, bt_stop_set **set_out);
 void        bt_stop_set_destroy(bt_stop_set *set);
 const char *bt_stop_set_string(const bt_stop_set *set, int i);

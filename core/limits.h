@@ -22,7 +22,7 @@ bt_status bt_limits_allow_files(const char *who, uint32_t n_files);
  * it. */
 bt_status bt_limits_allow_threads(const char *who, uint32_t n_threads);
 /* A main's: BT_FILES, and stacks, its own and its threads', of at least 512 KiB.  SIGCHLD is no
- * longer ignored where it was. */
+ * longer ignored where it was.  IO names the limit. */
 bt_status bt_limits_check(void);
 
 #endif

@@ -173,7 +173,8 @@ typedef struct {
                               lacks it.  Narrow weights are widened by the best there is */
 } bt_device_cpu_options;
 
-/* The CPU back end.  Sets DAZ and FTZ on the calling thread and on its pool's. */
+/* The CPU back end.  Sets DAZ and FTZ on the calling thread and on its pool's.  UNSUPPORTED: no
+ * such kernels; DEVICE: a thread does not start; NO_MEMORY. */
 bt_status bt_device_cpu_create(const bt_device_cpu_options *opt, bt_device **dev_out);
 /* Comma-separated kernel families that this CPU can run, best first: "avx512bf16,avx512,avx2,
  * scalar", "neon,scalar".  Static storage. */
@@ -239,7 +240,7 @@ static inline bt_status bt_device_alloc(bt_device *dev, size_t bytes, void **ptr
     return dev->ops->alloc(dev, bytes, ptr_out);
 }
 /* n elements into the pointer, of any type, at ptr_out, which stays as it is where n is 0; adds
- * their bytes to *bytes unless that is NULL. */
+ * their bytes to *bytes unless that is NULL.  NO_MEMORY. */
 bt_status          bt_device_alloc_array(bt_device *dev, size_t n, size_t elem_bytes, size_t *bytes,
                                          void *ptr_out);
 static inline void bt_device_free(bt_device *dev, void *ptr)

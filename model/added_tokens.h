@@ -16,7 +16,7 @@ extern "C" {
 
 typedef struct bt_added_tokens bt_added_tokens;
 
-/* Room for tokens of n_bytes in all. */
+/* Room for tokens of n_bytes in all; FORMAT from 4 GiB on, NO_MEMORY. */
 bt_status bt_added_tokens_create(size_t n_bytes, bt_added_tokens **set_out);
 void      bt_added_tokens_destroy(bt_added_tokens *set);
 /* A token of n > 0 bytes; one that is there already keeps its first id.  Returns the id it has. */

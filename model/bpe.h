@@ -16,7 +16,7 @@ extern "C" {
 
 typedef struct bt_bpe bt_bpe;
 
-/* byte_ids: the id of each single byte.  Room for n_merges merges. */
+/* byte_ids: the id of each single byte.  Room for n_merges merges.  NO_MEMORY. */
 bt_status bt_bpe_create(const uint32_t byte_ids[256], size_t n_merges, bt_bpe **bpe_out);
 void      bt_bpe_destroy(bt_bpe *bpe);
 /* left right -> merged; a pair that was added before takes the new rank and id (as in Hugging
@@ -30,7 +30,7 @@ typedef struct {
 } bt_bpe_scratch;
 void bt_bpe_scratch_fini(bt_bpe_scratch *scratch);
 
-/* Writes the ids of a piece to ids_out (capacity n: never more ids than bytes). */
+/* Writes the ids of a piece to ids_out (capacity n: never more ids than bytes).  NO_MEMORY. */
 bt_status bt_bpe_encode(const bt_bpe *bpe, const char *piece, size_t n, bt_bpe_scratch *scratch,
                         uint32_t *ids_out, size_t *n_out);
 

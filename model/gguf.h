@@ -62,7 +62,7 @@ bt_status bt_gguf_f64(const bt_gguf *gguf, const char *key, double lo, double hi
 bt_status bt_gguf_bool(const bt_gguf *gguf, const char *key, bool *v_out);
 bt_status bt_gguf_string(const bt_gguf *gguf, const char *key, bt_gguf_text *v_out);
 /* Lists have to be there.  *texts_out is owned by the caller (bt_free), what it points to is
- * not. */
+ * not.  NO_MEMORY too. */
 bt_status bt_gguf_strings(const bt_gguf *gguf, const char *key, bt_gguf_text **texts_out,
                           size_t *n_out);
 /* A list of i32 or u32, at most n_max of them. */

@@ -119,11 +119,12 @@ void bt_model_offer_graphs(const bt_model *model, const bt_step *step, bt_graph_
  * `step` tokens are those that have come to follow the rows; spans say where they stand;
  * last_rows are the group's rows with logits, which alone go beyond filling their pages; group_rows
  * are not needed.  Neither fed nor forced nor chosen.  Runs alone: collective over the group, with
- * zero rows too. */
+ * zero rows too.  Errors as of step(). */
 bt_status bt_model_draft(bt_model *model, bt_kv_pool *pool, const bt_step *step);
 
 /* Collective over the group, with zero rows too; a step in which no rank has a row runs no layer
- * (the caller knows from group_rows and need not call). */
+ * (the caller knows from group_rows and need not call).  INVALID_ARG: the lists do not go together;
+ * else the errors of attention and experts (attention/mla.h, moe/moe.h). */
 bt_status bt_model_step(bt_model *model, bt_kv_pool *pool, const bt_step *step);
 /* The same in two parts.  What launch() has enqueued needs nothing more of the step's lists, but
  * for what its results go to; await() ends the step that was launched first.  Two may be under way;

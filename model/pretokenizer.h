@@ -39,7 +39,8 @@ typedef struct {
 } bt_pretokens;
 void bt_pretokens_fini(bt_pretokens *pieces);
 
-/* Cuts text (valid UTF-8, at most INT32_MAX bytes) into pieces->pieces, none empty. */
+/* Cuts text (valid UTF-8, at most INT32_MAX bytes) into pieces->pieces, none empty.  NO_MEMORY;
+ * INVALID_ARG: PCRE2 has given up. */
 bt_status bt_pretokenizer_cut(const bt_pretokenizer *pre, const char *text, size_t n,
                               bt_pretokens *pieces);
 

@@ -92,7 +92,7 @@ void bt_store_seal(bt_store *store);
 
 /* Writes what is whole, and what `packed` (or NULL) has besides, to the file (packed.h), if all
  * members have sealed, none has begun to, and there is anything whole.  `progress`, or NULL, is
- * called now and then. */
+ * called now and then.  NO_MEMORY, and the errors of bt_packed_write(). */
 bt_status bt_store_save(bt_store *store, const char *path, const bt_packed *packed,
                         void (*progress)(void *ctx), void *ctx);
 

@@ -32,13 +32,14 @@ void bt_tokenizer_file(const char *dir, char file_out[PATH_MAX]);
 
 /* path: a model directory, or such a file.  The chat template, bos and eos come from
  * tokenizer_config.json and chat_template.jinja beside it, where they are; with tekken.json bos and
- * eos are <s> and </s>, where the former says no others. */
+ * eos are <s> and </s>, where the former says no others.  IO, FORMAT or UNSUPPORTED names the file
+ * and what was expected; NO_MEMORY. */
 bt_status bt_tokenizer_open(const char *path, bt_tokenizer **tok_out);
 void      bt_tokenizer_close(bt_tokenizer *tok);
 uint32_t  bt_tokenizer_vocab_size(const bt_tokenizer *tok); /* highest id + 1 */
 
 /* Ids of `n` bytes of text, without BOS.  Invalid UTF-8 becomes U+FFFD first.  *ids_out is owned by
- * the caller (bt_free). */
+ * the caller (bt_free).  INVALID_ARG: over 715 MB; NO_MEMORY. */
 bt_status bt_tokenizer_encode(const bt_tokenizer *tok, const char *text, size_t n,
                               uint32_t **ids_out, size_t *n_out);
 

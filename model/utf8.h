@@ -30,7 +30,8 @@ size_t bt_utf8_put(uint32_t c, char out[4]);
 /* Python's str.isspace(). */
 bool bt_utf8_is_space(uint32_t c);
 
-/* A copy with every ill-formed part replaced; *text_out is owned by the caller (bt_free). */
+/* A copy with every ill-formed part replaced; *text_out is owned by the caller (bt_free).
+ * NO_MEMORY. */
 bt_status bt_utf8_repair(const char *text, size_t n, char **text_out, size_t *n_out);
 
 #ifdef __cplusplus

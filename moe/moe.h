@@ -84,14 +84,16 @@ bt_status bt_moe_check(const bt_moe *moe, uint32_t i);
  * wait: deadline and idle work for the exchanges; its layer is printed in errors.
  * y may still be under way on the device: bt_group_settle() comes before any wait for that.  Where
  * routes stay on the device only chosen_out makes the host wait, so a captured stream can hold it.
- */
+ * INVALID_ARG: rows of another group; PROTOCOL: a peer has more than fit, or names no experts;
+ * DEVICE; and what ends an exchange (parallel/group.h). */
 bt_status bt_moe_forward(bt_moe *moe, const bt_moe_weights *w, const bt_step_rows *rows,
                          const bt_bf16 *x, const uint16_t *forced, bt_bf16 *y, uint16_t *chosen_out,
                          const bt_wait *wait);
 
 /* The same in parts, where routes stay on the device: all but dispatch and return only enqueue, and
  * can be captured.
- *     begin once a step; gate; shared; dispatch; experts; return; await_shared; join */
+ *     begin once a step; gate; shared; dispatch; experts; return; await_shared; join
+ * Errors as above. */
 bt_status bt_moe_begin(bt_moe *moe, const bt_step_rows *rows);
 bt_status bt_moe_gate(bt_moe *moe, const bt_moe_weights *w, const bt_step_rows *rows,
                       const bt_bf16 *x, const uint16_t *forced);

@@ -50,7 +50,9 @@ uint32_t  bt_group_self(const bt_group *group); /* this rank's index in the grou
 uint32_t  bt_group_world_rank(const bt_group *group, uint32_t index);
 uint32_t  bt_group_epoch(const bt_group *group);
 
-/* Collective over the group.  recv[i * bytes ..] = rank i's send[0..bytes). */
+/* Collective over the group.  recv[i * bytes ..] = rank i's send[0..bytes).  Of this and the other
+ * two: TIMEOUT names ranks that have not come, PEER: one has gone, PROTOCOL: it has sent another
+ * length, CANCELLED by wait->stop.  After each of them the group is broken. */
 bt_status bt_group_all_gather(bt_group *group, const void *send, size_t bytes, void *recv,
                               const bt_wait *wait);
 

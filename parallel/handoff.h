@@ -81,7 +81,7 @@ bt_page_payload bt_handoff_slot(bt_handoff *handoff, void *slot, const bt_page_m
 void bt_handoff_send(bt_handoff *handoff, uint32_t to, const bt_page_message *m, void *slot);
 
 /* Pages have been taken for rows that will come: those are written behind all that the device has
- * been given by now, which may still use the pages. */
+ * been given by now, which may still use the pages.  DEVICE. */
 bt_status bt_handoff_take(bt_handoff *handoff);
 
 /* Who hands over from now on, the first n_senders of them to the others, this rank among them or

@@ -26,7 +26,7 @@ typedef struct {
     bool               any_logprobs;
 } bt_draw_list;
 
-/* For steps of at most max_rows rows. */
+/* For steps of at most max_rows rows.  NO_MEMORY, DEVICE. */
 bt_status bt_draw_list_init(bt_draw_list *l, bt_device *dev, uint32_t n_vocab, uint32_t max_rows);
 void      bt_draw_list_fini(bt_draw_list *l);
 /* Device memory that init() takes; and pinned memory. */
@@ -35,7 +35,7 @@ size_t bt_draw_list_pinned_bytes(const bt_device *dev, uint32_t n_vocab, uint32_
 
 void bt_draw_list_clear(bt_draw_list *l);
 /* The device's history i is this one; what draws add to it from then on it counts itself.
- * Enqueued. */
+ * Enqueued.  DEVICE. */
 bt_status bt_draw_list_set_history(bt_draw_list *l, uint32_t i, const bt_history *history);
 /* One more choice, from row `row` of the step's logits; logprobs: with n_top alternatives.
  * history: the device's that stands for how->history; 0: that goes up with the choice.  Copies

@@ -22,7 +22,7 @@ typedef struct {
 /* A map of a prompt, its beginning fixed as the bytes say: whole pages, or the whole prompt.
  * INVALID_ARG: they are not such a map.  NO_MEMORY. */
 bt_status bt_form_map_init(bt_form_map *map, uint32_t n_prompt, const void *bytes, size_t n_bytes);
-/* A copy; of no map, no map. */
+/* A copy; of no map, no map.  NO_MEMORY. */
 bt_status bt_form_map_copy(const bt_form_map *from, bt_form_map *to_out);
 void      bt_form_map_fini(bt_form_map *map);
 /* Bytes of the whole map; 0 without one. */

@@ -49,7 +49,7 @@ bool bt_handoff_out_next(const bt_handoff_out *out, const bt_handoff_out_view *v
                          bt_page_message *m_out);
 
 /* Copies the message's rows from this rank's pages, and its tail, and counts them as staged.  Rows
- * on the device are there when the stream has come so far. */
+ * on the device are there when the stream has come so far.  DEVICE. */
 bt_status bt_handoff_out_pack(bt_handoff_out *out, const bt_kv_pool *pool, const bt_page_id *pages,
                               const bt_page_message *m, const bt_page_payload *p);
 

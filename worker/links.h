@@ -42,7 +42,8 @@ bool bt_links_receive(bt_links *links, bt_down *m_out);
 /* Collective over the group: everybody's plans.  CANCELLED when the rank must leave meanwhile, or
  * when its group has changed. */
 bt_status bt_links_gather(bt_links *links, const bt_plan *plan, bt_plan *plans_out);
-/* As the table's up().  While there is no coordinator, but another one may come, it is dropped. */
+/* As the table's up().  While there is no coordinator, but another one may come, it is dropped,
+ * else PEER; TIMEOUT: it takes nothing for too long; NO_MEMORY. */
 bt_status bt_links_send(bt_links *links, bt_up *m);
 /* The coordinator is lost, and another one may come: exchanges end with CANCELLED, and no step
  * begins. */

@@ -30,7 +30,7 @@ typedef struct {
 /* Bytes that MemAvailable of /proc/meminfo and the control group leave. */
 uint64_t bt_memory_available(void);
 
-/* Of a GPU. */
+/* Of a GPU.  DEVICE. */
 bt_status bt_memory_available_on(bt_device *dev, uint64_t *available_out);
 
 /* What a rank will load: everything but the experts that are not its own and layers that are not

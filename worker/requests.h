@@ -164,7 +164,7 @@ typedef struct {
  * INVALID_ARG: a sentence that says what was expected and found. */
 bt_status bt_request_from_reserve(const bt_rank_facts *facts, bt_down_reserve *m,
                                   bt_request **request_out);
-/* On a prefill rank: a request that waits for pages. */
+/* The same on a prefill rank: a request that waits for pages. */
 bt_status bt_request_from_prefill(const bt_rank_facts *facts, bt_down_prefill *m,
                                   bt_request **request_out);
 /* With both roles: gives the reserved request its prompt.  INVALID_ARG also when the order does not
@@ -183,7 +183,7 @@ bt_status bt_request_take_pages(bt_request *r, bt_kv_pool *pool, uint32_t n_toke
 /* The same for a choice that waits: pages for n_tokens but for the prompt's full ones. */
 bt_status bt_request_take_own_pages(bt_request *r, bt_kv_pool *pool, uint32_t n_tokens);
 /* The prompt is in `first`'s pages: the waiting choice shares the full ones and copies the rows of
- * the partial one. */
+ * the partial one.  NO_MEMORY, DEVICE. */
 bt_status bt_request_share_prompt(bt_request *r, const bt_request *first, bt_device *dev,
                                   bt_kv_pool *pool);
 /* One more page for n_tokens where they need one.  NO_PAGES (not logged). */
@@ -200,11 +200,11 @@ void bt_request_release_pages(bt_request *r, bt_kv_pool *pool);
 void bt_request_destroy(bt_request *r);
 
 /* One more generated token, for the penalties and for drafts: each once, also replayed ones, in
- * order. */
+ * order.  NO_MEMORY; INVALID_ARG: the constraint can follow no more. */
 bt_status bt_request_note(bt_request *r, uint32_t id);
-/* A replayed one, which the constraint follows later: n_behind. */
+/* A replayed one, which the constraint follows later: n_behind.  NO_MEMORY. */
 bt_status bt_request_recall(bt_request *r, uint32_t id);
-/* The constraint follows the first of those that it has not. */
+/* The constraint follows the first of those that it has not.  As note(). */
 bt_status bt_request_follow(bt_request *r);
 
 /* Whether token `id`, at absolute `position`, ends the request, and how. */

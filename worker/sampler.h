@@ -36,7 +36,7 @@ typedef struct {
     uint64_t                 *order, *spare; /* owned [n_vocab]: candidates, (key << 32 | id) */
 } bt_sampler;
 
-/* Memory that init() takes, as far as it is used. */
+/* Memory that init() takes, as far as it is used; NO_MEMORY where there is none. */
 size_t    bt_sampler_bytes(uint32_t n_vocab);
 bt_status bt_sampler_init(bt_sampler *s, const bt_cpu_row_kernels *k, uint32_t n_vocab);
 void      bt_sampler_fini(bt_sampler *s);

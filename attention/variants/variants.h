@@ -64,7 +64,7 @@ void      bt_study_destroy(bt_study *study);
 /* `batch` requests with a prefix of n_prefix tokens each, in place of those of before; no variant
  * may be open.  Token t of each has row t % n_rows of rows[n_rows][kv_lora_rank + qk_rope_dim]: the
  * latent after its norm and the rope key after RoPE.  n_rows is a multiple of 64 unless it covers
- * the prefix. */
+ * the prefix: INVALID_ARG else; NO_MEMORY, NO_PAGES, DEVICE. */
 bt_status bt_study_set(bt_study *study, uint32_t batch, uint32_t n_prefix, uint32_t n_rows,
                        const bt_bf16 *rows);
 /* Bytes that the study's pages, and a variant's own cache and buffers, take for such requests. */
@@ -75,7 +75,7 @@ size_t bt_variant_bytes(const bt_study *study, bt_variant_kind kind, uint32_t ba
 size_t bt_study_merge_bytes(const bt_mla_config *cfg);
 
 /* For the study's requests; AM_CC_ME multiplies its matrices out with the first variant of that
- * kind, and the study keeps them. */
+ * kind, and the study keeps them.  INVALID_ARG: it has none; NO_MEMORY, DEVICE. */
 bt_status bt_variant_open(bt_study *study, bt_variant_kind kind, bt_variant **variant_out);
 void      bt_variant_close(bt_variant *variant);
 
@@ -89,7 +89,7 @@ typedef enum {
 enum { BT_N_STAGES = BT_STAGE_OUTPUT + 1 };
 
 /* out[r] = attention of request r's next token, whose hidden state is x[r]: [batch, hidden] each,
- * device memory.  A step may be repeated. */
+ * device memory.  A step may be repeated.  DEVICE. */
 bt_status bt_variant_step(bt_variant *variant, bt_role role, const bt_bf16 *x, bt_bf16 *out,
                           uint64_t stage_ns_out[BT_N_STAGES]);
 

@@ -55,7 +55,8 @@ static bool hold(bt_header_frames *h, uint32_t n)
 
 const char *bt_header_frames_refuse(bt_header_frames *h, const uint8_t *bytes, size_t n)
 {
-    if (!count(h, bytes, n)) return "has sent more than 64 KiB as the headers of a call";
+    if (!count(h, bytes, n))
+        return "has sent more than 64 KiB as the headers of a call, or to say that it goes";
     if (!hold(h, h->n_headers))
         return "has not sent the end of a call's headers, and 256 MiB of such are held";
     return NULL;

@@ -241,7 +241,9 @@ static bt_status find_nodes(bt_world *world)
 
     BT_REQUIRE(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, (int)world->rank,
                                    MPI_INFO_NULL, &node) == MPI_SUCCESS,
-               BT_ERR_PEER, "MPI cannot tell which ranks share this machine");
+               BT_ERR_PEER,
+               "MPI finds no way to the other ranks, or lost them: each host must have the "
+               "interfaces and transports that OMPI_MCA_btl_tcp_if_include and OMPI_MCA_btl name");
     MPI_Comm_rank(node, &rank);
     MPI_Comm_size(node, &size);
     world->local_rank = (uint32_t)rank;

@@ -90,14 +90,16 @@ static void look_at_mpi(void)
 {
     char line[BT_CHECK_TEXT], info[BT_CHECK_TEXT];
 
-    if (!first_line_of("baton-launch", "--mpirun-version 2>&1", line, sizeof(line))) {
+    /* On stderr others may come before it: ld.so that does not find what LD_PRELOAD names. */
+    if (!first_line_of("baton-launch", "--mpirun-version 2>/dev/null", line, sizeof(line))) {
+        first_line_of("baton-launch", "--mpirun-version 2>&1", line, sizeof(line));
         trouble("no mpirun: %s", line[0] != '\0' ? line : "it says nothing");
         return;
     }
     /* Where the file with mpirun's words is missing, as in Ubuntu's packages of Open MPI 5. */
     if (strstr(line, "(Open MPI)") == NULL &&
         first_line("\"$(dirname \"$(command -v \"${BATON_MPIRUN:-mpirun}\")\")/ompi_info\" "
-                   "--version 2>&1",
+                   "--version 2>/dev/null",
                    info, sizeof(info)) &&
         strncmp(info, "Open MPI v", 10) == 0)
         printf("mpi mpirun (Open MPI) %s\n", info + 10);

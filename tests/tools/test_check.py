@@ -243,7 +243,7 @@ def main():
         has(check(env={"BATON_MPIRUN": "/nowhere/mpirun"}, code=1), "no mpirun: ", "/nowhere/mpirun")
         for name, says in (("mpirun", "------\nCould not open the help file"), ("ompi_info", "Open MPI v5.0.10\n")):
             with open(os.path.join(folder, name), "w") as f:
-                f.write(f"#!/bin/sh\necho '{says}'\n")
+                f.write(f"#!/bin/sh\necho 'ERROR: ld.so: a tracer from LD_PRELOAD cannot be preloaded' >&2\necho '{says}'\n")
             os.chmod(os.path.join(folder, name), 0o755)
         has(check(env={"BATON_MPIRUN": os.path.join(folder, "mpirun")}, code=0), ", mpirun (Open MPI) 5.0.10\n", "restart, replace")
         has(check("--control", "nowhere", code=64), "expected HOST:PORT")

@@ -248,7 +248,9 @@ static void on_arrived(bt_rpc_tag *tag, bool ok)
             receive(call);
         } else {
             bt_call_watch_close(call, on_done);
-            bt_call_send(call, NULL, GRPC_STATUS_UNIMPLEMENTED, "this server has no such method",
+            bt_call_send(call, NULL, GRPC_STATUS_UNIMPLEMENTED,
+                         "this server has no such method: it speaks vllm.grpc.engine.VllmEngine, "
+                         "with --sglang also sglang.grpc.scheduler.SglangScheduler",
                          NULL);
         }
     }

@@ -501,6 +501,7 @@ class Facts(Served):
         with self.assertRaises(grpc.RpcError) as e:
             stub.Check(health.HealthCheckRequest(service="other"))
         self.assertEqual(e.exception.code(), grpc.StatusCode.NOT_FOUND)
+        self.assertIn('expected "" or vllm.grpc.engine.VllmEngine', e.exception.details())
 
     def test_path_for_clients(self):
         for arg, path in (("/elsewhere/demo", "/elsewhere/demo"), ("none", "")):
@@ -552,6 +553,7 @@ class Facts(Served):
                     reply = call(path)(b"", timeout=WAIT_S)
                     list(reply)
                 self.assertEqual(e.exception.code(), grpc.StatusCode.UNIMPLEMENTED)
+                self.assertIn("vllm.grpc.engine.VllmEngine, with --sglang also", e.exception.details())
 
     def test_pings_of_an_idle_gateway_are_welcome(self):
         channel = grpc.insecure_channel(self.address, options=[

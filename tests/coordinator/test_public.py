@@ -234,6 +234,20 @@ class Refusals(Served):
         parts(list(first))
         parts(list(self.generate(request_id="same")))
 
+    def test_a_channel_with_a_retry_policy_sends_what_has_no_answer_again(self):
+        """Since headers would be the beginning of an answer."""
+        policy = {"name": [{}], "retryPolicy": {"maxAttempts": 5, "initialBackoff": "0.5s", "maxBackoff": "5s", "backoffMultiplier": 2,
+                                                "retryableStatusCodes": ["ALREADY_EXISTS"]}}
+        self.cell.gate.clear()
+        first = self.generate(request_id="same")
+        wait_for(lambda: self.cell.seen("prefill"), "the prefill")
+        with grpc.insecure_channel(self.address, options=[("grpc.service_config", json.dumps({"methodConfig": [policy]}))]) as channel:
+            second = vllm_grpc.VllmEngineStub(channel).Generate(self.request(request_id="same"), timeout=WAIT_S)
+            time.sleep(0.2)
+            self.cell.gate.set()
+            parts(list(first))
+            parts(list(second))
+
     def test_malformed_requests_harm_nobody(self):
         rng = random.Random(7)
         raw = self.channel.unary_stream("/vllm.grpc.engine.VllmEngine/Generate")

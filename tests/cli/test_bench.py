@@ -287,7 +287,7 @@ def a_deadline_ends_what_hangs(server, bench):
         yield from at_once(request, number)
 
     server.reset(hang)
-    text, run = bench("-n", "3", "-c", "3", "--warmup", "0", "--timeout-s", "5", code=1)
+    text, run = bench("-n", "3", "-c", "3", "--warmup", "0", "--timeout-s", "10", code=1)    # a busy machine is given time
     ended.set()
     has(text, "1 with DEADLINE_EXCEEDED")
 
@@ -453,10 +453,10 @@ def bench_drives_a_real_cell(args, folder):
         print(re.sub(r"(?m)^", "  ", text))
 
 
-TIMED = [times_are_the_servers, a_seed_is_a_load, a_list_of_lengths_is_even, prefixes_are_shared, arrivals_do_not_wait, a_time_limits_what_is_sent,
-         errors_are_counted_by_status, a_warm_up_that_fails_is_told, a_stream_without_an_end_is_broken, a_deadline_ends_what_hangs, goodput_counts_both_limits,
-         a_signal_reports_what_came]
-UNTIMED = [usage_is_checked, a_lost_report_is_an_error, plots_are_drawn, bench_drives_a_real_cell]
+TIMED = [times_are_the_servers, arrivals_do_not_wait, a_time_limits_what_is_sent, goodput_counts_both_limits]
+UNTIMED = [a_seed_is_a_load, a_list_of_lengths_is_even, prefixes_are_shared, errors_are_counted_by_status, a_warm_up_that_fails_is_told,
+           a_stream_without_an_end_is_broken, a_deadline_ends_what_hangs, a_signal_reports_what_came, usage_is_checked, a_lost_report_is_an_error,
+           plots_are_drawn, bench_drives_a_real_cell]
 
 
 def main():

@@ -1,6 +1,6 @@
 """The status page in a real browser: what it shows, that it has no errors, and how it looks.
 
-The screenshot stays in the folder that BT_SCREENSHOTS names, for people to look at."""
+Screenshots stay in the folder that BT_SCREENSHOTS names, for people to look at."""
 import collections
 import json
 import os
@@ -101,17 +101,20 @@ class Browsed(Served):
         with urllib.request.urlopen(f"http://{self.http}/status.json", timeout=WAIT_S) as reply:
             return json.load(reply)
 
-    def look(self, name):
-        """(text, what the browser logged, colours) of the page as it is, with a screenshot."""
+    def look(self, name, closely=False):
+        """The text of the page as it is, which has no errors; closely: and the colours of its picture."""
         folder = os.environ.get("BT_SCREENSHOTS")
         with tempfile.TemporaryDirectory() as other:
             path = os.path.join(folder or other, f"status_page_{name}.png")
-            dom, log = browse(self.http, "--dump-dom", f"--screenshot={path}")
+            dom, log = browse(self.http, "--dump-dom", *([f"--screenshot={path}"] if folder or closely else []))
+            self.assertNotIn("CONSOLE", log)
+            if not closely:
+                return dom
             width, height, colours = pixels(path)
         self.assertEqual((width, height), (WIDTH, HEIGHT))
         self.assertGreater(len(colours), 50)
         self.assertLess(max(colours.values()), 0.95 * width * height)
-        return dom, log, colours
+        return dom, colours
 
 
 class Page(Browsed):
@@ -130,8 +133,7 @@ class Page(Browsed):
         time.sleep(4)  # they stay where they are, long steps or not
         busy = [r["busy"] for r in self.status()["ranks"]]
         self.assertTrue(right(busy), busy)
-        dom, log, colours = self.look("loaded")
-        self.assertNotIn("CONSOLE", log)
+        dom, colours = self.look("loaded", closely=True)
         text = dom.split("<main>")[1].split("</main>")[0]
         for part in (">demo<", ">serving<", f"gRPC at {self.address}", "prefill group of 2, decode group of 2", "Prefill limits",
                      "P:D is 2:2", "testhost · 1003", "0 prefill", "3 decode", "&lt;img src=x onerror=alert(1)&gt;", "5 / 40", "MiB/s",
@@ -153,10 +155,10 @@ class Page(Browsed):
         self.cell.split_after = 1
         calls = [self.stub.Generate(self.request(prompt=[500 + i] * 1900, max_tokens=148), timeout=300) for i in range(6)]
         wait_for(lambda: self.status()["balance"]["limit"] == "decode" and self.status()["waiting"] > 0, "the verdict")
-        self.assertTrue("Decode limits" in self.look("waiting")[0])
+        self.assertTrue("Decode limits" in self.look("waiting"))
         self.coordinator.process.send_signal(signal.SIGUSR1)
         self.coordinator.line("draining")
-        self.assertTrue(">draining<" in self.look("draining")[0])
+        self.assertTrue(">draining<" in self.look("draining"))
         self.cell.more_gate.set()
         for call in calls:
             list(call)
@@ -173,7 +175,7 @@ class Page(Browsed):
         wait_for(told, "the length of its steps")
 
     def test_idle_cell(self):
-        page = self.look("idle")[0]
+        page = self.look("idle")
         for part in ("No open request.", "Neither side limits: there is room", "Too little load"):
             self.assertTrue(part in page, part)
 
@@ -182,7 +184,7 @@ class Page(Browsed):
         pairs = self.cell.stand_still_once()
         list(self.generate())
         wait_for(lambda: self.status()["avoided_links"], "the pair")
-        self.assertTrue(re.search("<div>a hand-off from rank %d to rank %d stood still: none goes there for [89] min " % pairs[0], self.look("avoided")[0]))
+        self.assertTrue(re.search("<div>a hand-off from rank %d to rank %d stood still: none goes there for [89] min " % pairs[0], self.look("avoided")))
 
 
 class Lost(Browsed):
@@ -193,7 +195,7 @@ class Lost(Browsed):
         wait_for(lambda: self.status()["ranks"][2]["busy"] > 0.2, "its work")
         self.cell.ranks[2].cut()
         wait_for(lambda: self.status()["ranks"][2]["state"] == "lost", "its loss")
-        text = self.look("lost")[0].split("<main>")[1].split("</main>")[0]
+        text = self.look("lost").split("<main>")[1].split("</main>")[0]
         for part in ("1 of 4 ranks is lost: rank 2 on testhost", "2 lost", '<span class="bad">lost</span></td><td>–</td>'):
             self.assertTrue(part in text, part)
 
@@ -206,7 +208,7 @@ class Empty(Browsed):
         self.http = self.coordinator.line("http")
 
     def test_without_ranks_nothing_is_said_of_their_roles(self):
-        text = self.look("empty")[0].split("<main>")[1].split("</main>")[0]
+        text = self.look("empty").split("<main>")[1].split("</main>")[0]
         self.assertEqual(text.count("No rank is attached."), 3)
         self.assertTrue("prefill busy" in text)
         self.assertFalse("both roles" in text)
@@ -215,27 +217,27 @@ class Empty(Browsed):
 class Words(unittest.TestCase):
     """Parts of the page, without a cell."""
 
-    def title(self, part, script):
-        """What the script makes of a page with this part, as text."""
-        with tempfile.NamedTemporaryFile("w", suffix=".html", encoding="utf-8") as file:
-            file.write(f'<meta charset="utf-8">{part}<script>document.title = {script};</script>')
-            file.flush()
-            return re.search("<title>(.*?)</title>", browse(f"file://{file.name}", "--dump-dom")[0])[1]
-
-    def part(self, pattern):
+    @staticmethod
+    def part(pattern):
         with open(os.path.join(SOURCE, "coordinator", "status.html"), encoding="utf-8") as page:
             return re.search(pattern, page.read(), re.S | re.M)[0]
 
+    @classmethod
+    def setUpClass(cls):
+        function = cls.part(r"^function time\(s\) \{$.*?^\}$")
+        with tempfile.NamedTemporaryFile("w", suffix=".html", encoding="utf-8") as file:
+            file.write(f'<meta charset="utf-8">{cls.part("<style>.*?</style>")}<script>const int = n => Math.round(n);\n{function}\n'
+                       "document.title = [getComputedStyle(document.documentElement).colorScheme,"
+                       " [0, 1e-9, 1e-7, 4.4e-7, 1e-6, 1.5e-3, 0.25, 2].map(time).join(', ')].join('; ');</script>")
+            file.flush()
+            cls.scheme, cls.times = re.search("<title>(.*?); (.*?)</title>", browse(f"file://{file.name}", "--dump-dom")[0]).groups()
+
     def test_scroll_bars_are_dark_where_the_page_is(self):
-        self.assertEqual(self.title(self.part("<style>.*?</style>"), "getComputedStyle(document.documentElement).colorScheme"),
-                         "light dark")
+        self.assertEqual(self.scheme, "light dark")
 
     def test_no_time_but_0_looks_like_0(self):
         """Tokens that come in one message are some 100 ns apart."""
-        function = self.part(r"^function time\(s\) \{$.*?^\}$")
-        self.assertEqual(self.title(f"<script>const int = n => Math.round(n);\n{function}</script>",
-                                    "[0, 1e-9, 1e-7, 4.4e-7, 1e-6, 1.5e-3, 0.25, 2].map(time).join(', ')"),
-                         "–, 1 ns, 100 ns, 440 ns, 1 µs, 1.5 ms, 250 ms, 2.0 s")
+        self.assertEqual(self.times, "–, 1 ns, 100 ns, 440 ns, 1 µs, 1.5 ms, 250 ms, 2.0 s")
 
 
 if __name__ == "__main__":

@@ -4,10 +4,8 @@ The ranks compute a function that a test can compute too: token i after a prompt
 (sum(prompt) + 7 i) mod vocab (never the end-of-text id by itself), logprob -(i + 1) / 8, and the
 end-of-text token comes at index prompt[0] when prompt[0] < 100.
 """
-import importlib
 import os
 import queue
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -15,9 +13,10 @@ import threading
 import time
 import unittest
 
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "support"))
 try:
     import grpc
-    from grpc_tools import protoc
+    import stubs
 except ImportError as missing:
     print(f"skipped: {missing}")
     sys.exit(77)
@@ -29,22 +28,8 @@ os.environ["no_proxy"] = "127.0.0.1,::1,[::1]"  # whatever proxies the environme
 WAIT_S = 60.0  # a busy machine keeps a test waiting, and nothing is held by how long
 VOCAB, CONTEXT, EOS, PAGE_TOKENS = 1000, 2048, 1, 64
 
-_stubs = tempfile.mkdtemp(prefix="baton-stubs-")
-for _name in ("control", "vllm_engine", "sglang_scheduler", "health", "reflection"):
-    if protoc.main(["protoc", f"-I{SOURCE}/proto", f"--python_out={_stubs}", f"--grpc_python_out={_stubs}",
-                    f"{_name}.proto"]) != 0:
-        sys.exit(f"{_name}.proto does not compile")
-sys.path.insert(0, _stubs)
-control = importlib.import_module("control_pb2")
-control_grpc = importlib.import_module("control_pb2_grpc")
-vllm = importlib.import_module("vllm_engine_pb2")
-vllm_grpc = importlib.import_module("vllm_engine_pb2_grpc")
-sglang = importlib.import_module("sglang_scheduler_pb2")
-sglang_grpc = importlib.import_module("sglang_scheduler_pb2_grpc")
-health = importlib.import_module("health_pb2")
-health_grpc = importlib.import_module("health_pb2_grpc")
-reflection = importlib.import_module("reflection_pb2")
-shutil.rmtree(_stubs)
+(control, control_grpc), (vllm, vllm_grpc), (sglang, sglang_grpc), (health, health_grpc), (reflection, _) = stubs.generate(
+    SOURCE, "control", "vllm_engine", "sglang_scheduler", "health", "reflection")
 
 
 def expected(prompt, n, ignore_eos=False):

@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import urllib.request
@@ -49,15 +48,11 @@ def chosen(a, cases):
 
 def stubs(source):
     """The vLLM messages and stub, generated from the project's own .proto, or where BATON_STUBS says that they lie."""
-    out = os.environ.get("BATON_STUBS")
-    if out is None:
-        from grpc_tools import protoc
-        folder, proto = tempfile.TemporaryDirectory(), os.path.join(source, "proto")
-        atexit.register(folder.cleanup)
-        out = folder.name
-        code = protoc.main(["", f"-I{proto}", f"--python_out={out}", f"--grpc_python_out={out}", os.path.join(proto, "vllm_engine.proto")])
-        assert code == 0, "protoc failed"
-    sys.path.insert(0, out)
+    if "BATON_STUBS" not in os.environ:
+        sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "support"))
+        import stubs as generated
+        return generated.generate(source, "vllm_engine")[0]
+    sys.path.insert(0, os.environ["BATON_STUBS"])
     import vllm_engine_pb2
     import vllm_engine_pb2_grpc
     return vllm_engine_pb2, vllm_engine_pb2_grpc

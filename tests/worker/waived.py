@@ -9,17 +9,17 @@ bit.  Without the map it is not, so that the test could fail."""
 import concurrent.futures
 import ctypes
 import ctypes.util
-import importlib
+import os
 import queue
 import random
 import subprocess
 import sys
-import tempfile
 import threading
 
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "support"))
 try:
     import grpc
-    from grpc_tools import protoc
+    import stubs
 except ImportError as missing:
     print(f"skipped: {missing}")
     sys.exit(77)
@@ -27,10 +27,7 @@ except ImportError as missing:
 WORKER, SOURCE = sys.argv[1:]
 WAIT_S, PAGE, VOCAB, SEED, GIVEN = 180, 64, 2048, 99, 5
 
-with tempfile.TemporaryDirectory() as out:
-    assert protoc.main(["", f"-I{SOURCE}/proto", f"--python_out={out}", f"--grpc_python_out={out}", "control.proto"]) == 0
-    sys.path.insert(0, out)
-    control, control_grpc = importlib.import_module("control_pb2"), importlib.import_module("control_pb2_grpc")
+(control, control_grpc), = stubs.generate(SOURCE, "control")
 
 
 class Hash(ctypes.Structure):

@@ -100,10 +100,18 @@ static void sweep(bt_role role, twin_kind kind, uint32_t k, bool add)
     }
 }
 
+/* Whether this role's product is that of the role before: each is swept once. */
+static bool swept(int role)
+{
+    return role > 0 && g_kernels->mm[role] == g_kernels->mm[role - 1] &&
+           g_kernels->arithmetic[role] == g_kernels->arithmetic[role - 1];
+}
+
 static void sweep_k(twin_kind kind, const uint32_t *ks, size_t n_ks)
 {
     for (size_t i = 0; i < n_ks; i++) {
         for (int role = 0; role < BT_N_ROLES; role++) {
+            if (swept(role)) continue;
             sweep((bt_role)role, kind, ks[i], false);
             sweep((bt_role)role, kind, ks[i], true);
         }

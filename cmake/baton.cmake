@@ -28,24 +28,16 @@ if(BT_FUZZ)
   add_link_options(-fsanitize=address,undefined)
 endif()
 
-# Sanitizers and Open MPI: plugins that stay mapped can be named by the leak checker, whose suppressions are the
-# libraries' own leaks; deep stacks tell ours from theirs.  Every test runs with these; other runs of programs of a
-# sanitizer build want them too (list of VAR=VALUE).
+# Sanitizers and Open MPI: the leak checker's suppressions are the libraries' own leaks; deep stacks tell ours from theirs.  Every test
+# runs with these; other runs of programs of a sanitizer build want them too (list of VAR=VALUE).
 set(BT_SANITIZER_ENV)
 if(BT_SANITIZE_ADDRESS)
-  add_library(bt_no_dlclose OBJECT ${CMAKE_SOURCE_DIR}/tests/support/no_dlclose.c)
   list(APPEND BT_SANITIZER_ENV "LSAN_OPTIONS=suppressions=${CMAKE_SOURCE_DIR}/tests/support/lsan.supp:print_suppressions=0"
               "ASAN_OPTIONS=fast_unwind_on_malloc=0")
 endif()
 if(BT_SANITIZE_THREAD)
   list(APPEND BT_SANITIZER_ENV "TSAN_OPTIONS=ignore_noninstrumented_modules=1")
 endif()
-function(bt_sanitized_executable target)
-  if(BT_SANITIZE_ADDRESS)
-    target_link_libraries(${target} PRIVATE bt_no_dlclose)
-    target_link_options(${target} PRIVATE -Wl,--export-dynamic)
-  endif()
-endfunction()
 
 # bt_library(name SOURCE... [LIBS target...]): a static library of one folder.
 function(bt_library name)
@@ -71,7 +63,6 @@ function(bt_program name)
   add_executable(${name} ${P_UNPARSED_ARGUMENTS} ${CMAKE_SOURCE_DIR}/core/program.c)
   target_compile_definitions(${name} PRIVATE BT_VERSION="${PROJECT_VERSION}")
   target_link_libraries(${name} PRIVATE ${P_LIBS})
-  bt_sanitized_executable(${name})
   add_dependencies(programs ${name})
   set_target_properties(${name} PROPERTIES ENABLE_EXPORTS ON RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
   install(TARGETS ${name} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
@@ -95,7 +86,6 @@ function(bt_test name)
   if(NOT TARGET ${exe})
     add_executable(${exe} ${T_SOURCE})
     target_link_libraries(${exe} PRIVATE ${T_LIBS})
-    bt_sanitized_executable(${exe})
     target_compile_definitions(${exe} PRIVATE BT_SOURCE_DIR="${CMAKE_SOURCE_DIR}")
     target_compile_options(${exe} PRIVATE $<$<CONFIG:Release>:-Og>) # it compiles in a quarter of the time; what it tests is a library
     if(T_ONE_THREAD)

@@ -282,7 +282,7 @@ class Http(Served):
         """However often they ask, a snapshot is written out once: most of what an answer takes is its sending."""
         for rank in self.cell.ranks:
             rank.send(expert_load=control.ExpertLoad(rows=range(10**9, 10**9 + 1024)))
-        wait_for(lambda: len(json.loads(get(self.http, "/status.json")[1])["experts_decode"]["rows"]) == 1024, "the load")
+        wait_for(lambda: len(json.loads(get(self.http, "/status.json")[1]).get("experts_decode", {}).get("rows", ())) == 1024, "the load")
 
         def cpu_s(path):
             connection = http.client.HTTPConnection(self.http, timeout=WAIT_S)

@@ -77,6 +77,12 @@ static void launch_with_few_files_is_refused(void)
     /* A soft limit below the hard one is no obstacle. */
     argv[2] = "ulimit -Sn 32; exec \"$0\" --ranks 2 -- /bin/true";
     EXPECT_EQ(bt_command_run(&g_command, argv, NULL, END_S), 0);
+    /* Four are free: the log takes one, the directories two, and the guard's pipe wants two. */
+    argv[0] = "/bin/bash";
+    argv[2] = "ulimit -n 64; for ((i = 3; i < 60; i++)); do eval \"exec $i</dev/null\"; done; "
+              "exec \"$0\" --ranks 2 -- /bin/true";
+    EXPECT_EQ(bt_command_run(&g_command, argv, NULL, END_S), 1);
+    EXPECT_HAS(g_command.output, "cannot start the guard process: Too many open files");
 }
 
 /* It would fail by Open MPI's words alone, or hang. */

@@ -11,7 +11,8 @@ static void check_parsed(const bt_page_message *m, const uint8_t *payload, size_
 {
     BT_ASSERT(m->request != 0 && m->token0 < m->token1 && m->layer0 < m->layer1 && m->kv_dim != 0);
     BT_ASSERT(m->payload_bytes ==
-              (uint64_t)(m->token1 - m->token0) * (m->layer1 - m->layer0) * m->kv_dim * 2);
+              (uint64_t)(m->token1 - m->token0) * (m->layer1 - m->layer0) * m->kv_dim * 2 +
+                  m->tail_bytes);
     if (m->payload_bytes <= n) (void)bt_page_message_verify(m, payload, true);
 }
 
@@ -38,6 +39,7 @@ static void check_sealed(const uint8_t *data, size_t n)
     bt_page_message_seal(&m, payload, true, wire);
     BT_ASSERT(m.payload_bytes <= sizeof(payload));
     if (bt_page_message_parse(wire, sizeof(wire), &back) != BT_OK) abort();
+    check_parsed(&back, payload, sizeof(payload));
     BT_ASSERT(back.tail_bytes == m.tail_bytes && back.request == m.request &&
               back.epoch == m.epoch && back.token1 == m.token1 && back.layer1 == m.layer1 &&
               back.pages_tag == m.pages_tag && back.last == m.last);

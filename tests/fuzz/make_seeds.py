@@ -107,8 +107,10 @@ def config():
 
 
 def page_message():
-    header = struct.pack("<IIQIIIIIIQIIfIQQQQ", 0x67705442, 1, 7, 3, 0, 2, 0, 1, 4, 99, 1, 42, -0.5, 0, 16, 0, 0, 0)
-    write("page_message", "small", header + bytes(range(16)))
+    """parallel/page_message.c: two rows of four elements, and where they are the last ones a tail."""
+    for name, last, tail in [("rows", 0, 0), ("last", 1, 4)]:
+        header = struct.pack("<IIQIIIIIIQIIQQIIQQ", 0x67705442, 3, 7, 3, 0, 2, 0, 1, 4, 99, last, tail, 0, 16 + tail, last, 0, 0, 0)
+        write("page_message", name, header + bytes(range(16 + tail)))
 
 
 def varint(v):
@@ -199,9 +201,9 @@ def grammar():
                '{"patternProperties":{"^a|b$":{"propertyNames":{"enum":["x","y"],"const":"x"},"additionalProperties":{"propertyNames":{"maxLength":3}}}}}',
                '{"items":{"anyOf":[{"enum":["a",1,1.0]},{"type":["null","boolean"]},{"$ref":"#/$defs/x"}]},"uniqueItems":true,"$defs":{"x":{"const":2}}}',
                '{"type":"object","properties":{"k":{"enum":["a","b"]}},"required":["k"],"dependencies":{"k":["x"],"x":{"not":{"const":1}}},'
-               '"allOf":[{"if":{"properties":{"k":{"const":"a"}}},"then":{"required":["y"]},"else":{"not":{"oneOf":[{"required":["z"]},{"maxProperties":9}]}}}]}',
+               '"allOf":[{"if":{"properties":{"k":{"const":"a"}}},"then":{"required":["y"]},"else":{"not":{"oneOf":[{"required":["z"]},{"maxProperties":2}]}}}]}',
                '{"properties":{"ab":{"minimum":1}},"patternProperties":{"^a":{"type":"integer"},"b|c$":{}},"additionalProperties":{"const":"x"}}',
-               '{"anyOf":[{"not":{"pattern":"^a|b$"},"type":"string"},{"if":{"type":"null"},"then":false,"else":{"not":{"enum":[1,"x"]}}}],"not":{"const":"y"}}',
+               '{"anyOf":[{"not":{"pattern":"^a|b$"},"type":"string"},{"if":{"type":"null"},"then":false,"else":{"not":{"enum":[1,"x"]}}}]}',
                '{"allOf":[{"properties":{"a":{"minimum":1}}},{"properties":{"a":{"type":"number","maximum":2e3}}}],"required":["a"]}']
     choices = ['["yes","no","\\u00e9"]']
     tags = ['{"type":"structural_tag","format":{"type":"triggered_tags","triggers":["<a","<ab"],"tags":[{"begin":"<abc>",'
@@ -211,7 +213,13 @@ def grammar():
     for kind, texts in enumerate([regexes, regexes, regexes, ebnf, schemas, choices, tags]):
         for i, text in enumerate(texts):
             read, rest = text.encode(), b"10.0.0.1 aabb(A),1"
-            write("grammar", f"{kind}-{i}", bytes([kind, 255 * len(read) // (len(read) + len(rest))]) + read + rest)
+            while True:  # until the byte says the constraint's length as fuzz_grammar.c reads it
+                n = len(read) + len(rest)
+                part = 255 * len(read) // n
+                if (n * part + 254) // 255 == len(read):
+                    break
+                rest += b"1"
+            write("grammar", f"{kind}-{i}", bytes([kind, part]) + read + rest)
 
 
 for make in (safetensors, gguf, tokenizer, tokenizer_json, tiktoken, chat, config, page_message, intake, intake_sglang, control, http, grammar):

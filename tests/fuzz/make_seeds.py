@@ -28,6 +28,12 @@ def safetensors():
                 at += n
         stem = path.split("/")[-2] + "-" + path.split("/")[-1]
         write("safetensors", stem, struct.pack("<I", at) + json.dumps(header).encode())
+    at, header = 0, {}  # all experts of a layer in one tensor, behind a prefix that goes
+    for name, shape in [("gate_up_proj", [2, 4, 3]), ("down_proj", [2, 3, 2]), ("down_proj_scale_inv", [2, 1, 1])]:
+        n = 2 * shape[0] * shape[1] * shape[2]
+        header[f"model.language_model.layers.1.mlp.experts.{name}"] = {"dtype": "BF16", "shape": shape, "data_offsets": [at, at + n]}
+        at += n
+    write("safetensors", "stacked", struct.pack("<I", at) + json.dumps(header).encode())
 
 
 def gguf():
@@ -91,6 +97,19 @@ def tiktoken():
         tok["special_tokens"] = special[:n_special] if n_special else None
         tok["config"].update(default_num_special_tokens=n_special or 20, default_vocab_size=(n_special or 20) + n, version="v3")
         write("tiktoken", f"tekken-{n}-{n_special}", json.dumps(tok, separators=(",", ":")).encode())
+
+
+def tokenizer_config():
+    """Of the fixture, its added tokens behind 256 others."""
+    with open(f"{source}/tests/fixtures/tiktoken/tokenizer_config.json") as f:
+        config = json.load(f)
+    added = config["added_tokens_decoder"]
+    config["added_tokens_decoder"] = {str(256 + i): token for i, token in enumerate(list(added.values())[:6])}
+    config["chat_template"] = "{% for m in messages %}{{ m.role }}: {{ m.content }}<|im_end|>{% endfor %}"
+    short = {"tokenizer_class": config["tokenizer_class"], "bos_token": {"content": "<|reserved_token_256|>"}, "add_bos_token": True,
+             "chat_template": [{"name": "other", "template": ""}, {"name": "default", "template": "{{ bos_token }}"}]}
+    for name, one in [("fixture", config), ("short", short)]:
+        write("tokenizer_config", name, json.dumps(one, ensure_ascii=False).encode())
 
 
 def chat():
@@ -222,5 +241,5 @@ def grammar():
             write("grammar", f"{kind}-{i}", bytes([kind, part]) + read + rest)
 
 
-for make in (safetensors, gguf, tokenizer, tokenizer_json, tiktoken, chat, config, page_message, intake, intake_sglang, control, http, grammar):
+for make in (safetensors, gguf, tokenizer, tokenizer_json, tiktoken, tokenizer_config, chat, config, page_message, intake, intake_sglang, control, http, grammar):
     make()

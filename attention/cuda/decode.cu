@@ -495,10 +495,11 @@ template <int C, int WARPS_M, bool LISTS>
 static int run_staged(void *stream, const bt_cuda_decode *d)
 {
     enum { MOST = KEEPS_QUERIES<WARPS_M> ? 3 : 2 };
+    constexpr size_t most = shared_bytes<C, WARPS_M, MOST, LISTS>();
 
-    return shared_bytes<C, WARPS_M, MOST, LISTS>() <= gpu_max_shared()
-               ? run<C, WARPS_M, MOST, LISTS>(stream, d)
-               : run<C, WARPS_M, MOST - 1, LISTS>(stream, d);
+    if constexpr (most > GPU_LEAST_SHARED)
+        if (most > gpu_max_shared()) return run<C, WARPS_M, MOST - 1, LISTS>(stream, d);
+    return run<C, WARPS_M, MOST, LISTS>(stream, d);
 }
 
 /* Whether tiles of so many lanes have all, or as blocks find a multiprocessor each. */

@@ -4,6 +4,7 @@
 #include "tests/cuda/attention_world.h"
 
 static const bt_cuda_dims SMALL = {3, 24, 8, 6, 10, 0.3f}; /* no vector access fits */
+static const bt_cuda_dims ODD   = {3, 136, 8, 6, 10, 0.3f};
 static const bt_cuda_dims EVEN  = {3, 24, 8, 8, 16, 0.3f};
 static const bt_cuda_dims MID   = {40, 136, 16, 32, 16, 0.1f};
 static const bt_cuda_dims WIDE  = {16, 512, 128, 64, 128, 0.0722f};
@@ -364,22 +365,29 @@ static void attention_to_lists_is_that_to_the_same_keys_alone(void)
         {401, 1},
         {0,   0}
     };
+    /* A row's heads, by 16, in tiles of 16, 32 or 64, with as many pages as there is room for. */
     static const struct {
         const bt_cuda_dims *dims;
-        uint32_t            topk, split_pages, max_shared;
+        uint32_t            n_heads, topk, split_pages, max_shared;
     } CASES[] = {
-        {&SMALL, 70,  1,  232448   },
-        {&EVEN,  64,  1,  232448   },
-        {&EVEN,  65,  32, 163 << 10},
-        {&MID,   150, 2,  232448   },
-        {&MID,   70,  32, 163 << 10},
-        {&WIDE,  130, 1,  232448   },
-        {&WIDE,  70,  32, 163 << 10}
+        {&SMALL, 3,  70,  1,  232448   },
+        {&ODD,   3,  70,  2,  232448   },
+        {&EVEN,  3,  64,  1,  232448   },
+        {&EVEN,  20, 65,  32, 163 << 10},
+        {&EVEN,  40, 65,  2,  232448   },
+        {&MID,   20, 70,  2,  232448   },
+        {&MID,   20, 65,  32, 163 << 10},
+        {&MID,   40, 150, 2,  232448   },
+        {&MID,   40, 70,  32, 163 << 10},
+        {&WIDE,  16, 130, 1,  232448   },
+        {&WIDE,  16, 70,  32, 163 << 10}
     };
 
     for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
+        bt_cuda_dims dims   = *CASES[i].dims;
         uint32_t     topk   = CASES[i].topk;
-        world        w      = make_world(*CASES[i].dims, SPANS, i);
+        dims.n_heads        = CASES[i].n_heads;
+        world        w      = make_world(dims, SPANS, i);
         attending    a      = make_attending(&w, CASES[i].split_pages, topk);
         size_t       row_at = (size_t)w.dims.n_heads * w.dims.kv_lora;
         uint32_t    *lists  = ARRAY(uint32_t, (size_t)w.n_rows * topk);

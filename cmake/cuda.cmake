@@ -38,7 +38,8 @@ foreach(arch ${BT_CUDA_ARCHS})
   list(APPEND flags -gencode arch=compute_${arch},code=sm_${arch})
 endforeach()
 
-# One object and one report of ptxas for each file; at low priority, since ptxas takes its time.
+# One object and one report of ptxas for each file; at low priority, since ptxas takes its time.  Beside them, for tests, the PTX
+# of each architecture.
 set(objects)
 set(BT_CUDA_REPORTS)
 foreach(source ${BT_CUDA_KERNELS})
@@ -47,9 +48,9 @@ foreach(source ${BT_CUDA_KERNELS})
   string(REPLACE " " "\\ " target ${out}.o)
   add_custom_command(
     OUTPUT ${out}.o ${out}.ptxas
-    COMMAND ${CMAKE_COMMAND} -E make_directory ${CMAKE_BINARY_DIR}/cuda
+    COMMAND ${CMAKE_COMMAND} -E make_directory ${out}.keep
     COMMAND sh -c "report=$1; shift; nice -n 19 \"$@\" >\"$report\" 2>&1 || { cat \"$report\"; exit 1; }" sh ${out}.ptxas
-            ${BT_NVCC} ${flags} -MD -MF ${out}.d -MT ${target} -c ${CMAKE_SOURCE_DIR}/${source} -o ${out}.o
+            ${BT_NVCC} ${flags} --keep --keep-dir ${out}.keep -MD -MF ${out}.d -MT ${target} -c ${CMAKE_SOURCE_DIR}/${source} -o ${out}.o
     DEPENDS ${source} DEPFILE ${out}.d
     COMMENT "nvcc ${source}" VERBATIM)
   list(APPEND objects ${out}.o)

@@ -51,6 +51,7 @@ foreach(source ${BT_CUDA_KERNELS})
     COMMAND ${CMAKE_COMMAND} -E make_directory ${out}.keep
     COMMAND sh -c "report=$1; shift; nice -n 19 \"$@\" >\"$report\" 2>&1 || { cat \"$report\"; exit 1; }" sh ${out}.ptxas
             ${BT_NVCC} ${flags} --keep --keep-dir ${out}.keep -MD -MF ${out}.d -MT ${target} -c ${CMAKE_SOURCE_DIR}/${source} -o ${out}.o
+    COMMAND find ${out}.keep -type f ! -name "*.ptx" -delete
     DEPENDS ${source} DEPFILE ${out}.d
     COMMENT "nvcc ${source}" VERBATIM)
   list(APPEND objects ${out}.o)

@@ -1,5 +1,6 @@
 /* tests/cuda/simt.cpp - fibers, meetings and shared memory of simt.h. */
 #include "tests/cuda/simt.h"
+#include "tests/cuda/ptx/ptx.h"
 
 #include <algorithm>
 #include <cstdarg>
@@ -138,7 +139,7 @@ const dim3 &block_dim(void) { return g_block_dim; }
 const dim3 &grid_dim(void) { return g_grid; }
 unsigned    lane(void) { return g_self % WARP; }
 
-static uint64_t random_below(uint64_t n)
+uint64_t random_below(uint64_t n)
 {
     g_random = g_random * 6364136223846793005u + 1442695040888963407u;
     return (g_random >> 32) * n >> 32; /* n < 2^32 */
@@ -383,7 +384,7 @@ static void run_block(void)
 
 /* What nobody has written: NaN as bf16, float and double, an index out of bounds, and no key that
  * sorts behind all others, as the all ones that kernels write where there is nothing. */
-static void poison(void *mem, size_t bytes)
+void poison(void *mem, size_t bytes)
 {
     static const unsigned char POISON[WORD] = {0xf5, 0x7f, 0xf5, 0x7f};
     wchar_t                    word;
@@ -401,6 +402,11 @@ static memory allocate(size_t bytes)
     return memory((char *)mem);
 }
 
+uint32_t max_shared(size_t dynamic_bytes)
+{
+    return dynamic_bytes >= UNASKED ? g_max_shared : UNASKED;
+}
+
 void *dynamic_shared(void) { return g_dynamic.get(); }
 
 void *shared_array(const void *site, size_t bytes)
@@ -411,8 +417,7 @@ void *shared_array(const void *site, size_t bytes)
     poison(g_arrays.back().mem.get(), bytes);
     g_static_bytes += bytes;
     /* gpu_launch() asks for leave where a launch's own are 48 KiB or more; else all must fit. */
-    if (g_static_bytes > UNASKED ||
-        g_static_bytes + g_dynamic_bytes > (g_dynamic_bytes >= UNASKED ? g_max_shared : UNASKED))
+    if (g_static_bytes > UNASKED || g_static_bytes + g_dynamic_bytes > max_shared(g_dynamic_bytes))
         die({"shared", 0}, "%zu bytes of static shared memory beside %zu of the launch",
             g_static_bytes, g_dynamic_bytes);
     return g_arrays.back().mem.get();
@@ -495,11 +500,6 @@ int block_or(int yes, place at)
     return v;
 }
 
-struct mma_arg {
-    float          *d;
-    const uint32_t *a, *b;
-};
-
 static float low_of(uint32_t v) { return bt_bf16_to_f32((bt_bf16)v); }
 static float high_of(uint32_t v) { return bt_bf16_to_f32((bt_bf16)(v >> 16)); }
 
@@ -519,7 +519,7 @@ accumulate(const float a[16][16], const row8 b[16], row8 d[16])
     }
 }
 
-static void multiply(void *const arg[32])
+void multiply(void *const arg[32])
 {
     float a[16][16];
     row8  b[16], d[16];
@@ -554,14 +554,8 @@ void warp_mma(float d[4], const uint32_t a[4], const uint32_t b[2], place at)
     warp_meet(~0u, multiply, &arg, at);
 }
 
-struct matrix_arg {
-    uint32_t   *r;
-    const void *row;
-    bool        turned;
-};
-
 /* Four 8x8 matrices; lanes 8 m .. 8 m + 7 point at the rows of matrix m. */
-static void load_matrices(void *const arg[32])
+void load_matrices(void *const arg[32])
 {
     for (int l = 0; l < 32; l++) {
         const matrix_arg *mine = (const matrix_arg *)arg[l];
@@ -609,6 +603,8 @@ static void check(const simt_job &j)
 
 static void run_grid(const simt_job &j)
 {
+    const ptx::kernel *translated = ptx::kernel_of(j);
+
     g_n = j.block.x * j.block.y * j.block.z;
     if (g_fibers.size() < g_n) g_fibers.resize(g_n);
     g_body          = j.run;
@@ -617,6 +613,7 @@ static void run_grid(const simt_job &j)
     g_block_dim     = j.block;
     g_dynamic       = allocate(j.shared_bytes);
     g_dynamic_bytes = j.shared_bytes;
+    if (translated != nullptr) ptx::begin(translated, j);
     uint64_t n = (uint64_t)j.grid.x * j.grid.y * j.grid.z, at = random_below(n);
     uint64_t step = 1 + random_below(n);
 
@@ -629,8 +626,12 @@ static void run_grid(const simt_job &j)
         g_arrays.clear();
         g_static_bytes = 0;
         g_blocks++;
-        run_block();
+        if (translated != nullptr)
+            ptx::run_block();
+        else
+            run_block();
     }
+    if (translated != nullptr) ptx::end();
     g_dynamic.reset();
     g_arrays.clear();
 }

@@ -22,6 +22,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <tuple>
+#include <vector>
 
 #include "core/bf16.h"
 #include "tests/cuda/simt_control.h"
@@ -112,15 +114,38 @@ int      block_or(int yes, place at);
 /* Matrix fragments, as the PTX ISA lays them out (m16n8k16, ldmatrix). */
 void warp_mma(float d[4], const uint32_t a[4], const uint32_t b[2], place at);
 void warp_load_matrix(uint32_t r[4], const void *row, bool turned, place at);
+/* The same, as a warp's meeting: of mma_arg, of matrix_arg. */
+struct mma_arg {
+    float          *d;
+    const uint32_t *a, *b;
+};
+struct matrix_arg {
+    uint32_t   *r;
+    const void *row;
+    bool        turned;
+};
+void multiply(void *const arg[32]);
+void load_matrices(void *const arg[32]);
+
+/* For another way to run a block (ptx/). */
+uint64_t random_below(uint64_t n); /* n < 2^32 */
+uint32_t max_shared(size_t dynamic_bytes);
+void     poison(void *mem, size_t bytes);
+struct argument {
+    const void *at;
+    size_t      bytes;
+};
 
 } // namespace simt
 
 /* A launch with its arguments as they were. */
 struct simt_job {
-    dim3          grid, block;
-    size_t        shared_bytes;
-    simt::body_fn run, drop;
-    void         *closure; /* owned */
+    dim3                        grid, block;
+    size_t                      shared_bytes;
+    simt::body_fn               run, drop;
+    void                       *closure; /* owned */
+    const void                 *kernel;
+    std::vector<simt::argument> arguments; /* in the closure */
 };
 
 #define SIMT_HERE \
@@ -214,16 +239,27 @@ static inline uint32_t bf16x2_of(float low, float high)
 static inline uint32_t gpu_max_shared(void) { return simt_max_shared(); }
 static inline uint32_t gpu_n_multiprocessors(void) { return SIMT_MULTIPROCESSORS; }
 
-template <typename K, typename... A>
-int gpu_launch(K *kernel, dim3 grid, dim3 block, size_t shared_bytes, void *stream, A... args)
+template <typename... P, typename... A>
+int gpu_launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes, void *stream,
+               A... args)
 {
-    auto                   body = [=]() { kernel(args...); };
-    typedef decltype(body) closure;
-    auto                   run  = [](void *c) { (*(closure *)c)(); };
-    auto                   drop = [](void *c) { delete (closure *)c; };
+    struct closure {
+        void (*kernel)(P...);
+        std::tuple<P...> args;
+    };
+    auto run  = [](void *c) { std::apply(((closure *)c)->kernel, ((closure *)c)->args); };
+    auto drop = [](void *c) { delete (closure *)c; };
 
     if (stream != nullptr) (simt::check_argument(args), ...);
-    return simt::launch(new simt_job{grid, block, shared_bytes, run, drop, new closure(body)},
+    closure *c   = new closure{kernel, std::tuple<P...>(static_cast<P>(args)...)};
+    auto     all = [](const P &...arg) {
+        return std::vector<simt::argument>{
+            simt::argument{&arg, sizeof(arg)}
+            ...
+        };
+    };
+    return simt::launch(new simt_job{grid, block, shared_bytes, run, drop, c, (const void *)kernel,
+                                     std::apply(all, c->args)},
                         stream);
 }
 

@@ -264,6 +264,16 @@ static float float_of_half(u16 v)
     return f != f ? bits<float>(0x7fffffffu) : v >> 15 ? -f : f;
 }
 
+/* The low n bits of a, in b from one of its bits on. */
+template <typename T> static T insert_bits(T a, T b, u32 from, u32 n)
+{
+    const u32 all   = 8 * sizeof(T);
+    T         field = (n & 0xff) >= all ? ~T(0) : (T(1) << (n & 0xff)) - 1;
+
+    from &= 0xff;
+    return from >= all ? b : (b & ~(field << from)) | (a & field) << from;
+}
+
 static void add_conversions(table *t)
 {
     add_widths<u64, u32>(t, "u64", "u32");
@@ -286,12 +296,8 @@ static void add_conversions(table *t)
     (*t)["cvt.rn.f16x2.e4m3x2"] = each<u32, u16>(
         [](u16 v) { return u32(half_of_e4m3(v >> 8)) << 16 | half_of_e4m3(v & 0xff); });
     (*t)["cvt.f32.f16"] = each<float, u16>(float_of_half);
-    (*t)["bfi.b32"]     = each<u32, u32, u32, u32, u32>([](u32 a, u32 b, u32 from, u32 n) {
-        u64 field = (n & 0xff) > 31 ? ~0u : (1u << (n & 0xff)) - 1;
-
-        from &= 0xff;
-        return from > 31 ? b : u32((b & ~(field << from)) | (a & field) << from);
-    });
+    (*t)["bfi.b32"]     = each<u32, u32, u32, u32, u32>(insert_bits<u32>);
+    (*t)["bfi.b64"]     = each<u64, u64, u64, u32, u32>(insert_bits<u64>);
 }
 
 static void add_moves(table *t)
@@ -425,12 +431,14 @@ template <typename T, typename F> static instruction atomic(space in, F f)
 
 template <typename T> static void add_atomics(table *t, const std::string &type)
 {
-    for (space in : {SHARED, GLOBAL}) {
-        std::string name = in == SHARED ? "atom.shared" : "atom.global";
+    for (const char *atom :
+         {"atom", "atom.relaxed.gpu"}) /* the same, as older and newer nvcc say */
+        for (space in : {SHARED, GLOBAL}) {
+            std::string name = std::string(atom) + (in == SHARED ? ".shared" : ".global");
 
-        (*t)[name + ".add" + type] = atomic<T>(in, [](T a, T b) { return T(a + b); });
-        (*t)[name + ".min" + type] = atomic<T>(in, [](T a, T b) { return a < b ? a : b; });
-    }
+            (*t)[name + ".add" + type] = atomic<T>(in, [](T a, T b) { return T(a + b); });
+            (*t)[name + ".min" + type] = atomic<T>(in, [](T a, T b) { return a < b ? a : b; });
+        }
 }
 
 /* ---- meetings */
@@ -568,13 +576,17 @@ static table all(void)
     add_compares<s16>(&t, ".s16"), add_compares<u16>(&t, ".u16");
     add_compares<s32>(&t, ".s32"), add_compares<u32>(&t, ".u32");
     add_compares<s64>(&t, ".s64"), add_compares<u64>(&t, ".u64");
-    t["setp.eq.b32"]  = t["setp.eq.u32"];
+    for (std::string relation : {"setp.eq", "setp.ne"})
+        for (std::string width : {"16", "32", "64"})
+            t[relation + ".b" + width] = t[relation + ".u" + width];
     t["mul.hi.u32"]   = each<u32, u32, u32>([](u32 a, u32 b) { return u32(u64(a) * b >> 32); });
     t["mul.wide.u16"] = each<u32, u16, u16>([](u16 a, u16 b) { return u32(a) * b; });
     t["mul.wide.u32"] = each<u64, u32, u32>([](u32 a, u32 b) { return u64(a) * b; });
     t["mul.wide.s32"] = each<s64, s32, s32>([](s32 a, s32 b) { return s64(a) * b; });
     add_accesses<uint8_t>(&t, "u8"), add_accesses<int8_t>(&t, "s8");
     add_accesses<u16>(&t, "u16"), add_accesses<s16>(&t, "s16");
+    add_accesses<uint8_t>(&t, "b8"), add_accesses<u16>(&t, "b16");
+    add_accesses<u32>(&t, "b32"), add_accesses<u64>(&t, "b64");
     add_accesses<u32>(&t, "u32"), add_accesses<s32>(&t, "s32"), add_accesses<u32>(&t, "f32");
     add_accesses<u64>(&t, "u64"), add_accesses<u64>(&t, "f64");
     add_atomics<u32>(&t, ".u32"), add_atomics<u64>(&t, ".u64");

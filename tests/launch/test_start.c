@@ -97,20 +97,22 @@ static void launch_with_few_threads_is_refused(void)
         {20, " threads, and needs up to 20 (Resource temporarily unavailable): raise `ulimit -u`" },
         {40, "it starts"                                                                          },
     };
-#define AS_OTHER "setpriv --reuid=64321 --regid=64321 --clear-groups "
-    char        script[256];
-    const char *argv[] = {"/bin/sh", "-c", "exec " AS_OTHER "test -x \"$0\"", g_launch, NULL};
+    char        as_other[64], script[256]; /* another one than in other runs of this test */
+    int         other  = 62000 + getpid() % 3000;
+    const char *argv[] = {"/bin/sh", "-c", script, g_launch, NULL};
 
+    snprintf(as_other, sizeof(as_other), "exec setpriv --reuid=%d --regid=%d --clear-groups", other,
+             other);
+    snprintf(script, sizeof(script), "%s test -x \"$0\"", as_other);
     if (geteuid() != 0 || bt_command_run(&g_command, argv, NULL, END_S) != 0) {
         printf("skipped: nobody here to be who has no other process and may run %s\n", g_launch);
         return;
     }
-    argv[2] = script;
     for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
         snprintf(script, sizeof(script),
-                 "export TMPDIR=/tmp BATON_MPIRUN=/bin/echo; exec " AS_OTHER
-                 "prlimit --nproc=%d \"$0\" -n 2 -- it starts",
-                 CASES[i].n);
+                 "export TMPDIR=/tmp BATON_MPIRUN=/bin/echo; "
+                 "%s prlimit --nproc=%d \"$0\" -n 2 -- it starts",
+                 as_other, CASES[i].n);
         EXPECT_EQ(bt_command_run(&g_command, argv, NULL, END_S), 1); /* no rank has told */
         EXPECT_HAS(g_command.output, CASES[i].says);
     }

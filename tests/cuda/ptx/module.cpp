@@ -181,6 +181,7 @@ uint32_t reader::constant_slot(const std::string &text, uint32_t bytes)
     auto        symbol = symbols.find(text);
 
     if (known.count(key) != 0) return known[key];
+    if (text == "_") return known[key] = slot(bytes); /* a result that nobody wants */
     constant c = {slot(bytes), bytes, 0, ""};
 
     if (symbol != symbols.end()) {
@@ -256,7 +257,7 @@ void reader::instruction_at()
     if (name.compare(0, 5, "mov.b") == 0 && peek() == "{") name += " take apart";
     if (name.compare(0, 5, "mov.b") == 0 && tokens[at + 2].text == "{") name += " put together";
     s.what = instruction_named(name);
-    if (s.what == nullptr) refuse("unknown instruction " + name);
+    if (s.what == nullptr) refuse("unknown instruction " + name + ": instructions.cpp has all");
     for (char kind : s.what->operands)
         operand(&s, kind, &slots, &numbers);
     while (take("}")) {

@@ -123,6 +123,8 @@ static void numbers_are_a_gpus(void)
         {"shl.b32 %r4, %r2, 32;",                                           0         },
         {"shr.s32 %r4, -8, 40;",                                            ~0u       },
         {"bfi.b32 %r4, 15, 0, 6, 2;",                                       0xc0      },
+        {"bfi.b64 %rd3, 3, 0, 33, 2; mov.b64 {_, %r4}, %rd3;",              6         },
+        {"st.shared.b32 [%r3], -2; ld.shared.b8 %r4, [%r3];",               0xfe      },
         {"mov.f32 %f1, 0f00800000; mul.rn.ftz.f32 %f1, %f1, 0fBF000000;",   0x80000000},
         {"mov.f32 %f1, 0f00400000; add.rn.ftz.f32 %f1, %f1, 0f00800000;",   0x00800000},
         {"mov.f32 %f1, 0fFFC00001; add.rn.ftz.f32 %f1, %f1, 0f00000000;",   0x7fffffff},

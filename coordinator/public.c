@@ -248,9 +248,7 @@ static void on_arrived(bt_rpc_tag *tag, bool ok)
             receive(call);
         } else {
             bt_call_watch_close(call, on_done);
-            bt_call_send(call, NULL, GRPC_STATUS_UNIMPLEMENTED,
-                         "this server has no such method: it speaks vllm.grpc.engine.VllmEngine, "
-                         "with --sglang also sglang.grpc.scheduler.SglangScheduler",
+            bt_call_send(call, NULL, GRPC_STATUS_UNIMPLEMENTED, "this server has no such method",
                          NULL);
         }
     }

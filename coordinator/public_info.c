@@ -57,10 +57,7 @@ static grpc_byte_buffer *standard_health(bt_call *call, const ProtobufCMessage *
     Grpc__Health__V1__HealthCheckResponse reply = GRPC__HEALTH__V1__HEALTH_CHECK_RESPONSE__INIT;
 
     if (asked == BT_ASKED_UNKNOWN)
-        return bt_public_fail(call, GRPC_STATUS_NOT_FOUND,
-                              "this server has no such service, expected \"\" or "
-                              "vllm.grpc.engine.VllmEngine, with --sglang also "
-                              "sglang.grpc.scheduler.SglangScheduler");
+        return bt_public_fail(call, GRPC_STATUS_NOT_FOUND, "no such service");
     reply.status = bt_public_health(call->pub, asked);
     return bt_rpc_pack(&reply.base);
 }

@@ -515,7 +515,6 @@ class Facts(Served):
         with self.assertRaises(grpc.RpcError) as e:
             stub.Check(health.HealthCheckRequest(service="other"))
         self.assertEqual(e.exception.code(), grpc.StatusCode.NOT_FOUND)
-        self.assertIn('expected "" or vllm.grpc.engine.VllmEngine', e.exception.details())
 
     def test_path_for_clients(self):
         for arg, path in (("/elsewhere/demo", "/elsewhere/demo"), ("none", "")):

@@ -77,11 +77,6 @@ struct give_back {
 };
 typedef std::unique_ptr<char, give_back> memory; /* aligned to 128 bytes, ends where it ends */
 
-enum { COPY_BYTES = 16 };
-struct copy {
-    void *dst;
-    char  bytes[COPY_BYTES];
-};
 /* What each switch and meeting asks for lies in one line of the cache. */
 struct alignas(64) fiber {
     void                   *sp      = nullptr;
@@ -94,8 +89,7 @@ struct alignas(64) fiber {
     block_fn                on_block = nullptr;
     std::unique_ptr<char[]> stack;
     void                   *fake_stack = nullptr;
-    std::vector<copy>       copies;     /* under way, oldest first */
-    std::vector<size_t>     group_ends; /* in copies, of those committed */
+    simt::copies            copies;
 };
 struct array {
     const void *site;
@@ -212,7 +206,7 @@ static void fiber_main(void)
 {
     arrive(nullptr);
     g_body(g_closure);
-    if (!g_fibers[g_self].copies.empty())
+    if (g_fibers[g_self].copies.under_way())
         die(g_fibers[g_self].at, "ends with copies that nobody waited for");
     leave(ENDED);
     abort();
@@ -235,8 +229,7 @@ static void prepare(fiber &f)
     f.sp              = top;
     f.st              = READY;
     f.at              = {"start", 0};
-    f.copies.clear();
-    f.group_ends.clear();
+    f.copies          = {};
 }
 
 /* ---- meetings */
@@ -433,33 +426,43 @@ bool in_shared(const void *p, size_t bytes)
     return false;
 }
 
+void copies::begin(char *to, const void *from, size_t n_valid)
+{
+    copy c = {to, {}};
+
+    memcpy(c.bytes, from, n_valid);
+    poison(to, COPY_BYTES);
+    pending.push_back(c);
+}
+
+std::vector<copy> copies::wait(unsigned n_left)
+{
+    size_t            n    = group_ends.size() > n_left ? group_ends.size() - n_left : 0;
+    auto              done = pending.begin() + (ptrdiff_t)(n == 0 ? 0 : group_ends[n - 1]);
+    std::vector<copy> landed(pending.begin(), done);
+
+    pending.erase(pending.begin(), done);
+    group_ends.erase(group_ends.begin(), group_ends.begin() + (ptrdiff_t)n);
+    for (size_t &end : group_ends)
+        end -= landed.size();
+    return landed;
+}
+
 void copy_async(void *dst, const void *src, bool valid)
 {
-    copy c = {dst, {}};
-
     if (((uintptr_t)dst | (uintptr_t)src) % COPY_BYTES != 0)
         die({"copy", 0}, "%p to %p is not aligned", src, dst);
     if (!in_shared(dst, COPY_BYTES)) die({"copy", 0}, "the target is not shared memory");
     if (in_shared(src, COPY_BYTES)) die({"copy", 0}, "the source is shared memory");
-    if (valid) memcpy(c.bytes, src, COPY_BYTES);
-    poison(dst, COPY_BYTES);
-    g_fibers[g_self].copies.push_back(c);
+    g_fibers[g_self].copies.begin((char *)dst, src, valid ? COPY_BYTES : 0);
 }
 
-void copy_commit(void) { g_fibers[g_self].group_ends.push_back(g_fibers[g_self].copies.size()); }
+void copy_commit(void) { g_fibers[g_self].copies.commit(); }
 
 void copy_wait(unsigned n_left)
 {
-    fiber &f      = g_fibers[g_self];
-    size_t n      = f.group_ends.size() > n_left ? f.group_ends.size() - n_left : 0;
-    size_t landed = n == 0 ? 0 : f.group_ends[n - 1];
-
-    for (size_t i = 0; i < landed; i++)
-        memcpy(f.copies[i].dst, f.copies[i].bytes, COPY_BYTES);
-    f.copies.erase(f.copies.begin(), f.copies.begin() + (ptrdiff_t)landed);
-    f.group_ends.erase(f.group_ends.begin(), f.group_ends.begin() + (ptrdiff_t)n);
-    for (size_t &end : f.group_ends)
-        end -= landed;
+    for (const copy &c : g_fibers[g_self].copies.wait(n_left))
+        memcpy(c.to, c.bytes, COPY_BYTES);
 }
 
 /* ---- collectives */

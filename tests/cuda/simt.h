@@ -127,6 +127,25 @@ struct matrix_arg {
 void multiply(void *const arg[32]);
 void load_matrices(void *const arg[32]);
 
+/* Asynchronous copies of a thread that are under way, oldest first. */
+enum { COPY_BYTES = 16 };
+struct copy {
+    char *to; /* shared memory, poisoned until it lands */
+    char  bytes[COPY_BYTES];
+};
+class copies
+{
+    std::vector<copy>   pending;
+    std::vector<size_t> group_ends; /* in it, of those committed */
+
+  public:
+    void begin(char *to, const void *from, size_t n_valid); /* zeros behind these */
+    void commit(void) { group_ends.push_back(pending.size()); }
+    /* Those that land when all groups but n_left are waited for: none of them any more. */
+    std::vector<copy> wait(unsigned n_left);
+    bool              under_way(void) const { return !pending.empty(); }
+};
+
 /* For another way to run a block (ptx/). */
 uint64_t random_below(uint64_t n); /* n < 2^32 */
 uint32_t max_shared(size_t dynamic_bytes);

@@ -18,15 +18,6 @@ typedef int32_t                            s32;
 typedef int64_t                            s64;
 typedef std::map<std::string, instruction> table;
 
-template <typename To, typename From> static To bits(From v)
-{
-    To to;
-
-    static_assert(sizeof(to) == sizeof(v), "as many bits");
-    memcpy(&to, &v, sizeof(to));
-    return to;
-}
-
 /* ---- a function of each lane */
 
 template <typename T> static const char *letter(void)
@@ -70,11 +61,11 @@ template <typename D, typename... S, typename F> static instruction each(F f)
 /* Subnormals are zeros of their sign; what a GPU computes as NaN is one pattern. */
 static float flush(float v)
 {
-    u32 b = bits<u32>(v);
+    u32 b = __float_as_uint(v);
 
-    return bits<float>((b & 0x7f800000u) == 0 ? b & 0x80000000u : b);
+    return __uint_as_float((b & 0x7f800000u) == 0 ? b & 0x80000000u : b);
 }
-static float made(float v) { return v != v ? bits<float>(0x7fffffffu) : flush(v); }
+static float made(float v) { return v != v ? __uint_as_float(0x7fffffffu) : flush(v); }
 
 template <typename F> static instruction unary(F f)
 {
@@ -124,6 +115,23 @@ template <typename T> static instruction select(void)
 
                 for (int l = 0; l < WARP; l++)
                     if (w.exec >> l & 1) to[l] = p >> l & 1 ? a[l] : b[l];
+            }};
+}
+
+/* The lower half and the upper one. */
+template <typename T, typename Half> static instruction take_apart(void)
+{
+    std::string k = letter<Half>();
+
+    return {k + k + letter<T>(), [](warp &w, const step &s) {
+                Half    *low = w.at<Half>(s.slot[0]), *high = w.at<Half>(s.slot[1]);
+                const T *v = w.at<T>(s.slot[2]);
+
+                for (int l = 0; l < WARP; l++)
+                    if (w.exec >> l & 1) {
+                        low[l]  = Half(v[l]);
+                        high[l] = Half(v[l] >> 8 * sizeof(Half));
+                    }
             }};
 }
 
@@ -241,8 +249,6 @@ static void add_floats(table *t)
 
 /* ---- conversions */
 
-static u16 bf16_of(float f) { return f == f ? bt_bf16_from_f32(f) : 0x7fff; }
-
 static u16 half_of_e4m3(u32 v)
 {
     u32 sign = (v & 0x80) << 8, size = v & 0x7f;
@@ -261,7 +267,7 @@ static float float_of_half(u16 v)
               : e == 0 ? std::ldexp((float)m, -24)
                        : std::ldexp((float)(m | 1024), (int)e - 25);
 
-    return f != f ? bits<float>(0x7fffffffu) : v >> 15 ? -f : f;
+    return f != f ? __uint_as_float(0x7fffffffu) : v >> 15 ? -f : f;
 }
 
 /* The low n bits of a, in b from one of its bits on. */
@@ -291,8 +297,8 @@ static void add_conversions(table *t)
     (*t)["cvt.ftz.f64.f32"]    = each<double, float>([](float v) { return double(flush(v)); });
     (*t)["cvt.rn.ftz.f32.f64"] = each<float, double>([](double v) { return made(float(v)); });
     (*t)["cvt.rn.bf16.f32"]    = each<u16, float>(bf16_of);
-    (*t)["cvt.rn.bf16x2.f32"]  = each<u32, float, float>(
-        [](float high, float low) { return u32(bf16_of(high)) << 16 | bf16_of(low); });
+    (*t)["cvt.rn.bf16x2.f32"] =
+        each<u32, float, float>([](float high, float low) { return bf16x2_of(low, high); });
     (*t)["cvt.rn.f16x2.e4m3x2"] = each<u32, u16>(
         [](u16 v) { return u32(half_of_e4m3(v >> 8)) << 16 | half_of_e4m3(v & 0xff); });
     (*t)["cvt.f32.f16"] = each<float, u16>(float_of_half);
@@ -309,24 +315,8 @@ static void add_moves(table *t)
     for (const char *type : {"b64", "u64", "s64", "f64"})
         (*t)[std::string("mov.") + type] = each<u64, u64>([](u64 v) { return v; });
     /* As instruction_named() calls those that take apart and put together. */
-    (*t)["mov.b64 take apart"] = {"wwd", [](warp &w, const step &s) {
-                                      for (int l = 0; l < WARP; l++)
-                                          if (w.exec >> l & 1) {
-                                              u64 v = w.at<u64>(s.slot[2])[l];
-
-                                              w.at<u32>(s.slot[0])[l] = u32(v);
-                                              w.at<u32>(s.slot[1])[l] = u32(v >> 32);
-                                          }
-                                  }};
-    (*t)["mov.b32 take apart"] = {"hhw", [](warp &w, const step &s) {
-                                      for (int l = 0; l < WARP; l++)
-                                          if (w.exec >> l & 1) {
-                                              u32 v = w.at<u32>(s.slot[2])[l];
-
-                                              w.at<u16>(s.slot[0])[l] = u16(v);
-                                              w.at<u16>(s.slot[1])[l] = u16(v >> 16);
-                                          }
-                                  }};
+    (*t)["mov.b64 take apart"] = take_apart<u64, u32>();
+    (*t)["mov.b32 take apart"] = take_apart<u32, u16>();
     (*t)["mov.b64 put together"] =
         each<u64, u32, u32>([](u32 low, u32 high) { return u64(high) << 32 | low; });
     (*t)["mov.b32 put together"] =

@@ -15,7 +15,7 @@
 namespace ptx
 {
 
-enum { MAX_STEPS = 256, COPY = 16, GRANULE = 2 };
+enum { MAX_STEPS = 256, GRANULE = 2 };
 
 /* The last write to two bytes of shared memory, and the last reads since. */
 enum : uint16_t {
@@ -34,23 +34,14 @@ struct cell {
     touched wrote, read;
 };
 
-struct copy {
-    uint32_t to;
-    char     bytes[COPY];
-};
-struct copies {
-    std::vector<copy>   pending;
-    std::vector<size_t> group_ends;
-};
-
-static const kernel       *g_kernel;
-static std::vector<warp>   g_warps;
-static std::vector<copies> g_copies; /* of each thread */
-static std::vector<char>   g_params;
-static std::vector<range>  g_arrays; /* in shared memory */
-static uint32_t            g_shared_end, g_epoch;
-static std::vector<cell>   g_cells;
-static const step         *g_step; /* under way */
+static const kernel             *g_kernel;
+static std::vector<warp>         g_warps;
+static std::vector<simt::copies> g_copies; /* of each thread */
+static std::vector<char>         g_params;
+static std::vector<range>        g_arrays; /* in shared memory */
+static uint32_t                  g_shared_end, g_epoch;
+static std::vector<cell>         g_cells;
+static const step               *g_step; /* under way */
 alignas(1024) static char g_shared[256 << 10];
 
 void fail(const char *format, ...)
@@ -146,38 +137,28 @@ char *param_at(uint64_t offset, uint32_t bytes)
 
 void copy_async(warp &w, unsigned lane, uint32_t to, uint64_t from, uint32_t valid_bytes)
 {
-    copy  c  = {to, {}};
-    char *at = shared_at(w, lane, to, COPY, WRITES);
+    char *at = shared_at(w, lane, to, simt::COPY_BYTES, WRITES);
 
-    if (valid_bytes > COPY) fail("lane %u: %u bytes of %d", lane, valid_bytes, COPY);
+    if (valid_bytes > simt::COPY_BYTES)
+        fail("lane %u: %u bytes of %d", lane, valid_bytes, simt::COPY_BYTES);
     if (is_shared(from)) fail("lane %u: a copy from shared memory", lane);
-    memory_at(w, lane, from, COPY, READS);
-    memcpy(c.bytes, (const char *)from, valid_bytes);
-    simt::poison(at, COPY);
-    g_copies[w.first + lane].pending.push_back(c);
+    g_copies[w.first + lane].begin(at, memory_at(w, lane, from, simt::COPY_BYTES, READS),
+                                   valid_bytes);
 }
 
 void copy_commit(warp &w)
 {
     for (unsigned l = 0; l < WARP; l++)
-        if (w.exec >> l & 1)
-            g_copies[w.first + l].group_ends.push_back(g_copies[w.first + l].pending.size());
+        if (w.exec >> l & 1) g_copies[w.first + l].commit();
 }
 
 void copy_wait(warp &w, unsigned n_left)
 {
     for (unsigned l = 0; l < WARP; l++) {
         if (!(w.exec >> l & 1)) continue;
-        copies &c      = g_copies[w.first + l];
-        size_t  n      = c.group_ends.size() > n_left ? c.group_ends.size() - n_left : 0;
-        size_t  landed = n == 0 ? 0 : c.group_ends[n - 1];
-
-        for (size_t i = 0; i < landed; i++)
-            memcpy(shared_at(w, l, c.pending[i].to, COPY, WRITES), c.pending[i].bytes, COPY);
-        c.pending.erase(c.pending.begin(), c.pending.begin() + (ptrdiff_t)landed);
-        c.group_ends.erase(c.group_ends.begin(), c.group_ends.begin() + (ptrdiff_t)n);
-        for (size_t &end : c.group_ends)
-            end -= landed;
+        for (const simt::copy &c : g_copies[w.first + l].wait(n_left))
+            memcpy(shared_at(w, l, uint32_t(c.to - g_shared), simt::COPY_BYTES, WRITES), c.bytes,
+                   simt::COPY_BYTES);
     }
 }
 
@@ -413,8 +394,8 @@ void run_block(void)
             break;
         }
     }
-    for (const copies &c : g_copies)
-        if (!c.pending.empty()) fail("ends with copies that nobody waited for");
+    for (const simt::copies &c : g_copies)
+        if (c.under_way()) fail("ends with copies that nobody waited for");
 }
 
 void end(void) { g_kernel = nullptr; }

@@ -1,5 +1,6 @@
 #include "model/tensor_kind.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 bool bt_tensor_name_ends(const char *name, const char *end)
@@ -7,6 +8,19 @@ bool bt_tensor_name_ends(const char *name, const char *end)
     size_t n = strlen(name), m = strlen(end);
 
     return n >= m && strcmp(name + n - m, end) == 0;
+}
+
+const char *bt_tensor_name_index(const char *name, const char *head, uint32_t *index_out)
+{
+    size_t n = strlen(head), n_digits;
+
+    if (strncmp(name, head, n) != 0) return NULL;
+    name += n;
+    n_digits = strspn(name, "0123456789");
+    if (n_digits == 0 || n_digits > 9 || name[n_digits] != '.') return NULL;
+    if (name[0] == '0' && n_digits > 1) return NULL;
+    *index_out = (uint32_t)strtoul(name, NULL, 10);
+    return name + n_digits + 1;
 }
 
 bt_weight_kind bt_tensor_kind(const bt_tensor *t)

@@ -1,4 +1,4 @@
-/* model/tensor_kind.h - what a checkpoint's tensor is, by its dtype and the end of its name.
+/* model/tensor_kind.h - what a checkpoint's tensor is, by its dtype and its name.
  *
  * A matrix of e4m3 has its scales beside it, under its own name and what follows here; one of 4
  * bits is there as words, scales and sizes, and not under its own name. */
@@ -17,6 +17,10 @@
 #define BT_NAME_SHAPE        "_shape"
 
 bool bt_tensor_name_ends(const char *name, const char *end);
+/* Of a name like "model.layers.12.mlp.gate.weight" the index behind `head` ("model.layers."), in
+ * digits as Baton writes it and below 10^9; returns what follows its point, in `name`.  NULL: there
+ * is none. */
+const char *bt_tensor_name_index(const char *name, const char *head, uint32_t *index_out);
 /* What its weights are; fp32 counts as bf16. */
 bt_weight_kind bt_tensor_kind(const bt_tensor *t);
 /* How many: eight in a word of 4 bits each. */

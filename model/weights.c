@@ -8,6 +8,8 @@
 #include "model/json.h"
 #include "model/weights_loader.h"
 
+#define LAYERS "model.layers."
+
 static bt_status upload_embedding(bt_loader *l, const bt_matrix *m)
 {
     const bt_model_config *cfg    = l->cfg;
@@ -306,10 +308,10 @@ out:
 
 static bool is_of_other_rank(const bt_loader *l, const char *rest)
 {
-    unsigned expert;
+    uint32_t expert;
 
-    return sscanf(rest, "mlp.experts.%u.", &expert) == 1 && expert < l->cfg->moe.gate.n_experts &&
-           !l->opt->own_experts[expert];
+    return bt_tensor_name_index(rest, "mlp.experts.", &expert) != NULL &&
+           expert < l->cfg->moe.gate.n_experts && !l->opt->own_experts[expert];
 }
 
 /* A tensor of a served layer that may be there without a use: an expert of another rank, a scale,
@@ -329,13 +331,13 @@ static bool may_be_unused(const bt_loader *l, unsigned layer, const char *rest)
            bt_tensor_name_ends(rest, BT_NAME_SCALE_FP8);
 }
 
-/* Of the embedding, the last norm or the head; other tensors outside the layers are of towers. */
-static bool is_of_ends(const char *name)
+/* Of the embedding, a layer, the last norm or the head; other tensors are of towers. */
+static bool is_of_model(const char *name)
 {
-    static const char *const ENDS[] = {"model.embed_tokens.", "model.norm.", "lm_head."};
+    static const char *const PARTS[] = {"model.embed_tokens.", LAYERS, "model.norm.", "lm_head."};
 
-    for (size_t i = 0; i < sizeof(ENDS) / sizeof(ENDS[0]); i++)
-        if (strncmp(name, ENDS[i], strlen(ENDS[i])) == 0) return true;
+    for (size_t i = 0; i < sizeof(PARTS) / sizeof(PARTS[0]); i++)
+        if (strncmp(name, PARTS[i], strlen(PARTS[i])) == 0) return true;
     return false;
 }
 
@@ -354,16 +356,14 @@ static bt_status refuse_unused(const bt_loader *l)
     for (size_t i = 0; i < bt_safetensors_count(l->st); i++) {
         const bt_tensor *t = bt_safetensors_at(l->st, i);
         char             name[160];
-        unsigned         layer = 0;
-        int              at    = 0;
+        uint32_t         layer;
+        const char      *rest = bt_tensor_name_index(t->name, LAYERS, &layer);
 
         if (l->used[i] || t->bytes == 0) /* as of 0 shared experts, which Hugging Face saves */
             continue;
-        if ((sscanf(t->name, "model.layers.%u.%n", &layer, &at) != 1 || at == 0) &&
-            !is_of_ends(t->name))
-            continue;
-        BT_REQUIRE(layer >= bt_model_n_served_layers(l->cfg) ||
-                       may_be_unused(l, layer, t->name + at),
+        if (rest == NULL && !is_of_model(t->name)) continue;
+        BT_REQUIRE(rest != NULL &&
+                       (layer >= bt_model_n_served_layers(l->cfg) || may_be_unused(l, layer, rest)),
                    BT_ERR_UNSUPPORTED,
                    "%s: tensor %s: expected none of this name by config.json, found one: do they "
                    "belong together?",
@@ -381,11 +381,9 @@ void bt_weights_warn_of_layers(const bt_model_config *cfg, const bt_safetensors 
 
     for (size_t i = 0; i < bt_safetensors_count(set); i++) {
         const bt_tensor *t = bt_safetensors_at(set, i);
-        unsigned         layer;
-        int              at = 0;
+        uint32_t         layer;
 
-        if (sscanf(t->name, "model.layers.%u.%n", &layer, &at) != 1 || at == 0 || layer < n_stored)
-            continue;
+        if (bt_tensor_name_index(t->name, LAYERS, &layer) == NULL || layer < n_stored) continue;
         n_stored = layer + 1;
         last     = t;
     }

@@ -1,7 +1,6 @@
 #include "tools/census.h"
 
 #include <stdbool.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "model/json.h"
@@ -45,18 +44,16 @@ static bt_part part_in_layer(const char *name)
 
 static bt_part part_of(const char *name, const bt_model_config *cfg)
 {
-    static const char LAYERS[] = "model.layers.";
-    char             *rest;
-    unsigned long     layer;
+    const char *rest;
+    uint32_t    layer;
 
     if (strcmp(name, "lm_head.weight") == 0) return BT_PART_HEAD;
     if (strcmp(name, "model.embed_tokens.weight") == 0) return BT_PART_EMBEDDING;
     if (strcmp(name, "model.norm.weight") == 0) return BT_PART_NORMS;
-    if (!begins(name, LAYERS)) return BT_PART_OTHER;
-    layer = strtoul(name + strlen(LAYERS), &rest, 10);
-    if (*rest != '.') return BT_PART_OTHER;
+    rest = bt_tensor_name_index(name, "model.layers.", &layer);
+    if (rest == NULL) return BT_PART_OTHER;
     if (layer >= cfg->n_layers && layer < cfg->n_layers + cfg->n_mtp_layers) return BT_PART_MTP;
-    return layer < cfg->n_layers ? part_in_layer(rest + 1) : BT_PART_OTHER;
+    return layer < cfg->n_layers ? part_in_layer(rest) : BT_PART_OTHER;
 }
 
 /* RoPE's frequencies, which older checkpoints hold. */

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "core/alloc.h"
+#include "model/tensor_kind.h"
 #include "tools/convert.h"
 
 typedef struct {
@@ -176,13 +177,12 @@ static bt_status refuse_unknown(const bt_convert_weights *w, uint32_t n_mtp)
 
     for (size_t i = 0; i < bt_gguf_count(w->g); i++) {
         const char *name = bt_gguf_at(w->g, i)->name;
-        unsigned    layer;
-        int         n        = 0;
-        bool        in_layer = sscanf(name, "blk.%u.%n", &layer, &n) == 1 && n != 0;
+        uint32_t    layer;
+        const char *rest     = bt_tensor_name_index(name, "blk.", &layer);
+        bool        in_layer = rest != NULL;
         bool in_mtp = in_layer && layer >= w->shape->n_layers && layer - w->shape->n_layers < n_mtp;
-        bool twice =
-            in_layer && layer < w->shape->n_layers &&
-            (strcmp(name + n, "attn_k_b.weight") == 0 || strcmp(name + n, "attn_v_b.weight") == 0);
+        bool twice  = in_layer && layer < w->shape->n_layers &&
+                     (strcmp(rest, "attn_k_b.weight") == 0 || strcmp(rest, "attn_v_b.weight") == 0);
 
         BT_REQUIRE(w->used[i] || in_mtp || twice, BT_ERR_UNSUPPORTED,
                    "%s: tensor %s: the model that the keys describe has no place for it",

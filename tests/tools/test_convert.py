@@ -566,6 +566,7 @@ def broken_files_are_refused_by_name():
     refused("expected 128 bytes at offset", gguf, **one_tensor("x", [32], offset=size))
     refused("name of a tensor: expected", gguf, **one_tensor("x" * 128, [32]))
     refused(["tensor blk.9.attn_k_b.weight", "no place for it"], gguf, **one_tensor("blk.9.attn_k_b.weight", [32]))
+    refused(["tensor blk.4294967296.attn_k_b.weight", "no place for it"], gguf, **one_tensor("blk.4294967296.attn_k_b.weight", [32]))
     refused(["tensor blk.0.attn_q.bias", "no place for it"], gguf, **one_tensor("blk.0.attn_q.bias", [32]))
 
 

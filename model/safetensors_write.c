@@ -88,11 +88,11 @@ out:
     return st;
 }
 
-static bt_status put_file(const char *path, const json_t *header, size_t n,
+static bt_status put_file(const char *path, const char *mode, const json_t *header, size_t n,
                           const bt_tensor *const *order)
 {
     bt_status st = BT_OK;
-    FILE     *f  = fopen(path, "wb");
+    FILE     *f  = fopen(path, mode);
     int       closed;
 
     BT_REQUIRE(f != NULL, BT_ERR_IO, "%s: %s", path, strerror(errno));
@@ -129,11 +129,14 @@ bt_status bt_safetensors_write(const char *path, size_t n, const bt_tensor *tens
                BT_ERR_IO, "%s: expected a path under %d bytes", path, PATH_MAX - 32);
     /* No rename over a pipe, a device, or a link, as /dev/stdout is one to whatever it is. */
     if (lstat(path, &info) == 0 && !S_ISREG(info.st_mode)) {
-        BT_TRY(put_file(path, header, n, order));
+        BT_TRY(put_file(path, "wb", header, n, order));
         goto out;
     }
-    made = true; /* a reader never sees half a file */
-    BT_TRY(put_file(part, header, n, order));
+    /* A reader never sees half a file.  What is there is of a process that had this number, or a
+     * link that somebody made, which is not to be followed. */
+    made = true;
+    unlink(part);
+    BT_TRY(put_file(part, "wbx", header, n, order));
     BT_REQUIRE(rename(part, path) == 0, BT_ERR_IO, "%s: %s", path, strerror(errno));
 out:
     if (st != BT_OK && made) unlink(part);

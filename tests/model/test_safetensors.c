@@ -1,4 +1,6 @@
 /* Files that are right: where tensors lie, what they are called, how they are written. */
+#include <sys/stat.h>
+
 #include "model/safetensors_header.h"
 #include "tests/model/safetensors_files.h"
 #include "tests/support/sweep.h"
@@ -371,6 +373,33 @@ static void safetensors_written_are_read_back(void)
     bt_safetensors_close(set);
 }
 
+/* The name of the file until it is whole can be guessed, in a folder that others write to. */
+static void safetensors_write_follows_no_planted_link(void)
+{
+    static const float F[4] = {0};
+    const bt_tensor    ok   = {"a", BT_ST_F32, 1, {4}, F, 16, NULL};
+    bt_safetensors    *set  = NULL;
+    char               part[512], whose[512];
+    struct stat        info;
+
+    scratch_clear();
+    scratch_write("whose", "mine", 4);
+    snprintf(whose, sizeof(whose), "%s", scratch_path("whose"));
+    snprintf(part, sizeof(part), "%s.part-%ld", scratch_path("w.safetensors"), (long)getpid());
+    for (int hard = 0; hard < 2; hard++) {
+        NEED((hard ? link(whose, part) : symlink(whose, part)) == 0);
+        EXPECT_EQ(bt_safetensors_write(scratch_path("w.safetensors"), 1, &ok), BT_OK);
+        EXPECT(stat(whose, &info) == 0 && info.st_size == 4);
+        EXPECT(lstat(scratch_path("w.safetensors"), &info) == 0 && S_ISREG(info.st_mode));
+        EXPECT_EQ(bt_safetensors_open(scratch_path("w.safetensors"), &set), BT_OK);
+        bt_safetensors_close(set);
+    }
+    NEED(mkdir(part, 0700) == 0); /* as another user's file in a sticky folder: it stays */
+    EXPECT_EQ(bt_safetensors_write(scratch_path("w.safetensors"), 1, &ok), BT_ERR_IO);
+    EXPECT_HAS(bt_error_text(), part);
+    NEED(rmdir(part) == 0);
+}
+
 static void safetensors_write_refuses_what_cannot_be_read(void)
 {
     float           f[4]     = {0};
@@ -413,6 +442,7 @@ static const bt_test TESTS[] = {
     BT_TEST(safetensors_slices_span_a_tensor),
     BT_TEST(safetensors_dtypes_have_their_sizes),
     BT_TEST(safetensors_written_are_read_back),
+    BT_TEST(safetensors_write_follows_no_planted_link),
     BT_TEST(safetensors_write_refuses_what_cannot_be_read),
     BT_TEST(safetensors_open_unwinds_at_every_allocation),
 };

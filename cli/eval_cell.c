@@ -409,14 +409,15 @@ out:
     return st;
 }
 
-void bt_eval_cell_destroy(bt_eval_cell *cell)
+bool bt_eval_cell_destroy(bt_eval_cell *cell)
 {
-    if (cell == NULL) return;
-    bt_control_server_destroy(cell->server);
+    if (cell == NULL) return true;
+    if (!bt_control_server_destroy(cell->server)) return false;
     bt_hello_free(&cell->first);
     bt_free(cell->runs);
     bt_free(cell->ranks);
     bt_free(cell);
+    return true;
 }
 
 bt_status bt_eval_cell_status(const bt_eval_cell *cell) { return cell->status; }

@@ -25,8 +25,8 @@ typedef struct {
 bt_status bt_eval_cell_create(bt_rpc_loop *loop, const bt_eval_options *options,
                               bt_eval_cases *cases, bt_eval_cell **cell_out,
                               char address_out[BT_ADDRESS_BYTES]);
-/* After stop and an idle loop. */
-void bt_eval_cell_destroy(bt_eval_cell *cell);
+/* After stop and an idle loop.  False: as bt_control_server_destroy(). */
+bool bt_eval_cell_destroy(bt_eval_cell *cell);
 
 /* The first failure (already logged), or BT_OK. */
 bt_status bt_eval_cell_status(const bt_eval_cell *cell);

@@ -210,9 +210,8 @@ static void end_cell(session *s, bool failed)
                bt_awake_ns() < deadline) {
             turn(s);
         }
-        bt_eval_cell_destroy(s->cell);
     }
-    bt_rpc_loop_destroy(s->loop);
+    if (bt_eval_cell_destroy(s->cell)) bt_rpc_loop_destroy(s->loop);
     bt_child_end_all(KILL_NS);
     bt_lines_read(&s->launch.err, bt_echo_line, &s->echo);
     bt_child_close(&s->launch);

@@ -364,12 +364,13 @@ int bt_coordinator_run(const bt_coordinator_options *options)
         close_up(&c);
     }
     bt_http_stop(c.http);
-    bt_public_destroy(c.pub);
-    bt_control_server_destroy(c.control);
-    bt_fleet_destroy(c.fleet);
-    bt_observer_destroy(c.observer);
-    bt_rpc_tls_close(c.tls);
-    bt_rpc_loop_destroy(c.loop);
+    /* Where gRPC does not end, it has pointers to what follows; the process ends nonetheless. */
+    if (bt_public_destroy(c.pub) && bt_control_server_destroy(c.control)) {
+        bt_fleet_destroy(c.fleet);
+        bt_observer_destroy(c.observer);
+        bt_rpc_tls_close(c.tls);
+        bt_rpc_loop_destroy(c.loop);
+    }
     bt_log_tell_omitted(UINT64_MAX);
     return c.exit_code;
 }

@@ -476,9 +476,9 @@ static bool is_over(void *pub_)
     return false;
 }
 
-void bt_public_destroy(bt_public *pub)
+bool bt_public_destroy(bt_public *pub)
 {
-    if (pub == NULL) return;
+    if (pub == NULL) return true;
     if (pub->server != NULL) {
         pub->stopping = true;
         bt_rpc_hang_up(pub->port);
@@ -486,8 +486,13 @@ void bt_public_destroy(bt_public *pub)
         bt_rpc_loop_begin(pub->loop);
         grpc_server_cancel_all_calls(pub->server);
         /* Cancelled operations complete at once, however many there are; their tags point into
-         * what is about to be freed. */
-        BT_ASSERT(bt_rpc_loop_await(pub->loop, is_over, pub, END_S * BT_NS_PER_S));
+         * what is about to be freed.  Thousands of connections take long on a busy machine. */
+        if (!bt_rpc_loop_await(pub->loop, is_over, pub, END_S * BT_NS_PER_S)) {
+            BT_WARN("gRPC has not closed port %u within %d s of the end, with %llu calls left; "
+                    "the process ends without that",
+                    pub->port, END_S, (unsigned long long)pub->n_calls);
+            return false;
+        }
         grpc_server_destroy(pub->server);
     }
     bt_cork_fini(&pub->corks);
@@ -495,4 +500,5 @@ void bt_public_destroy(bt_public *pub)
     bt_tokenizer_close(pub->tokenizer);
     bt_free(pub->default_sampling);
     bt_free(pub);
+    return true;
 }

@@ -35,8 +35,10 @@ void bt_public_grow(bt_public *pub);
 void bt_public_drain(bt_public *pub);
 /* Generate calls whose end has not reached the wire. */
 uint32_t bt_public_n_streams(const bt_public *pub);
-/* Cuts what is left and frees everything, driving the loop. */
-void bt_public_destroy(bt_public *pub);
+/* Cuts what is left and frees everything, driving the loop.  False, which is logged: gRPC does not
+ * end.  It may still use all of it and what was given to create(): none of that may be freed, and
+ * the loop may not run again. */
+bool bt_public_destroy(bt_public *pub);
 
 /* Sends what has come for clients, to so many of them that ranks need not wait for long, and cuts
  * off those that do not read; call it whenever the loop has run. */

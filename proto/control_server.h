@@ -35,7 +35,9 @@ enum { BT_CONTROL_HELLO_S = 30 };
 void bt_control_server_tick(bt_control_server *server, uint64_t now_ns);
 /* Cancels every stream and stops listening; then drive the loop until bt_rpc_loop_idle(). */
 void bt_control_server_stop(bt_control_server *server);
-void bt_control_server_destroy(bt_control_server *server);
+/* False, which is logged: gRPC does not end.  It may still use the server and what its owner gave
+ * it: none of that may be freed, and the loop may not run again. */
+bool bt_control_server_destroy(bt_control_server *server);
 
 /* Queues a message; takes ownership of what m owns. */
 void bt_control_send(bt_control_peer *peer, bt_down *m);

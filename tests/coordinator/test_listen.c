@@ -1,5 +1,5 @@
 /* The public port when memory is short: a method that could not wait for its next call does later;
- * and when very many requests end at once. */
+ * when very many requests end at once; and when gRPC does not end. */
 #include "coordinator/public.h"
 
 #include <grpc/grpc.h>
@@ -7,6 +7,7 @@
 #include "coordinator/fleet.h"
 #include "core/alloc.h"
 #include "core/clock.h"
+#include "proto/control_server.h"
 #include "proto/rpc_call.h"
 #include "proto/vllm_engine.pb-c.h"
 #include "tests/support/test.h"
@@ -87,7 +88,7 @@ static void listen_without_memory_is_tried_again(void)
                       GRPC_STATUS_OK);
             EXPECT_EQ(ask(loop, pub, port, "/vllm.grpc.engine.VllmEngine/Embed"),
                       GRPC_STATUS_UNIMPLEMENTED);
-            bt_public_destroy(pub);
+            EXPECT(bt_public_destroy(pub));
         }
         EXPECT_EQ(bt_alloc_live(), before);
     }
@@ -149,9 +150,47 @@ static void ends_of_a_crowd_are_sent_by_turns(void)
     bt_rpc_loop_destroy(loop);
 }
 
+static bool g_endless;
+
+/* The linker puts this in its place. */
+bool __real_bt_rpc_loop_await(bt_rpc_loop *loop, bool (*is_over)(void *ctx), void *ctx,
+                              uint64_t wait_ns);
+bool __wrap_bt_rpc_loop_await(bt_rpc_loop *loop, bool (*is_over)(void *ctx), void *ctx,
+                              uint64_t wait_ns);
+bool __wrap_bt_rpc_loop_await(bt_rpc_loop *loop, bool (*is_over)(void *ctx), void *ctx,
+                              uint64_t wait_ns)
+{
+    return !g_endless && __real_bt_rpc_loop_await(loop, is_over, ctx, wait_ns);
+}
+
+/* The last test: nothing of it may be freed. */
+static void ends_that_do_not_come_are_no_bug_and_free_nothing(void)
+{
+    static bt_rpc_loop       *loop;
+    static bt_fleet          *fleet;
+    static bt_public         *pub;
+    static bt_control_server *control;
+    bt_fleet_config           config = {.announce_fd = -1};
+    uint16_t                  port   = 0;
+    long                      live;
+
+    EXPECT_EQ(bt_rpc_loop_create(&loop), BT_OK);
+    EXPECT_EQ(bt_fleet_create(&config, &(bt_fleet_events){0}, &fleet), BT_OK);
+    EXPECT_EQ(
+        bt_control_server_create(loop, "127.0.0.1:0", &(bt_control_events){0}, &control, &port),
+        BT_OK);
+    EXPECT_EQ(bt_public_create(loop, "127.0.0.1:0", &CONFIG, fleet, &pub, &port), BT_OK);
+    g_endless = true;
+    live      = bt_alloc_live();
+    EXPECT(!bt_public_destroy(pub));
+    EXPECT(!bt_control_server_destroy(control));
+    EXPECT_EQ(bt_alloc_live(), live);
+}
+
 static const bt_test tests[] = {
     BT_TEST(listen_without_memory_is_tried_again),
     BT_TEST(ends_of_a_crowd_are_sent_by_turns),
+    BT_TEST(ends_that_do_not_come_are_no_bug_and_free_nothing),
 };
 
 int main(int argc, char **argv)

@@ -2,7 +2,6 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
-#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -14,12 +13,13 @@
 enum { LOOKS = 16 }; /* in the time of the limit */
 #define LOOK_MAX_NS BT_NS_PER_S
 
+static const char EXPIRED[] = "";
+
 /* One for the process: it watches the step thread. */
 static struct {
-    _Atomic(const char *) what; /* NULL: no call is under way */
+    _Atomic(const char *) what; /* NULL: no call is under way; EXPIRED: it may not come back */
     atomic_int            layer;
     atomic_ulong          turn; /* grows with every call */
-    atomic_bool           expired;
     _Atomic(uint64_t)     limit_ns;
     bt_watchdog_fn        fn;
     void                 *ctx;
@@ -34,7 +34,6 @@ static void expire(const char *what, uint64_t quiet_ns)
         snprintf(where, sizeof(where), "%s of layer %d", what, layer);
     else
         snprintf(where, sizeof(where), "%s", what);
-    atomic_store(&g_dog.expired, true);
     g_dog.fn(g_dog.ctx, where, quiet_ns);
 }
 
@@ -62,8 +61,10 @@ static void *watch(void *unused)
         }
         quiet_ns += look_ns;
         if (quiet_ns < limit_ns) continue;
-        expire(what, quiet_ns);
-        return NULL;
+        if (atomic_compare_exchange_strong(&g_dog.what, &what, EXPIRED)) {
+            expire(what, quiet_ns);
+            return NULL;
+        } /* else it has just come back */
     }
 }
 
@@ -100,7 +101,7 @@ void bt_watchdog_enter(const char *what, int layer)
 
 void bt_watchdog_leave(void)
 {
-    atomic_store_explicit(&g_dog.what, NULL, memory_order_release);
-    while (atomic_load_explicit(&g_dog.expired, memory_order_acquire))
-        pause();
+    if (atomic_exchange(&g_dog.what, NULL) == EXPIRED)
+        for (;;)
+            pause();
 }

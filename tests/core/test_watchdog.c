@@ -12,7 +12,7 @@
 #include "tests/support/test.h"
 
 #define LIMIT_NS (100 * BT_NS_PER_MS)
-enum { BITES = 42, TEXT = 256 };
+enum { BITES = 42, TEXT = 256, RACES = 30, LOOKS = 16 };
 
 static int         g_say;    /* where a child writes what the watchdog said */
 static atomic_bool g_bitten; /* it has said it */
@@ -144,6 +144,64 @@ static void have_no_dog(void)
     bt_watchdog_leave();
 }
 
+/* ---- a call that comes back when its time is over */
+
+static _Thread_local bool t_watched;
+static atomic_uint        g_looks, g_steps;
+static uint64_t           g_late_ns;
+
+/* The linker puts this in its place. */
+void __real_bt_sleep_ns(uint64_t ns);
+void __wrap_bt_sleep_ns(uint64_t ns);
+void __wrap_bt_sleep_ns(uint64_t ns)
+{
+    __real_bt_sleep_ns(ns);
+    if (!t_watched) atomic_fetch_add(&g_looks, 1);
+}
+
+static void bite_who_stands_still(void *ctx, const char *where, uint64_t quiet_ns)
+{
+    unsigned steps = atomic_load(&g_steps);
+
+    (void)ctx, (void)where, (void)quiet_ns;
+    __real_bt_sleep_ns(BT_NS_PER_MS);
+    _exit(atomic_load(&g_steps) == steps ? BITES : 1);
+}
+
+static void step_for(uint64_t ns)
+{
+    for (uint64_t end_ns = bt_now_ns() + ns; bt_now_ns() < end_ns;)
+        atomic_fetch_add(&g_steps, 1);
+}
+
+/* Comes back as the watchdog wakes for its last look, or a little later. */
+static void come_back_at_the_end(void)
+{
+    t_watched = true;
+    if (bt_watchdog_start(LOOKS, bite_who_stands_still, NULL) != BT_OK) _exit(1);
+    for (;;) {
+        unsigned seen;
+
+        bt_watchdog_enter("step plan", -1);
+        for (seen = atomic_load(&g_looks); atomic_load(&g_looks) <= seen + LOOKS;) {
+        }
+        for (uint64_t end_ns = bt_now_ns() + g_late_ns; bt_now_ns() < end_ns;) {
+        }
+        bt_watchdog_leave();
+        step_for(100 * BT_NS_PER_US);
+    }
+}
+
+static void call_that_ends_at_the_limit_is_late_or_goes_on(void)
+{
+    char said[TEXT];
+
+    for (int i = 0; i < RACES; i++) {
+        g_late_ns = (uint64_t)i * 20;
+        EXPECT_EQ(run(come_back_at_the_end, false, said), BITES);
+    }
+}
+
 static void call_that_hangs_is_named(void)
 {
     char said[TEXT];
@@ -198,6 +256,7 @@ int main(int argc, char **argv)
         BT_TEST(without_a_thread_what_to_raise_is_said),
         BT_TEST(limit_that_shrinks_holds_within_seconds),
         BT_TEST(call_that_ends_too_late_never_goes_on),
+        BT_TEST(call_that_ends_at_the_limit_is_late_or_goes_on),
         BT_TEST(calls_that_end_in_time_are_left_alone),
         BT_TEST(time_while_stopped_does_not_count),
     };

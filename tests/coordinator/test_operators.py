@@ -858,6 +858,34 @@ class Secret(unittest.TestCase):
             self.assertIn(text, c.line("failed"))
 
 
+class FewFiles(Served):
+    FILES = 96
+    ARGS = ("--http-port", "0")
+    BEFORE = staticmethod(lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (FewFiles.FILES, FewFiles.FILES)))
+
+    def test_the_alert_fires_before_connections_are_closed(self):
+        with open(os.path.join(SOURCE, "docs", "operating.md"), encoding="utf-8") as f:
+            rule = re.search("alert: FewFiles, expr: '(.*)'", f.read())[1].replace('{job="baton"}', "")
+        scraper = http.client.HTTPConnection(self.coordinator.line("http"), timeout=WAIT_S)     # as Prometheus, which keeps its connection
+        self.addCleanup(scraper.close)
+
+        def fires():
+            scraper.request("GET", "/metrics")
+            values = {name: v for (name, _), v in parse(scraper.getresponse().read().decode()).items() if name.startswith("process_")}
+            return eval(rule, {"clamp_max": min}, values)
+
+        self.assertFalse(fires())
+        host, port = self.address.rsplit(":", 1)
+        idle = [socket.create_connection((host, int(port)), timeout=WAIT_S) for _ in range(self.FILES)]
+        for s in idle:
+            self.addCleanup(s.close)
+        try:
+            self.assertEqual(idle[-1].recv(1), b"")     # one too many
+        except ConnectionResetError:
+            pass
+        wait_for(fires, "the alert")    # a page is as old as the snapshot
+
+
 class LongName(Served):
     NAME = '"' + "\u20ac" * 200 + "end"
     ARGS = ("--http-port", "0", "--served-model-name", NAME)

@@ -50,10 +50,15 @@ static bt_status check_end(const call *c)
     const bt_client *client = c->client;
     char             reason[1024];
     const char      *cause = reason; /* the deepest: gRPC tells a chain of them */
+    char             names[64];
 
     bt_rpc_slice_text(c->rpc.details, reason, sizeof(reason));
     for (const char *at = reason; (at = strstr(at, ": ")) != NULL;)
         cause = at += 2;
+    if (strcmp(cause, "DNS query cancelled") == 0) { /* c-ares's word for the end of that time */
+        snprintf(names, sizeof(names), "no name server has answered for %d s", BT_RPC_NAME_S);
+        cause = names;
+    }
     BT_REQUIRE(c->rpc.code != GRPC_STATUS_UNAVAILABLE || client->connected, BT_ERR_PEER,
                "cannot connect to %s %s TLS: %s; expected the address that `baton run` %s",
                client->address, client->tls ? "with" : "without", cause,

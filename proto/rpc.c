@@ -230,6 +230,8 @@ const grpc_channel_args *bt_rpc_client_args(void)
         BT_RPC_INT_ARG(GRPC_ARG_MAX_SEND_MESSAGE_LENGTH, MESSAGE_BYTES),
         BT_RPC_INT_ARG(GRPC_ARG_ENABLE_HTTP_PROXY, 0),
         BT_RPC_INT_ARG(GRPC_ARG_ENABLE_RETRIES, 0),
+        /* By itself c-ares asks a silent name server for 75 s. */
+        BT_RPC_INT_ARG(GRPC_ARG_DNS_ARES_QUERY_TIMEOUT_MS, 1000 * BT_RPC_NAME_S),
         /* A server whose machine cannot be reached is noticed, also by who has nothing to say. */
         BT_RPC_INT_ARG(GRPC_ARG_KEEPALIVE_TIME_MS, 5000),
         BT_RPC_INT_ARG(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10000),

@@ -63,6 +63,7 @@ void bt_rpc_loop_defer(bt_rpc_loop *loop, bt_rpc_later *later);
  * as gateways send them.  Static storage. */
 const grpc_channel_args *bt_rpc_server_args(void);
 
+enum { BT_RPC_NAME_S = 20 }; /* that a channel waits for name servers */
 /* The same for channels; proxies of the environment are not asked, and a failed connection is tried
  * again soon.  Static storage. */
 const grpc_channel_args *bt_rpc_client_args(void);

@@ -10,6 +10,7 @@ import re
 import select
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -174,6 +175,25 @@ class Errors(Served):
             err = self.says(f"baton {program}: cannot connect to 127.0.0.1:1 without TLS: Connection refused; expected the address that `baton run` printed",
                             f"baton-{program}", "-a", "127.0.0.1:1", stdin="x")
             self.assertEqual(err.count("\n"), 1)
+
+    def test_silent_name_servers_are_named_soon(self):
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as silent, tempfile.NamedTemporaryFile("w") as f:
+            try:
+                silent.bind(("127.0.0.77", 53))
+                probe = subprocess.run(["unshare", "--mount", "true"], capture_output=True)
+            except OSError as e:
+                self.skipTest(str(e))
+            if probe.returncode != 0:
+                self.skipTest("namespaces are refused here")
+            f.write("nameserver 127.0.0.77\n")
+            f.flush()
+            start = time.monotonic()
+            done = subprocess.run(["unshare", "--mount", "sh", "-c", 'mount --bind "$0" /etc/resolv.conf && exec "$@"', f.name,
+                                   os.path.join(BIN, "baton-generate"), "--address", "cell.example:8000", "--prompt", "x"],
+                                  capture_output=True, text=True, timeout=300)
+            self.assertEqual(done.returncode, 1)
+            self.assertIn("cannot connect to cell.example:8000 without TLS: no name server has answered for 20 s;", done.stderr)
+            self.assertLess(time.monotonic() - start, 60)
 
     def test_refusals_and_files(self):
         ask = "baton-generate", "-a", self.address, "--prompt", "x"

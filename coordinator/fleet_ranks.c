@@ -44,17 +44,17 @@ out:
     return st;
 }
 
-/* What both say to each other has not changed, or it would have been refused; what they compute may
- * have. */
+/* What it says is understood, or it would have been refused; but fields that are new are passed
+ * over, and what both compute may have changed. */
 static void compare_versions(const bt_cell *cell, uint32_t rank)
 {
     const char *version = cell->ranks[rank].hello.version;
     char        who[192];
 
-    if (version[0] == 0 || strcmp(version, BT_VERSION) == 0) return;
+    if (version[0] == 0 || strcmp(version, bt_hello_build()) == 0) return;
     bt_cell_rank_text(cell, rank, who, sizeof(who));
     BT_WARN("%s is of version %.40s, this coordinator of %s: they should be of one", who, version,
-            BT_VERSION);
+            bt_hello_build());
 }
 
 static bt_status attach(bt_fleet_cell *c, bt_control_peer *peer, bt_up_hello *hello)

@@ -4,6 +4,7 @@
 
 #include "coordinator/exposition.h"
 #include "core/clock.h"
+#include "proto/hello.h"
 
 const char *bt_phase_name(bt_phase phase)
 {
@@ -219,7 +220,7 @@ char *bt_exposition_json(const bt_snapshot *s, size_t *n_out)
     put(o, "phase", json_string(bt_phase_name(s->phase)));
     put(o, "model", json_string(s->model));
     put(o, "name", json_string(s->served_name));
-    put(o, "version", json_string(BT_VERSION));
+    put(o, "version", json_string(bt_hello_build()));
     put(o, "address", json_string(s->public_address));
     put_int(o, "unix", (uint64_t)s->unix_s);
     put_int(o, "uptime_s", (s->at_ns - s->started_ns) / BT_NS_PER_S);

@@ -5,6 +5,8 @@
 
 #include "core/alloc.h"
 
+const char *bt_hello_build(void) { return BT_BUILD; }
+
 typedef struct {
     char text[BT_CELL_NAME_MAX + 32];
 } rank_name;

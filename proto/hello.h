@@ -6,6 +6,10 @@
 
 #include "proto/control_msg.h"
 
+/* What a rank and its coordinator should have in common: "0.1.0+1a2b3c4d", the version and a
+ * fingerprint of control.proto. */
+const char *bt_hello_build(void);
+
 /* Whether a rank computes the same bits as another one, of any cell: INVALID_ARG names both. */
 bt_status bt_hello_agree(const bt_up_hello *a, const bt_up_hello *b);
 /* And whether their cells have the same shape. */

@@ -5,6 +5,7 @@
 
 #include "core/alloc.h"
 #include "core/rank_flags.h"
+#include "proto/hello.h"
 #include "worker/rank.h"
 
 static char *arithmetic(const bt_rank *r)
@@ -59,7 +60,7 @@ bt_status bt_rank_make_hello(const bt_rank *r, bt_up *hello_out)
     h->host                  = bt_strdup(host);
     h->cell                  = bt_strdup(r->opt.cell);
     h->left_out              = bt_strdup(r->opt.left_out);
-    h->version               = bt_strdup(BT_VERSION);
+    h->version               = bt_strdup(bt_hello_build());
     h->arithmetic            = arithmetic(r);
     h->model_type            = bt_strdup(r->cfg.model_type);
     h->architecture          = bt_strdup(r->cfg.architecture);

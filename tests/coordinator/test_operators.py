@@ -642,8 +642,21 @@ class Versions(unittest.TestCase):
         c.line("ready")
         ranks = json.loads(get(c.line("http"), "/status.json")[1])["ranks"]
         self.assertEqual([r["version"] for r in ranks], ["9.9"] * cell.n)
-        self.assertRegex(c.text(), r" W coordinator .*decode rank 3 \(pid 1003 on testhost\) is of version 9\.9, this coordinator of \d+\.\d+\.\d+: ")
+        self.assertRegex(c.text(), r" W coordinator .*decode rank 3 \(pid 1003 on testhost\) is of version 9\.9, this coordinator of \d+\.\d+\.\d+\+[0-9a-f]{8}: ")
         self.assertEqual(c.text().count("is of version"), cell.n)
+
+    def test_rank_of_another_build_of_the_version_is_named(self):
+        c = Coordinator("--http-port", "0")
+        self.addCleanup(c.close)
+        build = json.loads(get(c.line("http"), "/status.json")[1])["version"]
+        other = build[:-8] + "00000000"
+        cell = Cell(c.line("control"))
+        self.addCleanup(cell.close)
+        cell.ranks = [Rank(cell, i, version=other if i == 2 else build) for i in range(cell.n)]
+        cell.ready()
+        c.line("ready")
+        self.assertIn(f"decode rank 2 (pid 1002 on testhost) is of version {other}, this coordinator of {build}: ", c.text())
+        self.assertEqual(c.text().count("is of version"), 1)
 
 
 class Waiting(Served):

@@ -18,6 +18,7 @@
 #include "core/clock.h"
 #include "model/safetensors.h"
 #include "proto/control_server.h"
+#include "proto/hello.h"
 #include "tests/support/test.h"
 
 enum {
@@ -183,6 +184,7 @@ static void on_message(void *ctx, bt_control_peer *peer, bt_up *m)
         me                  = m->u.hello.rank;
         g_ranks[me].peer    = peer;
         g_ranks[me].n_pages = m->u.hello.n_pages;
+        if (strcmp(m->u.hello.version, bt_hello_build()) != 0) fail("a rank of another build", me);
         bt_control_peer_set_data(peer, &g_ranks[me]);
         bt_control_send(peer, &welcome);
         break;

@@ -10,6 +10,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "core/alloc.h"
+
 const char *bt_file_kind(mode_t mode)
 {
     switch (mode & S_IFMT) {
@@ -42,6 +44,32 @@ FILE *bt_open_regular(const char *path, const char **why_out)
         snprintf(why, sizeof(why), "expected a regular file, found %s", bt_file_kind(info.st_mode));
     if (f == NULL && fd >= 0) close(fd);
     return f;
+}
+
+bt_status bt_read_regular(const char *path, size_t max_bytes, char **text_out, size_t *n_out)
+{
+    bt_status   st   = BT_OK;
+    char       *text = NULL;
+    const char *why  = NULL;
+    FILE       *f    = bt_open_regular(path, &why);
+    struct stat info;
+
+    BT_REQUIRE(f != NULL, BT_ERR_IO, "%s: %s", path, why);
+    BT_REQUIRE(fstat(fileno(f), &info) == 0, BT_ERR_IO, "%s: %s", path, strerror(errno));
+    BT_REQUIRE((uintmax_t)info.st_size <= max_bytes, BT_ERR_FORMAT,
+               "%s: expected at most %zu bytes, found %jd", path, max_bytes,
+               (intmax_t)info.st_size);
+    text = bt_calloc((size_t)info.st_size + 1, 1);
+    BT_REQUIRE(text != NULL, BT_ERR_NO_MEMORY, "%s: reading %jd bytes", path,
+               (intmax_t)info.st_size);
+    *n_out = fread(text, 1, (size_t)info.st_size, f);
+    BT_REQUIRE(ferror(f) == 0, BT_ERR_IO, "%s: %s", path, strerror(errno));
+    *text_out = text;
+    text      = NULL; /* handed over */
+out:
+    bt_free(text);
+    if (f != NULL) fclose(f);
+    return st;
 }
 
 bt_status bt_map_regular(const char *path, uint8_t **map_out, struct stat *info_out)

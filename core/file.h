@@ -24,6 +24,9 @@ const char *bt_temporary_folder(void);
  * wait for ever.  NULL: *why_out says why not, borrowed until this thread's next call or errno's
  * text changes. */
 FILE *bt_open_regular(const char *path, const char **why_out);
+/* All of a regular file, with a zero behind it, owned by the caller; what it shrinks by meanwhile
+ * is not there.  IO; FORMAT: it has more than max_bytes; NO_MEMORY. */
+bt_status bt_read_regular(const char *path, size_t max_bytes, char **text_out, size_t *n_out);
 
 /* All of a regular file, read-only, for munmap() by the caller; NULL where it is empty.  *info_out
  * is what it was then, with its size.  IO says why not. */

@@ -1,11 +1,7 @@
 #include "model/json.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "core/alloc.h"
 #include "core/file.h"
@@ -37,52 +33,16 @@ bt_status bt_json_parse(const char *where, const char *text, size_t n, json_t **
     return parse(where, text, n, 0, json_out);
 }
 
-static bt_status read_all(const char *path, int fd, size_t max_bytes, char **text_out,
-                          size_t *n_out)
-{
-    bt_status   st   = BT_OK;
-    char       *text = NULL;
-    struct stat info;
-    size_t      n = 0;
-
-    BT_REQUIRE(fstat(fd, &info) == 0, BT_ERR_IO, "%s: %s", path, strerror(errno));
-    BT_REQUIRE(S_ISREG(info.st_mode), BT_ERR_IO, "%s: expected a regular file, found %s", path,
-               bt_file_kind(info.st_mode));
-    BT_REQUIRE((uintmax_t)info.st_size <= max_bytes, BT_ERR_FORMAT,
-               "%s: expected at most %zu bytes, found %jd", path, max_bytes,
-               (intmax_t)info.st_size);
-    text = bt_calloc((size_t)info.st_size + 1, 1);
-    BT_REQUIRE(text != NULL, BT_ERR_NO_MEMORY, "%s: reading %jd bytes", path,
-               (intmax_t)info.st_size);
-    while (n < (size_t)info.st_size) {
-        ssize_t got = read(fd, text + n, (size_t)info.st_size - n);
-
-        if (got < 0 && errno == EINTR) continue;
-        BT_REQUIRE(got >= 0, BT_ERR_IO, "%s: %s", path, strerror(errno));
-        if (got == 0) break; /* it shrank meanwhile; the parser judges what is there */
-        n += (size_t)got;
-    }
-    *text_out = text;
-    *n_out    = n;
-    text      = NULL;
-out:
-    bt_free(text);
-    return st;
-}
-
 static bt_status read_file(const char *path, size_t max_bytes, size_t more, json_t **json_out)
 {
     bt_status st   = BT_OK;
     char     *text = NULL;
     size_t    n    = 0;
-    int       fd   = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a fifo must not block */
 
-    BT_REQUIRE(fd >= 0, BT_ERR_IO, "%s: %s", path, strerror(errno));
-    BT_TRY(read_all(path, fd, max_bytes, &text, &n));
+    BT_TRY(bt_read_regular(path, max_bytes, &text, &n));
     BT_TRY(parse(path, text, n, more, json_out));
 out:
     bt_free(text);
-    if (fd >= 0) close(fd);
     return st;
 }
 

@@ -4,7 +4,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #include "core/alloc.h"
 #include "core/file.h"
@@ -41,26 +40,15 @@ typedef struct {
 
 static bt_status read_text(loading *l)
 {
-    bt_status   st  = BT_OK;
-    const char *why = NULL;
-    FILE       *f   = bt_open_regular(l->path, &why);
-    struct stat info;
+    bt_status st = BT_OK;
 
-    BT_REQUIRE(f != NULL, BT_ERR_IO, "%s: %s", l->path, why);
-    BT_REQUIRE(fstat(fileno(f), &info) == 0 && info.st_size <= MAX_FILE_BYTES, BT_ERR_FORMAT,
-               "%s: expected at most %d bytes, found %lld", l->path, MAX_FILE_BYTES,
-               (long long)info.st_size);
-    l->text = bt_calloc((size_t)info.st_size + 1, 1);
-    BT_REQUIRE(l->text != NULL, BT_ERR_NO_MEMORY, "%s", l->path);
-    l->n = fread(l->text, 1, (size_t)info.st_size, f);
-    BT_REQUIRE(ferror(f) == 0, BT_ERR_IO, "%s: it cannot be read", l->path);
+    BT_TRY(bt_read_regular(l->path, MAX_FILE_BYTES, &l->text, &l->n));
     BT_REQUIRE(memchr(l->text, 0, l->n) == NULL, BT_ERR_FORMAT,
                "%s: expected lines of base64 and a rank, found a byte of zero", l->path);
     for (size_t i = 0; i < l->n; i++)
         if (l->text[i] != '\n' && (i == 0 || l->text[i - 1] == '\n')) l->n_vocab++;
     BT_REQUIRE(l->n_vocab != 0, BT_ERR_FORMAT, "%s: expected tokens, found none", l->path);
 out:
-    if (f != NULL) fclose(f);
     return st;
 }
 

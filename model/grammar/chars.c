@@ -17,23 +17,11 @@ void bt_chars_fini(bt_chars *set)
 
 void bt_chars_add(bt_parts *g, bt_chars *set, uint32_t lo, uint32_t hi)
 {
-    if (g->st != BT_OK || lo > hi) return;
-    if (set->n == MOST_RANGES) {
+    if (lo > hi) return;
+    if (set->n == MOST_RANGES)
         bt_parts_refuse(g, "a set of more than %d ranges of characters", (int)MOST_RANGES);
-        return;
-    }
-    if (set->n == set->capacity) {
-        uint32_t       capacity = set->capacity == 0 ? 8 : 2 * set->capacity;
-        bt_char_range *at       = bt_realloc(set->at, capacity, sizeof(*at));
-
-        if (at == NULL) {
-            g->st = BT_ERR_NO_MEMORY;
-            return;
-        }
-        set->at       = at;
-        set->capacity = capacity;
-    }
-    set->at[set->n++] = (bt_char_range){lo, hi};
+    if (bt_parts_grow(g, &set->at, sizeof(*set->at), set->n, &set->capacity, MOST_RANGES))
+        set->at[set->n++] = (bt_char_range){lo, hi};
 }
 
 static int by_lo(const void *a, const void *b)

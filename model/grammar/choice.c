@@ -27,7 +27,7 @@ bt_part bt_read_choice(bt_parts *g, const char *text, size_t n)
         bt_parts_refuse(g, "expected JSON, found at byte %d (line %d): %s", err.position, err.line,
                         bt_json_printable(err.text, what, sizeof(what)));
     else if (list == NULL)
-        g->st = g->st == BT_OK ? BT_ERR_NO_MEMORY : g->st;
+        bt_parts_no_memory(g);
     else if (json_array_size(list) == 0)
         bt_parts_refuse(g, "expected an array of strings that is not empty, found %s",
                         bt_json_show(list, what, sizeof(what)));

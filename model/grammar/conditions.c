@@ -136,7 +136,7 @@ out:
 void bt_condition_read(bt_parts *g, const bt_condition *c)
 {
     if (c->g.st == BT_ERR_INVALID_ARG) bt_parts_refuse(g, "%s", c->g.why);
-    if (c->g.st == BT_ERR_NO_MEMORY && g->st == BT_OK) g->st = c->g.st;
+    if (c->g.st == BT_ERR_NO_MEMORY) bt_parts_no_memory(g);
     bt_regex_worked(g, c->g.work + BT_NODE_WORK * (size_t)c->g.n_nodes);
 }
 
@@ -147,7 +147,7 @@ bt_part bt_part_under(bt_parts *g, const bt_condition *conditions, uint32_t n)
     bt_status st   = g->st == BT_OK ? lay_out(&p, &part) : g->st;
 
     if (st == BT_ERR_UNSUPPORTED) bt_regex_worked(g, BT_REGEX_WORK);
-    if (st == BT_ERR_NO_MEMORY && g->st == BT_OK) g->st = st;
+    if (st == BT_ERR_NO_MEMORY) bt_parts_no_memory(g);
     for (uint32_t i = 0; i < n; i++)
         bt_matcher_destroy(p.matchers[i]);
     bt_states_fini(&p.places);

@@ -153,7 +153,7 @@ static void lay_out_all(automaton *a, uint32_t end)
     uint32_t *queue = bt_calloc(a->n_states, sizeof(*queue)), n = 1;
 
     if (queue == NULL) {
-        a->g->st = BT_ERR_NO_MEMORY;
+        bt_parts_no_memory(a->g);
         return;
     }
     for (uint32_t i = 0; i < n && a->g->st == BT_OK; i++) {

@@ -30,7 +30,7 @@ void bt_names_find(bt_names *names, bt_source s)
 
     names->at = bt_calloc((s.n - s.at) / 2 + 1, sizeof(*names->at)); /* a byte between each two */
     if (names->at == NULL) {
-        s.g->st = BT_ERR_NO_MEMORY;
+        bt_parts_no_memory(s.g);
         return;
     }
     while (s.at < s.n) {

@@ -27,6 +27,11 @@ void bt_parts_refuse(bt_parts *g, const char *format, ...)
     va_end(args);
 }
 
+void bt_parts_no_memory(bt_parts *g)
+{
+    if (g->st == BT_OK) g->st = BT_ERR_NO_MEMORY;
+}
+
 bool bt_parts_grow(bt_parts *g, void *array, size_t size, uint32_t n, uint32_t *capacity,
                    uint32_t most)
 {
@@ -41,7 +46,7 @@ bool bt_parts_grow(bt_parts *g, void *array, size_t size, uint32_t n, uint32_t *
     }
     grown = bt_realloc(*(void **)array, wanted, size);
     if (grown == NULL) {
-        g->st = BT_ERR_NO_MEMORY;
+        bt_parts_no_memory(g);
         return false;
     }
     *(void **)array = grown;
@@ -198,7 +203,7 @@ uint32_t bt_rule_new(bt_parts *g, const char *name)
                        BT_GRAMMAR_NODES_MAX))
         return 0;
     if (name != NULL && (rule.name = bt_strdup(name)) == NULL) {
-        g->st = BT_ERR_NO_MEMORY;
+        bt_parts_no_memory(g);
         return 0;
     }
     g->rules[g->n_rules] = rule;

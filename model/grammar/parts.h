@@ -61,6 +61,8 @@ void bt_parts_fini(bt_parts *g);
 
 /* INVALID_ARG with this sentence, unless there is an error already. */
 void bt_parts_refuse(bt_parts *g, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* NO_MEMORY, unless there is an error already. */
+void bt_parts_no_memory(bt_parts *g);
 /* Room for one more than n in the array of bt_alloc's memory at *array.  False: there is an error,
  * maybe that there is no room, or that there are `most` already. */
 bool bt_parts_grow(bt_parts *g, void *array, size_t size, uint32_t n, uint32_t *capacity,

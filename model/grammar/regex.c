@@ -467,7 +467,7 @@ static piece read_regex(bt_parts *g, const char *text, size_t n, bool whole, boo
     if (!bt_source_check(&r.s, "the regular expression")) goto out;
     r.run = bt_calloc(n, 1);
     if (r.run == NULL) {
-        g->st = BT_ERR_NO_MEMORY;
+        bt_parts_no_memory(g);
         goto out;
     }
     p = read_alternatives(&r);

@@ -68,7 +68,7 @@ static const json_t *follow(bt_schema *s, const char *pointer)
     const json_t *v    = s->root;
     char         *step = bt_calloc(strlen(pointer) + 1, 1);
 
-    if (step == NULL) s->g->st = BT_ERR_NO_MEMORY;
+    if (step == NULL) bt_parts_no_memory(s->g);
     while (step != NULL && v != NULL && *pointer != '\0') {
         size_t n = strcspn(pointer + 1, "/");
 
@@ -118,7 +118,7 @@ static bt_part call_ref(bt_schema *s, const json_t *ref, const bt_schema_at *at)
     known = json_object_get(s->memo, name);
     if (known != NULL) return bt_rule_call(s->g, (uint32_t)json_integer_value(known));
     rule = bt_rule_new(s->g, name);
-    if (json_object_set_new(s->memo, name, json_integer(rule)) != 0) bt_schema_owned(s, NULL);
+    if (json_object_set_new(s->memo, name, json_integer(rule)) != 0) bt_parts_no_memory(s->g);
     postpone(s, target, name, rule);
     return bt_rule_call(s->g, rule);
 }
@@ -408,7 +408,7 @@ bt_part bt_read_styled_schema(bt_parts *g, const char *text, size_t n, const bt_
         bt_parts_refuse(g, "expected a JSON schema, found at byte %d (line %d): %s", err.position,
                         err.line, bt_json_printable(err.text, what, sizeof(what)));
     else if (s.root == NULL || s.made == NULL || s.memo == NULL)
-        bt_schema_owned(&s, NULL);
+        bt_parts_no_memory(g);
     else if (json_is_false(s.root))
         bt_parts_refuse(g, "at #: false describes no value");
     else

@@ -185,7 +185,7 @@ out:
     if (st == BT_ERR_INVALID_ARG) part = bt_part_never(s->g);
     if (st == BT_ERR_UNSUPPORTED)
         bt_schema_refuse(s, at, "beside this minLength or maxLength it comes to too many parts");
-    if (st == BT_ERR_NO_MEMORY) s->g->st = st;
+    if (st == BT_ERR_NO_MEMORY) bt_parts_no_memory(s->g);
     if (c != NULL) bt_matcher_destroy(c->m);
     bt_free(nodes);
     bt_free(c);

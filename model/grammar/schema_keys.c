@@ -155,7 +155,7 @@ bt_part bt_schema_other_keys(bt_schema *s, const json_t *names)
 
     t.way = bt_calloc(longest + 1, sizeof(*t.way));
     if (list == NULL || t.way == NULL) {
-        g->st = g->st == BT_OK ? BT_ERR_NO_MEMORY : g->st;
+        bt_parts_no_memory(g);
     } else {
         t.way[0] = (step){.at = start};
         t.n_way  = 1;

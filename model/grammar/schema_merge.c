@@ -204,7 +204,7 @@ uint32_t bt_schema_types(bt_schema *s, const json_t *schema, const bt_schema_at 
 
 static void set(bt_schema *s, json_t *object, const char *key, json_t *value)
 {
-    if (json_object_set_new(object, key, value) != 0) bt_schema_owned(s, NULL);
+    if (json_object_set_new(object, key, value) != 0) bt_parts_no_memory(s->g);
 }
 
 json_t *bt_schema_type_names(bt_schema *s, uint32_t types)
@@ -215,7 +215,7 @@ json_t *bt_schema_type_names(bt_schema *s, uint32_t types)
     for (size_t i = 0; i < N_TYPES; i++)
         if ((types & (TYPES[i].types == NUMERIC ? BT_TYPE_NUMBER : TYPES[i].types)) != 0 &&
             json_array_append_new(array, json_string(TYPES[i].name)) != 0)
-            bt_schema_owned(s, NULL);
+            bt_parts_no_memory(s->g);
     return array;
 }
 
@@ -269,7 +269,7 @@ static json_t *both(bt_schema *s, json_t *a, json_t *b, const bt_schema_at *at)
         return both_lists_of_values(s, a, b, at);
     if (!bt_schema_step(s, at, json_array_size(known))) return NULL;
     all = json_array_size(known) > 0 ? bt_schema_copy(s, known) : json_pack("[O]", a);
-    if (json_array_append(all, b) != 0) bt_schema_owned(s, NULL);
+    if (json_array_append(all, b) != 0) bt_parts_no_memory(s->g);
     return bt_schema_owned(s, json_pack("{s:o}", "allOf", all));
 }
 
@@ -295,7 +295,7 @@ static json_t *both_lists(bt_schema *s, json_t *a, json_t *b)
 {
     json_t *all = bt_schema_copy(s, a);
 
-    if (json_array_extend(all, b) != 0) bt_schema_owned(s, NULL);
+    if (json_array_extend(all, b) != 0) bt_parts_no_memory(s->g);
     return all;
 }
 
@@ -310,7 +310,7 @@ static void wait_beside(bt_schema *s, json_t *into, const char *keyword, json_t 
         set(s, into, "allOf", waiting);
     }
     if (s->g->st == BT_OK && json_array_append_new(waiting, json_pack("{sO}", keyword, value)) != 0)
-        bt_schema_owned(s, NULL);
+        bt_parts_no_memory(s->g);
 }
 
 bool bt_schema_has_waiting(const json_t *schema)
@@ -337,7 +337,7 @@ static json_t *common_values(bt_schema *s, json_t *a, json_t *b, const bt_schema
         json_array_foreach(b, k, y)
         {
             if (!bt_schema_is_equal(x, y)) continue;
-            if (json_array_append(all, x) != 0) bt_schema_owned(s, NULL);
+            if (json_array_append(all, x) != 0) bt_parts_no_memory(s->g);
             break;
         }
     }

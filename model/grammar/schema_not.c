@@ -17,7 +17,7 @@
 
 static void append(bt_schema *s, json_t *array, json_t *value)
 {
-    if (json_array_append(array, value) != 0) bt_schema_owned(s, NULL);
+    if (json_array_append(array, value) != 0) bt_parts_no_memory(s->g);
 }
 
 bool bt_schema_is_not_listed(const char *keyword, const json_t *v)
@@ -53,7 +53,7 @@ static void add_pairs(bt_schema *s, json_t *ways, const json_t *schemas, const b
 static json_t *with_properties(bt_schema *s, bool open, json_t *made)
 {
     if (open && json_object_set(made, "additionalProperties", json_true()) != 0)
-        bt_schema_owned(s, NULL);
+        bt_parts_no_memory(s->g);
     return made;
 }
 
@@ -293,7 +293,7 @@ static bt_part other_strings(bt_schema *s, const json_t *schema, const json_t *v
         if (s->g->st != BT_OK) return bt_part_never(s->g);
         if (json_is_string(one) &&
             json_object_set_new(names, json_string_value(one), json_true()) != 0)
-            bt_schema_owned(s, NULL);
+            bt_parts_no_memory(s->g);
     }
     return s->g->st == BT_OK ? bt_schema_other_keys(s, names) : bt_part_never(s->g);
 }

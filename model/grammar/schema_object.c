@@ -53,10 +53,10 @@ static void read_required(bt_schema *s, members *m, const json_t *schema, const 
             bt_schema_unexpected(s, schema, "required", at, "an array of names");
             return;
         }
-        if (json_object_set_new(m->required, name, json_true()) != 0) bt_schema_owned(s, NULL);
+        if (json_object_set_new(m->required, name, json_true()) != 0) bt_parts_no_memory(s->g);
         if (json_object_get(m->members, name) != NULL) continue;
         if (other == NULL) other = json_false(); /* no object does */
-        if (json_object_set(m->members, name, (json_t *)other) != 0) bt_schema_owned(s, NULL);
+        if (json_object_set(m->members, name, (json_t *)other) != 0) bt_parts_no_memory(s->g);
     }
 }
 
@@ -142,12 +142,12 @@ static void allow(bt_schema *s, members *m, const json_t *allowed)
 
         if (!is_allowed && json_object_get(m->required, name) == NULL) continue;
         if (json_object_set(kept, name, is_allowed ? value : json_false()) != 0)
-            bt_schema_owned(s, NULL);
+            bt_parts_no_memory(s->g);
     }
     json_object_foreach((json_t *)allowed, name, value)
     {
         if (m->additional == NULL || json_object_get(kept, name) != NULL) continue;
-        if (json_object_set(kept, name, (json_t *)m->additional) != 0) bt_schema_owned(s, NULL);
+        if (json_object_set(kept, name, (json_t *)m->additional) != 0) bt_parts_no_memory(s->g);
     }
     json_decref(m->members);
     m->members    = kept;
@@ -169,7 +169,7 @@ static void allow_listed(bt_schema *s, members *m, const json_t *key, const bt_s
     for (size_t i = 0; (one = bt_schema_listed(key, i)) != NULL && s->g->st == BT_OK; i++)
         if (bt_schema_lists(s, key, types, one, at) && bt_schema_keeps_bounds(s, key, one, at) &&
             json_object_set_new(allowed, json_string_value(one), json_true()) != 0)
-            bt_schema_owned(s, NULL);
+            bt_parts_no_memory(s->g);
     allow(s, m, allowed);
     json_decref(allowed);
 }
@@ -375,7 +375,7 @@ static bt_part read_body(bt_schema *s, const members *m, const bt_schema_at *at)
     uint32_t *rows = bt_calloc((size_t)m->last + 1, sizeof(*rows)), rule;
 
     if (rows == NULL) {
-        g->st = BT_ERR_NO_MEMORY;
+        bt_parts_no_memory(g);
         return body;
     }
     rows[0] = body.start;
@@ -424,7 +424,7 @@ json_t *bt_schema_of_members(bt_schema *s, const json_t *schema, const json_t *v
         if (!bt_schema_step(s, at, 1)) break;
         own = json_object_get(named, name);
         if (own == NULL) own = other == NULL ? json_true() : other;
-        if (json_object_set(said, name, (json_t *)own) != 0) bt_schema_owned(s, NULL);
+        if (json_object_set(said, name, (json_t *)own) != 0) bt_parts_no_memory(s->g);
     }
     patterns = patterns_of(s, schema, at);
     if (patterns != NULL) bt_schema_hold_patterns(s, said, named, patterns, &here);

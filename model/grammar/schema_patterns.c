@@ -37,7 +37,7 @@ static void pack(bt_schema *s, const bt_condition *c, bt_grammar **grammar_out,
     if (s->g->st != BT_OK) return;
     if (c->g.st == BT_ERR_INVALID_ARG) bt_schema_refuse(s, at, "%s", c->g.why);
     st = bt_grammar_pack(&c->g, c->is, grammar_out, why);
-    if (st == BT_ERR_NO_MEMORY && s->g->st == BT_OK) s->g->st = st;
+    if (st == BT_ERR_NO_MEMORY) bt_parts_no_memory(s->g);
 }
 
 /* ---- texts that are there */
@@ -53,7 +53,7 @@ bt_matcher *bt_schema_matcher(bt_schema *s, const char *regex, bool barred, cons
     pack(s, &c, &grammar, at);
     if (grammar != NULL) st = bt_matcher_create(grammar, NULL, &m);
     if (st != BT_OK) bt_grammar_destroy(grammar);
-    if (st == BT_ERR_NO_MEMORY) s->g->st = st;
+    if (st == BT_ERR_NO_MEMORY) bt_parts_no_memory(s->g);
     if (st == BT_ERR_UNSUPPORTED) bt_schema_refuse(s, at, "it comes to too many parts");
     bt_parts_fini(&c.g);
     return m;
@@ -67,7 +67,7 @@ bool bt_schema_matches(bt_schema *s, bt_matcher *m, const char *text, const bt_s
     if (m == NULL || !bt_schema_step(s, at, 1 + strlen(text))) return false;
     st = bt_matcher_step(m, bt_matcher_start(m), text, strlen(text), &state);
     bt_regex_worked(s->g, bt_matcher_work(m));
-    if (st == BT_ERR_NO_MEMORY) s->g->st = st;
+    if (st == BT_ERR_NO_MEMORY) bt_parts_no_memory(s->g);
     if (st == BT_ERR_UNSUPPORTED) bt_schema_refuse(s, at, "it comes to too many parts");
     return st == BT_OK && state != BT_STATE_DEAD && bt_matcher_accepts(m, state);
 }
@@ -109,7 +109,7 @@ bool bt_schema_hold_patterns(bt_schema *s, json_t *members, const json_t *proper
         said = with_patterns(s, own, name, patterns, matchers, at);
         if (said == own || s->g->st != BT_OK) continue;
         any = true;
-        if (json_object_set(members, name, said) != 0) bt_schema_owned(s, NULL);
+        if (json_object_set(members, name, said) != 0) bt_parts_no_memory(s->g);
     }
     for (size_t i = 0; i < n; i++)
         bt_matcher_destroy(matchers[i]);
@@ -167,7 +167,7 @@ static const json_t *schema_of(bt_schema *s, uint32_t set, json_t *patterns, con
     all = bt_schema_made(s, json_array());
     json_object_foreach(patterns, pattern,
                         schema) if ((set >> i++ & 1) != 0 && json_array_append(all, schema) != 0)
-        bt_schema_owned(s, NULL);
+        bt_parts_no_memory(s->g);
     if (json_array_size(all) == 1) return json_array_get(all, 0);
     return bt_schema_made(s, json_pack("{sO}", "allOf", all));
 }

@@ -107,7 +107,7 @@ size_t bt_schema_weight(const json_t *value)
 
 json_t *bt_schema_owned(bt_schema *s, json_t *value)
 {
-    if (value == NULL && s->g->st == BT_OK) s->g->st = BT_ERR_NO_MEMORY;
+    if (value == NULL) bt_parts_no_memory(s->g);
     return value;
 }
 
@@ -117,14 +117,15 @@ json_t *bt_schema_copy(bt_schema *s, json_t *value)
     json_t *copy     = bt_schema_owned(s, is_array ? json_array() : json_object());
 
     if ((is_array ? json_array_extend(copy, value) : json_object_update(copy, value)) != 0)
-        bt_schema_owned(s, NULL);
+        bt_parts_no_memory(s->g);
     return copy;
 }
 
 json_t *bt_schema_made(bt_schema *s, json_t *schema)
 {
     if (json_array_append_new(s->made, schema) == 0) return schema;
-    return bt_schema_owned(s, NULL); /* and the schema is gone */
+    bt_parts_no_memory(s->g); /* and the schema is gone */
+    return NULL;
 }
 
 bool bt_schema_memo(bt_schema *s, const char *text, uint32_t *rule_out)
@@ -133,7 +134,7 @@ bool bt_schema_memo(bt_schema *s, const char *text, uint32_t *rule_out)
 
     *rule_out = known != NULL ? (uint32_t)json_integer_value(known) : bt_rule_new(s->g, NULL);
     if (known == NULL && json_object_set_new(s->memo, text, json_integer(*rule_out)) != 0)
-        bt_schema_owned(s, NULL);
+        bt_parts_no_memory(s->g);
     return known != NULL;
 }
 

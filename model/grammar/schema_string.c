@@ -203,7 +203,7 @@ static bt_part with_pattern(bt_schema *s, const json_t *pattern, uint32_t min, u
     uint32_t rule;
 
     if (key == NULL) {
-        s->g->st = BT_ERR_NO_MEMORY;
+        bt_parts_no_memory(s->g);
         return bt_part_never(s->g);
     }
     snprintf(key, n, "pattern %s%u %u %s", is_json(s) ? "" : "as text ", min, max,

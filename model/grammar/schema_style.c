@@ -76,7 +76,7 @@ bt_part bt_style_other_key(bt_schema *s, const json_t *names)
     bt_part key  = bt_part_text(s->g, s->style->begin);
 
     if (text == NULL)
-        s->g->st = BT_ERR_NO_MEMORY;
+        bt_parts_no_memory(s->g);
     else
         key = bt_part_then(s->g, key, bt_read_regex(s->g, text, strlen(text), true, false));
     bt_free(text);

@@ -30,7 +30,7 @@ static void add(bt_schema *s, json_t *values, json_t *value, const bt_schema_at 
     if (json_array_size(values) > MOST_VALUES) return; /* refused in any case */
     if (!bt_schema_step(s, at, 1 + json_array_size(values) * bt_schema_weight(value))) return;
     json_array_foreach(values, i, one) if (bt_schema_is_equal(one, value)) return;
-    if (json_array_append(values, value) != 0) bt_schema_owned(s, NULL);
+    if (json_array_append(values, value) != 0) bt_parts_no_memory(s->g);
 }
 
 static bool list(bt_schema *s, json_t *values, const json_t *schema, const bt_schema_at *at);
@@ -154,7 +154,7 @@ static void count_sets(sets *c, const bt_schema_at *at)
             c->n, (int)MOST_SETS);
     if (!bt_schema_step(c->s, at, (size_t)n * c->n)) return;
     c->nodes = bt_calloc(n, sizeof(*c->nodes));
-    if (c->nodes == NULL) c->s->g->st = BT_ERR_NO_MEMORY;
+    if (c->nodes == NULL) bt_parts_no_memory(c->s->g);
     for (uint32_t i = 0; c->nodes != NULL && i < n; i++)
         c->nodes[i] = bt_part_node(c->s->g);
 }

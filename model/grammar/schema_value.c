@@ -201,7 +201,7 @@ bt_part bt_schema_string_literal(bt_schema *s, const char *text, size_t n)
     size_t  m   = 0;
     bt_part part;
 
-    if (out == NULL) s->g->st = BT_ERR_NO_MEMORY;
+    if (out == NULL) bt_parts_no_memory(s->g);
     for (size_t i = 0; out != NULL && i < n; i++)
         if (bt_json_escape((uint8_t)text[i], escape)) {
             memcpy(out + m, escape, strlen(escape));

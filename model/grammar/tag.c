@@ -50,8 +50,8 @@ static bt_part read_schema(reader *r, const json_t *schema, const bt_schema_styl
     text = json_dumps(schema, JSON_COMPACT | JSON_ENCODE_ANY);
     if (text != NULL)
         p = bt_read_styled_schema(r->g, text, strlen(text), style);
-    else if (was_ok)
-        r->g->st = BT_ERR_NO_MEMORY;
+    else
+        bt_parts_no_memory(r->g);
     free(text); /* jansson's */
     bt_tag_add_place(r->g, at, was_ok);
     return p;
@@ -133,7 +133,7 @@ static stops read_stops(reader *r, const json_t *json, const json_t *triggers, c
     stops s = {.at = bt_calloc(MOST_STOPS, sizeof(*s.at))};
 
     if (s.at == NULL) {
-        if (r->g->st == BT_OK) r->g->st = BT_ERR_NO_MEMORY;
+        bt_parts_no_memory(r->g);
         return s;
     }
     add_stops(r, &s, triggers, true, at);
@@ -470,8 +470,8 @@ bt_part bt_read_structural_tag(bt_parts *g, const char *text, size_t n)
 
     if (json != NULL)
         p = read_whole(&r, json);
-    else if (json_error_code(&error) == json_error_out_of_memory && g->st == BT_OK)
-        g->st = BT_ERR_NO_MEMORY;
+    else if (json_error_code(&error) == json_error_out_of_memory)
+        bt_parts_no_memory(g);
     else
         bt_tag_refuse(g, &top, "no JSON object: %.80s (line %d, column %d)", error.text, error.line,
                       error.column);

@@ -30,11 +30,12 @@ static void release(void *ptr, void *ctx)
     bt_free(ptr);
 }
 
-/* A step that isolates the matches of a PCRE2 regex. */
+/* A step that isolates the matches of a regex as the file has it. */
 static bt_status add_regex(bt_pretokenizer *pre, const char *where, const char *regex)
 {
     bt_status              st      = BT_OK;
     pcre2_compile_context *context = pcre2_compile_context_create(pre->memory);
+    char                  *pcre    = NULL;
     int                    code    = 0;
     uint32_t               empty   = 0;
     PCRE2_SIZE             at      = 0;
@@ -42,29 +43,31 @@ static bt_status add_regex(bt_pretokenizer *pre, const char *where, const char *
     char                   show[BT_JSON_SHOW_BYTES];
 
     BT_REQUIRE(context != NULL, BT_ERR_NO_MEMORY, "%s: pre_tokenizer", where);
+    BT_TRY(bt_pretokenizer_translate(where, regex, &pcre));
     BT_REQUIRE(pre->n_steps < MAX_STEPS, BT_ERR_UNSUPPORTED,
                "%s: pre_tokenizer: expected at most %d steps", where, MAX_STEPS);
     /* as in Ruby, $ is the end of a line too, and only \n ends one */
     pcre2_set_newline(context, PCRE2_NEWLINE_LF);
     pre->steps[pre->n_steps] = pcre2_compile(
-        (PCRE2_SPTR)regex, PCRE2_ZERO_TERMINATED,
+        (PCRE2_SPTR)pcre, PCRE2_ZERO_TERMINATED,
         PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C, &code, &at, context);
     BT_REQUIRE(pre->steps[pre->n_steps] != NULL || code != PCRE2_ERROR_HEAP_FAILED,
                BT_ERR_NO_MEMORY, "%s: pre_tokenizer", where);
     if (pre->steps[pre->n_steps] == NULL) pcre2_get_error_message(code, why, sizeof(why));
     BT_REQUIRE(pre->steps[pre->n_steps] != NULL, BT_ERR_UNSUPPORTED,
                "%s: pre_tokenizer: regex: %s at byte %zu of %s", where, (const char *)why,
-               (size_t)at, bt_json_printable(regex, show, sizeof(show)));
+               (size_t)at, bt_json_printable(pcre, show, sizeof(show)));
     pcre2_pattern_info(pre->steps[pre->n_steps], PCRE2_INFO_MATCHEMPTY, &empty);
     pre->n_steps++; /* destroy() sees it */
     BT_REQUIRE(empty == 0, BT_ERR_UNSUPPORTED,
                "%s: pre_tokenizer: expected a regex that matches no empty text, found %s", where,
-               bt_json_printable(regex, show, sizeof(show)));
+               bt_json_printable(pcre, show, sizeof(show)));
     /* only speed: without it the interpreter runs; 10.42's goes back into a repeated (?>..) */
-    if (strstr(regex, "(?>") == NULL)
+    if (strstr(pcre, "(?>") == NULL)
         pcre2_jit_compile(pre->steps[pre->n_steps - 1], PCRE2_JIT_COMPLETE);
 out:
     pcre2_compile_context_free(context);
+    bt_free(pcre);
     return st;
 }
 
@@ -74,7 +77,6 @@ static bt_status add_split(bt_pretokenizer *pre, const bt_json_at *at)
     bt_json_at  pattern  = {at->file, "pre_tokenizer.pattern", json_object_get(at->obj, "pattern")};
     const char *behavior = NULL, *regex = NULL;
     bool        invert = false;
-    char       *pcre   = NULL;
     char        show[BT_JSON_SHOW_BYTES];
 
     BT_TRY(bt_json_str(at, "behavior", &behavior));
@@ -84,10 +86,8 @@ static bt_status add_split(bt_pretokenizer *pre, const bt_json_at *at)
                at->file, bt_json_printable(behavior, show, sizeof(show)),
                invert ? ", inverted" : "");
     BT_TRY(bt_json_str(&pattern, "Regex", &regex));
-    BT_TRY(bt_pretokenizer_translate(at->file, regex, &pcre));
-    BT_TRY(add_regex(pre, at->file, pcre));
+    BT_TRY(add_regex(pre, at->file, regex));
 out:
-    bt_free(pcre);
     return st;
 }
 
@@ -96,14 +96,11 @@ static bt_status add_digits(bt_pretokenizer *pre, const bt_json_at *at)
     bt_status st         = BT_OK;
     bool      individual = false;
     char      regex[128];
-    char     *pcre = NULL;
 
     BT_TRY(bt_json_bool(at, "individual_digits", &individual));
     snprintf(regex, sizeof(regex), "%s%s", bt_unicode_digits, individual ? "" : "+");
-    BT_TRY(bt_pretokenizer_translate(at->file, regex, &pcre));
-    BT_TRY(add_regex(pre, at->file, pcre));
+    BT_TRY(add_regex(pre, at->file, regex));
 out:
-    bt_free(pcre);
     return st;
 }
 

@@ -25,26 +25,20 @@ out:
     return st;
 }
 
-static bt_status load_embedding(bt_loader *l)
+/* Into what is shared, or this rank's own memory; nothing while another rank packs it. */
+static bt_status place_embedding(bt_loader *l, const bt_matrix *m)
 {
     const bt_model_config *cfg   = l->cfg;
-    bt_status              st    = BT_OK;
     size_t                 bytes = (size_t)cfg->vocab_size * cfg->hidden * sizeof(bt_bf16);
     bt_store_entry         entry;
     bt_store_claim         got;
-    bt_matrix              m;
 
-    BT_TRY(bt_loader_find(l, "model.embed_tokens.weight", cfg->vocab_size, cfg->hidden, &m));
-    if (l->dry || l->w->embedding != NULL) goto counted;
     got = bt_loader_take_shared(l, "the embedding", bytes, &entry); /* no tensor has this name */
-    if (got == BT_STORE_BUSY) goto counted;
-    if (got == BT_STORE_FULL) {
-        BT_TRY(upload_embedding(l, &m));
-        goto counted;
-    }
+    if (got == BT_STORE_BUSY) return BT_OK;
+    if (got == BT_STORE_FULL) return upload_embedding(l, m);
     if (got == BT_STORE_MINE) {
         for (uint32_t n = 0; n < cfg->vocab_size; n++) {
-            bt_matrix_row(&m, n, (bt_bf16 *)entry.fill + (size_t)n * cfg->hidden);
+            bt_matrix_row(m, n, (bt_bf16 *)entry.fill + (size_t)n * cfg->hidden);
             bt_store_beat(l->w->store);
         }
         bt_store_commit(l->w->store, &entry);
@@ -53,7 +47,16 @@ static bt_status load_embedding(bt_loader *l)
     l->w->embedding = entry.data;
     l->w->bytes += bytes;
     l->w->shared_bytes += bytes;
-counted:
+    return BT_OK;
+}
+
+static bt_status load_embedding(bt_loader *l)
+{
+    bt_status st = BT_OK;
+    bt_matrix m;
+
+    BT_TRY(bt_loader_find(l, "model.embed_tokens.weight", l->cfg->vocab_size, l->cfg->hidden, &m));
+    if (!l->dry && l->w->embedding == NULL) BT_TRY(place_embedding(l, &m));
     bt_loader_count(l, &m);
 out:
     return st;

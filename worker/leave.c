@@ -74,9 +74,10 @@ void bt_rank_leave_together(bt_rank *r)
 void bt_rank_leave_early(bt_rank *r, bt_status st)
 {
     char reason[256];
+    int  number = *r->links.signal;
 
-    if (*r->signal != 0) {
-        snprintf(reason, sizeof(reason), "signal %d (%s)", (int)*r->signal, strsignal(*r->signal));
+    if (number != 0) {
+        snprintf(reason, sizeof(reason), "signal %d (%s)", number, strsignal(number));
         bt_rank_leave(r, EXIT_SUCCESS, reason);
     }
     if (r->client != NULL && bt_control_client_lost(r->client)) {

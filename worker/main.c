@@ -213,7 +213,6 @@ int main(int argc, char **argv)
     r.links.timeout_ns = r.opt.timeout_ns;
     r.links.orphan_ns  = r.opt.orphan_ns;
     r.links.signal     = &g_signal;
-    r.signal           = &g_signal;
     r.drain            = &g_drain;
     r.tell             = &g_tell;
 

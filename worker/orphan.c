@@ -14,14 +14,12 @@
 /* What it still says is of no use, whatever it was. */
 static void let_go(bt_rank *r)
 {
-    char why[512];
-
-    bt_control_client_loss(r->client, why, sizeof(why));
-    if (why[0] == '\0') snprintf(why, sizeof(why), "the coordinator does not answer");
-    snprintf(r->refusal, sizeof(r->refusal), "%s", why);
+    bt_control_client_loss(r->client, r->refusal, sizeof(r->refusal));
+    if (r->refusal[0] == '\0')
+        snprintf(r->refusal, sizeof(r->refusal), "the coordinator does not answer");
     if (r->orphan_ns == 0)
-        BT_WARN("%s: its requests are dropped; another one at %s is looked for, for %.0f s", why,
-                r->opt.coordinator, (double)r->opt.orphan_ns * 1e-9);
+        BT_WARN("%s: its requests are dropped; another one at %s is looked for, for %.0f s",
+                r->refusal, r->opt.coordinator, (double)r->opt.orphan_ns * 1e-9);
     bt_control_client_stop(r->client, 0);
     r->client     = NULL;
     r->told_drain = false;

@@ -32,12 +32,11 @@ typedef struct {
     bool                  shares_gpu;  /* with another, if in instances (MIG) of their own */
     const bt_nccl_module *nccl;        /* between ranks; NULL: MPI, through host memory */
     bt_placement          placement;
-    bool                  has_placement;
     bt_down_regroup       seating;      /* owned: who sits where by now, as it was said last */
     uint32_t              epoch;        /* the highest that it has heard of */
     uint64_t  incarnation, prefix_seed; /* of the coordinator that it follows; 0: none yet */
     bool      shrunk; /* somebody is gone, a spare perhaps: MPI_Finalize could hang */
-    uint32_t  group_index, group_size, group_self;
+    uint32_t  group_size, group_self;
     bt_group *group;
     bt_memory_account  memory;
     bt_control_client *client;
@@ -65,14 +64,13 @@ typedef struct {
     uint64_t           search_ns;    /* when to begin the next search */
     char               refusal[512]; /* why the last one has not taken it */
 
-    atomic_int *signal; /* borrowed: not 0 asks the rank to leave */
-    atomic_int *drain;  /* borrowed: not 0 asks the cell to drain */
-    atomic_int *tell;   /* borrowed: set once there is somebody to be told why */
+    atomic_int *drain; /* borrowed: not 0 asks the cell to drain */
+    atomic_int *tell;  /* borrowed: set once there is somebody to be told why */
 } bt_rank;
 
-/* start.c.  From a joined MPI job to a rank that has said ready.  r->opt, r->world, r->signal,
- * r->drain and r->tell are set, and of r->links both times and the signal.  Every rank of the job
- * goes through the same order. */
+/* start.c.  From a joined MPI job to a rank that has said ready.  r->opt, r->world, r->drain
+ * and r->tell are set, and of r->links both times and the signal.  Every rank of the job goes
+ * through the same order. */
 bt_status bt_rank_start(bt_rank *r);
 
 /* open_device.c.  r->dev, r->kernels, r->threads and r->gpu, as --device says.  UNSUPPORTED names

@@ -97,11 +97,9 @@ bt_status bt_rank_form_group(bt_rank *r, const bt_seats seats[2])
     bt_group_destroy(r->group);
     bt_placement_fini(&r->placement);
     bt_free(r->plans);
-    r->plans         = plans;
-    r->placement     = placement;
-    r->has_placement = r->cfg.moe.gate.n_experts != 0;
+    r->plans     = plans;
+    r->placement = placement;
     r->group = r->links.group = group;
-    r->group_index            = index;
     r->group_size             = n;
     r->group_self             = bt_group_self(group);
     plans                     = NULL; /* handed over, as are the next two */
@@ -242,7 +240,7 @@ static bt_status follow(bt_rank *r, const bt_seats seats[2])
     BT_TRY(bt_rank_form_group(r, seats));
     BT_TRY(check_room(r, n_before));
     opt.group     = r->group;
-    opt.placement = r->has_placement ? &r->placement : NULL;
+    opt.placement = &r->placement;
     BT_TRY(bt_model_regroup(r->model, r->st, &opt));
     bt_group_drain(r->group);
     bt_rank_say_progress(r, 0, 0); /* from here on whoever waits for it in vain blames it */

@@ -257,7 +257,7 @@ static uint64_t count_pinned(const bt_rank *r)
         r->dev->pinned_bytes +
         n_draw_lists(r) * bt_draw_list_pinned_bytes(r->dev, r->cfg.vocab_size, r->opt.max_rows);
 
-    if (r->has_placement && r->group_size > 1 && r->nccl == NULL)
+    if (r->placement.n_experts != 0 && r->group_size > 1 && r->nccl == NULL)
         bytes += bt_moe_exchange_bytes(r->dev, &r->placement, &r->cfg.moe, r->group_self,
                                        r->opt.max_rows);
     return bytes;
@@ -354,7 +354,7 @@ static bt_status load(bt_rank *r)
     uint64_t         start_ns = bt_now_ns();
     bt_model_options opt      = {.dev            = r->dev,
                                  .group          = r->group,
-                                 .placement      = r->has_placement ? &r->placement : NULL,
+                                 .placement      = &r->placement,
                                  .max_rows       = r->opt.max_rows,
                                  .max_logit_rows = r->opt.max_rows,
                                  .store          = r->store,
@@ -458,10 +458,10 @@ bt_status bt_rank_start(bt_rank *r)
     BT_TRY(print_headroom(r));
     BT_TRY(bt_rank_say_ready(r));
     BT_INFO("ready: rank %u of %u, %s, group of %u, arithmetic %s", r->facts.rank, r->facts.n_ranks,
-            r->group == NULL                     ? "spare"
-            : bt_rank_has_both(&r->facts)        ? "both roles"
-            : r->group_index == BT_GROUP_PREFILL ? "prefill"
-                                                 : "decode",
+            r->group == NULL              ? "spare"
+            : bt_rank_has_both(&r->facts) ? "both roles"
+            : bt_rank_prefills(&r->facts) ? "prefill"
+                                          : "decode",
             r->group_size, r->dev->arithmetic);
 out:
     return st;

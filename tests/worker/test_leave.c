@@ -87,7 +87,7 @@ static bt_rank serving(void)
 {
     static const bt_device_ops OPS = {.destroy = destroy_device};
     static bt_device           dev = {.ops = &OPS};
-    bt_rank r = {.dev = &dev, .client = (bt_control_client *)&g_client, .signal = &g_signal};
+    bt_rank r = {.dev = &dev, .client = (bt_control_client *)&g_client, .links.signal = &g_signal};
 
     r.drain        = &g_drain;
     r.links.client = r.client;

@@ -302,7 +302,7 @@ static void seats_as_launched(void)
     EXPECT(r.facts.rank == 3 && r.facts.n_ranks == 5 && r.links.rank == 3);
     EXPECT(r.seating.groups[0].n == 2 && r.seating.groups[1].n == 2 && r.epoch == 1);
     form(&r);
-    EXPECT(r.group_index == 1 && r.group_size == 2 && r.group_self == 1 && r.has_placement);
+    EXPECT(r.group_size == 2 && r.group_self == 1);
     EXPECT(r.group->tag_space == 1 && r.group->epoch == 1 && r.links.group == r.group);
     EXPECT(r.group->ranks[0] == 2 && r.group->ranks[1] == 3 && g_taken[0] && g_taken[1]);
     end(&r);

@@ -48,6 +48,8 @@ static bt_status check_common(const bt_rank_facts *f, uint32_t n_prompt, bool ev
     BT_TRY(check_ids(f, "logit bias", s->n_bias, s->bias_ids));
     BT_REQUIRE(eval || (s->temperature >= 0 && s->temperature <= 1e6f), BT_ERR_INVALID_ARG,
                "temperature %.9g is not between 0 and 1e6", (double)s->temperature);
+    BT_REQUIRE(eval || s->max_tokens >= 1, BT_ERR_INVALID_ARG,
+               "max_tokens is 0, expected at least 1");
 out:
     return st;
 }
@@ -266,23 +268,11 @@ out:
     return st;
 }
 
-/* Pages that n choices of n_prompt and n_more tokens each hold, those of the prompt's full pages
- * counted once. */
-static uint64_t pages_of(uint32_t n_prompt, uint32_t n_more, uint32_t n)
+static bt_status check_reserve(const bt_rank_facts *f, const bt_down_reserve *m, uint64_t n_all)
 {
-    uint64_t full = n_prompt / BT_PAGE_TOKENS;
-
-    return full + n * (bt_kv_pages_for(n_prompt + n_more) - full);
-}
-
-bt_status bt_request_from_reserve(const bt_rank_facts *f, bt_down_reserve *m,
-                                  bt_request **request_out)
-{
-    bt_status   st        = BT_OK;
-    bt_request *r         = NULL;
-    uint32_t    n_more    = m->eval ? m->n_eval : m->sampling.max_tokens;
-    uint64_t    all       = (uint64_t)m->n_prompt + n_more, pages;
-    uint32_t    n_choices = m->n_choices == 0 ? 1 : m->n_choices;
+    bt_status st        = BT_OK;
+    uint32_t  n_choices = m->n_choices == 0 ? 1 : m->n_choices;
+    uint64_t  pages, full = m->n_prompt / BT_PAGE_TOKENS; /* those that the choices share */
 
     BT_REQUIRE(m->request != 0 && bt_rank_decodes(f), BT_ERR_INVALID_ARG,
                "rank %u of %u prefill and %u decode ranks is asked to reserve for request %llu",
@@ -290,18 +280,28 @@ bt_status bt_request_from_reserve(const bt_rank_facts *f, bt_down_reserve *m,
     BT_REQUIRE(bt_rank_sits(f, BT_GROUP_PREFILL, m->prefill_rank), BT_ERR_INVALID_ARG,
                "rank %u does not prefill", m->prefill_rank);
     BT_TRY(check_common(f, m->n_prompt, m->eval, &m->sampling));
-    BT_REQUIRE(m->eval || m->sampling.max_tokens >= 1, BT_ERR_INVALID_ARG,
-               "max_tokens is 0, expected at least 1");
-    BT_REQUIRE(all <= f->model->max_context, BT_ERR_INVALID_ARG,
+    BT_REQUIRE(n_all <= f->model->max_context, BT_ERR_INVALID_ARG,
                "%u prompt tokens and %llu more exceed the model's context of %u", m->n_prompt,
-               (unsigned long long)(all - m->n_prompt), f->model->max_context);
-    pages = pages_of(m->n_prompt, n_more, n_choices);
+               (unsigned long long)(n_all - m->n_prompt), f->model->max_context);
+    pages = full + n_choices * (bt_kv_pages_for((uint32_t)n_all) - full);
     BT_REQUIRE(pages <= f->n_pages, BT_ERR_INVALID_ARG,
                "%u choices of %llu tokens need %llu pages, rank %u has %u in all (--kv-bytes)",
-               n_choices, (unsigned long long)all, (unsigned long long)pages, f->rank, f->n_pages);
+               n_choices, (unsigned long long)n_all, (unsigned long long)pages, f->rank,
+               f->n_pages);
     BT_TRY(check_ids(f, "continuation", m->eval ? m->n_eval : 0, m->eval_tokens));
     BT_TRY(check_replay(f, m));
+out:
+    return st;
+}
 
+bt_status bt_request_from_reserve(const bt_rank_facts *f, bt_down_reserve *m,
+                                  bt_request **request_out)
+{
+    bt_status   st  = BT_OK;
+    bt_request *r   = NULL;
+    uint64_t    all = (uint64_t)m->n_prompt + (m->eval ? m->n_eval : m->sampling.max_tokens);
+
+    BT_TRY(check_reserve(f, m, all));
     r = bt_calloc(1, sizeof(*r));
     BT_REQUIRE(r != NULL, BT_ERR_NO_MEMORY, "request");
     r->n_prompt = m->n_prompt;
@@ -352,8 +352,6 @@ static bt_status check_prefill(const bt_rank_facts *f, const bt_down_prefill *m)
     BT_REQUIRE(m->n_pages >= bt_kv_pages_for(m->n_prompt), BT_ERR_INVALID_ARG,
                "a ticket of %u pages for a prompt of %u tokens, which needs %u", m->n_pages,
                m->n_prompt, bt_kv_pages_for(m->n_prompt));
-    BT_REQUIRE(m->eval || m->sampling.max_tokens >= 1, BT_ERR_INVALID_ARG,
-               "max_tokens is 0, expected at least 1");
 out:
     return st;
 }

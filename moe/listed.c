@@ -26,8 +26,7 @@ static bt_status number_items(bt_moe *moe)
                                                    .wire    = moe->wire,
                                                    .entries = moe->entries,
                                                    .scratch = moe->scratch}));
-    memset(moe->items, 0,
-           (size_t)(moe->row_at[moe->self + 1] - own) * gate->top_k * sizeof(*moe->items));
+    memset(moe->items, 0, (size_t)bt_moe_own_rows(moe) * gate->top_k * sizeof(*moe->items));
     for (uint32_t r = own; r < moe->row_at[moe->self + 1]; r++)
         memcpy(moe->experts + (size_t)(r - own) * gate->top_k, bt_moe_entries(moe, r),
                gate->top_k * sizeof(*moe->experts));
@@ -154,8 +153,6 @@ static bt_status keep_tile(bt_moe *moe)
             moe->items[(size_t)(row - own) * top_k + moe->term_place[t]] =
                 moe->tile_y + (size_t)moe->term_y[t] * moe->cfg.hidden;
     }
-    moe->n_terms = moe->n_items = 0;
-    moe->tile_ran               = false;
 out:
     return st;
 }
@@ -218,7 +215,7 @@ static bt_status collect(bt_moe *moe, const bt_wait *wait)
 {
     size_t   item_bytes = moe->cfg.hidden * sizeof(bt_bf16), at = 0;
     uint32_t top_k = moe->cfg.gate.top_k, self = moe->self;
-    uint32_t n_entries = (moe->row_at[self + 1] - moe->row_at[self]) * top_k;
+    uint32_t n_entries = bt_moe_own_rows(moe) * top_k;
 
     memset(moe->n_came, 0, moe->n_ranks * sizeof(*moe->n_came));
     for (uint32_t i = 0; i < n_entries; i++)
@@ -247,11 +244,10 @@ static bt_status collect(bt_moe *moe, const bt_wait *wait)
     return bt_moe_exchange(moe, "moe combine", moe->sent, moe->came, wait);
 }
 
-bt_status bt_moe_listed_combine(bt_moe *moe, const float *shared, bt_bf16 *y, uint16_t *chosen_out,
-                                const bt_wait *wait)
+bt_status bt_moe_listed_combine(bt_moe *moe, bt_bf16 *y, uint16_t *chosen_out, const bt_wait *wait)
 {
     const bt_moe_config *c      = &moe->cfg;
-    uint32_t             n_rows = moe->row_at[moe->self + 1] - moe->row_at[moe->self];
+    uint32_t             n_rows = bt_moe_own_rows(moe);
     bt_status            st     = BT_OK;
     bt_moe_combine       params = {.n_rows     = n_rows,
                                    .hidden     = c->hidden,
@@ -259,7 +255,7 @@ bt_status bt_moe_listed_combine(bt_moe *moe, const float *shared, bt_bf16 *y, ui
                                    .block_size = bt_block_size(moe->placement),
                                    .experts    = moe->experts,
                                    .items      = moe->items,
-                                   .shared     = shared,
+                                   .shared     = moe->shared_y,
                                    .y          = y};
 
     BT_TRY(collect(moe, wait));

@@ -49,7 +49,7 @@ bt_status bt_moe_gate(bt_moe *moe, const bt_moe_weights *w, const bt_step_rows *
 {
     const bt_moe_config *c      = &moe->cfg;
     const uint32_t      *n_rows = rows->n_rows[moe->self];
-    uint32_t             n_own  = moe->row_at[moe->self + 1] - moe->row_at[moe->self];
+    uint32_t             n_own  = bt_moe_own_rows(moe);
     size_t               at     = 0;
     bt_status            st     = BT_OK;
     bt_moe_route         params = {.gate     = &c->gate,
@@ -156,17 +156,15 @@ bt_status bt_moe_forward(bt_moe *moe, const bt_moe_weights *w, const bt_step_row
                          const bt_bf16 *x, const uint16_t *forced, bt_bf16 *y, uint16_t *chosen_out,
                          const bt_wait *wait)
 {
-    const float *shared = moe->cfg.shared_dim != 0 ? moe->shared_y : NULL;
-    bool         listed = moe->ops->listed != NULL;
-    bt_status    st     = BT_OK;
+    bt_status st = BT_OK;
 
     BT_TRY(bt_moe_begin(moe, rows));
     BT_TRY(bt_moe_gate(moe, w, rows, x, forced));
     BT_TRY(bt_moe_shared(moe, w, rows, x));
     BT_TRY(bt_moe_dispatch(moe, wait));
-    if (listed) {
+    if (moe->ops->listed != NULL) {
         BT_TRY(bt_moe_listed_experts(moe, w, rows, wait));
-        BT_TRY(bt_moe_listed_combine(moe, shared, y, chosen_out, wait));
+        BT_TRY(bt_moe_listed_combine(moe, y, chosen_out, wait));
     } else {
         BT_TRY(bt_moe_experts(moe, w));
         BT_TRY(bt_moe_return(moe, wait));

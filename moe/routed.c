@@ -57,11 +57,6 @@ out:
     return st;
 }
 
-static uint32_t own_rows(const bt_moe *moe)
-{
-    return moe->row_at[moe->self + 1] - moe->row_at[moe->self];
-}
-
 bt_status bt_moe_return(bt_moe *moe, const bt_wait *wait)
 {
     size_t item = moe->cfg.hidden * sizeof(bt_bf16), at = 0;
@@ -73,7 +68,7 @@ bt_status bt_moe_return(bt_moe *moe, const bt_wait *wait)
         moe->send_at[q]    = moe->row_at[q] * own;
         moe->send_bytes[q] = other ? (moe->row_at[q + 1] - moe->row_at[q]) * own : 0;
         moe->recv_at[q]    = at;
-        moe->recv_bytes[q] = other ? own_rows(moe) * moe->items_of[q] * item : 0;
+        moe->recv_bytes[q] = other ? bt_moe_own_rows(moe) * moe->items_of[q] * item : 0;
         at += moe->recv_bytes[q];
     }
     return bt_moe_exchange(moe, "moe combine", moe->sent, moe->came, wait);
@@ -81,12 +76,11 @@ bt_status bt_moe_return(bt_moe *moe, const bt_wait *wait)
 
 bt_status bt_moe_join(bt_moe *moe, bt_bf16 *y)
 {
-    uint32_t       first  = moe->row_at[moe->self];
-    const bt_bf16 *own    = moe->sent + (size_t)first * moe->items_of[moe->self] * moe->cfg.hidden;
-    const float   *shared = moe->cfg.shared_dim != 0 ? moe->shared_y : NULL;
+    uint32_t       first = moe->row_at[moe->self];
+    const bt_bf16 *own   = moe->sent + (size_t)first * moe->items_of[moe->self] * moe->cfg.hidden;
 
-    return moe->ops->routed->join(moe->routed, own_rows(moe), bt_moe_wire_row(moe, first), own,
-                                  moe->came, shared, y);
+    return moe->ops->routed->join(moe->routed, bt_moe_own_rows(moe), bt_moe_wire_row(moe, first),
+                                  own, moe->came, moe->shared_y, y);
 }
 
 bt_status bt_moe_routed_chosen(bt_moe *moe, const bt_step_rows *rows, uint16_t *chosen_out,
@@ -94,7 +88,7 @@ bt_status bt_moe_routed_chosen(bt_moe *moe, const bt_step_rows *rows, uint16_t *
 {
     bt_status   st     = BT_OK;
     uint32_t    top_k  = moe->cfg.gate.top_k;
-    uint32_t    n_rows = rows->live != NULL ? rows->n_live : own_rows(moe);
+    uint32_t    n_rows = rows->live != NULL ? rows->n_live : bt_moe_own_rows(moe);
     bt_moe_read read   = {.n_rows  = n_rows,
                           .hidden  = moe->cfg.hidden,
                           .top_k   = top_k,

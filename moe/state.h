@@ -31,7 +31,7 @@ struct bt_moe {
     bt_bf16 *sent;   /* items that this rank made, by destination */
     bt_bf16 *came;   /* items that other ranks made for this rank's rows */
     bt_bf16 *shared_h, *shared_a;
-    float   *shared_y; /* [max_rows, hidden] */
+    float   *shared_y; /* [max_rows, hidden]; NULL without a shared expert */
     void    *scratch;
     size_t   bytes; /* of all of these */
 
@@ -76,6 +76,11 @@ static inline const uint16_t *bt_moe_entries(const bt_moe *moe, uint32_t row)
     return moe->entries + (size_t)row * 3 * moe->cfg.gate.top_k;
 }
 
+static inline uint32_t bt_moe_own_rows(const bt_moe *moe)
+{
+    return moe->row_at[moe->self + 1] - moe->row_at[moe->self];
+}
+
 static inline bt_bf16 *bt_moe_wire_row(const bt_moe *moe, uint32_t row)
 {
     return moe->wire + (size_t)row * moe->wire_elems;
@@ -89,8 +94,7 @@ bt_status bt_moe_exchange(bt_moe *moe, const char *what, const bt_bf16 *send, bt
  * owners, and the rows' results.  Collective over the group. */
 bt_status bt_moe_listed_experts(bt_moe *moe, const bt_moe_weights *w, const bt_step_rows *rows,
                                 const bt_wait *wait);
-bt_status bt_moe_listed_combine(bt_moe *moe, const float *shared, bt_bf16 *y, uint16_t *chosen_out,
-                                const bt_wait *wait);
+bt_status bt_moe_listed_combine(bt_moe *moe, bt_bf16 *y, uint16_t *chosen_out, const bt_wait *wait);
 /* routed.c: the same without a route on the host. */
 bt_status bt_moe_routed_create(bt_moe *moe);
 /* Which experts each of this rank's rows chose, for those who ask; NULL: nobody does. */

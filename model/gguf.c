@@ -327,12 +327,11 @@ out:
 
 static bt_status get_list(const bt_gguf *g, const char *key, const char *of, const entry **e_out)
 {
-    bt_status    st = BT_OK;
-    const entry *e  = find_key(&g->files[0], key);
+    bt_status st = BT_OK;
 
-    BT_REQUIRE(e != NULL, BT_ERR_FORMAT, "%s: key %s: expected a list of %s, found nothing",
-               g->path, key, of);
     BT_TRY(get(g->path, &g->files[0], key, 1u << ARRAY, "a list", e_out));
+    BT_REQUIRE(*e_out != NULL, BT_ERR_FORMAT, "%s: key %s: expected a list of %s, found nothing",
+               g->path, key, of);
 out:
     return st;
 }

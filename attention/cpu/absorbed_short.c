@@ -157,13 +157,12 @@ static uint32_t longest(const short_job *job)
 
 static bool all_within(const short_job *job, uint32_t n_tokens)
 {
-    const bt_attn_call *call = job->call;
-    uint32_t            end  = job->first_row + job->n_rows;
+    uint32_t row;
 
-    for (uint32_t i = 0; i < call->n_spans; i++) {
-        const bt_span *span = &call->spans[i];
+    for (uint32_t i = 0; i < job->call->n_spans; i++) {
+        const bt_span *span = &job->call->spans[i];
 
-        if (span->first_row < end && span->first_row + span->n_rows > job->first_row &&
+        if (bt_absorbed_rows(span, job->first_row, job->n_rows, &row) != 0 &&
             span->start + span->n_rows > n_tokens)
             return false;
     }

@@ -39,6 +39,12 @@ extern "C" {
 
 enum { BT_ATTN_SPLIT_TOKENS = 2048, BT_ATTN_FEW_TOKENS = 256 };
 
+/* That so many positions, at least one, are in. */
+static inline uint32_t bt_attn_parts(uint32_t n_keys)
+{
+    return (n_keys - 1) / BT_ATTN_SPLIT_TOKENS + 1;
+}
+
 /* Positions of a part on the CPU in the absorbed form, of a token with n_keys positions up to its
  * own. Of few heads a part's sums are little beside its latents: parts are short, so that threads
  * have one each of short contexts too.  They merge as halves of 256, 512, ... BT_ATTN_SPLIT_TOKENS

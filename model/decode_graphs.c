@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "core/alloc.h"
+#include "core/minmax.h"
 #include "model/state.h"
 #include "parallel/carrier.h"
 
@@ -26,9 +27,7 @@ static uint32_t count_sizes(uint32_t max_rows)
 
 static uint32_t count_classes(const bt_model_config *cfg)
 {
-    uint32_t n = bt_log2_up((cfg->max_context - 1) / BT_ATTN_SPLIT_TOKENS + 1) + 1;
-
-    return n < BT_GRAPH_CLASSES ? n : BT_GRAPH_CLASSES;
+    return bt_min_u32(bt_log2_up(bt_attn_parts(cfg->max_context)) + 1, BT_GRAPH_CLASSES);
 }
 
 /* A layer's launches, and what each keeps: arguments of at most 4.3 KiB, and the driver's own. */
@@ -271,12 +270,8 @@ static uint32_t parts_of(const bt_step *step)
 {
     uint32_t parts = 1;
 
-    for (uint32_t i = 0; i < step->n_spans; i++) {
-        uint32_t end = step->spans[i].start + step->spans[i].n_rows;
-        uint32_t p   = (end - 1) / BT_ATTN_SPLIT_TOKENS + 1;
-
-        parts = p > parts ? p : parts;
-    }
+    for (uint32_t i = 0; i < step->n_spans; i++)
+        parts = bt_max_u32(parts, bt_attn_parts(step->spans[i].start + step->spans[i].n_rows));
     return parts;
 }
 

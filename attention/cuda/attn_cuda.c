@@ -39,8 +39,6 @@ bt_cuda_pages bt_attn_cuda_pages(const bt_attn_cuda *a, const bt_attn_call *call
                            .ids = a->ids_dev};
 }
 
-static uint32_t parts_for(uint32_t n_keys) { return (n_keys - 1) / BT_ATTN_SPLIT_TOKENS + 1; }
-
 /* How many of the span's `left` rows from position `start` on still fit the batch; with one part no
  * part is kept. */
 static uint32_t rows_that_fit(const bt_attn_batch *b, uint32_t start, uint32_t left,
@@ -50,13 +48,22 @@ static uint32_t rows_that_fit(const bt_attn_batch *b, uint32_t start, uint32_t l
 
     if (n == 0 || part_rows == 0) return n;
     for (;;) {
-        uint32_t parts = parts_for(bt_max_u32(b->max_end, start + n));
+        uint32_t parts = bt_attn_parts(bt_max_u32(b->max_end, start + n));
         uint32_t room  = part_rows / parts;
 
         if (parts == 1 || b->n_rows + n <= room) return n;
         if (room <= b->n_rows) return 0;
         n = room - b->n_rows; /* fewer rows may mean fewer parts, never more */
     }
+}
+
+/* All rows of a step at fixed places. */
+static bt_attn_batch all_fixed(const bt_attn_fixed *fixed)
+{
+    return (bt_attn_batch){.n_rows   = fixed->n_rows,
+                           .n_spans  = fixed->n_rows,
+                           .max_rows = 1,
+                           .max_end  = fixed->n_parts * BT_ATTN_SPLIT_TOKENS};
 }
 
 bt_status bt_attn_cuda_next(bt_attn_cuda *a, const bt_attn_call *call, uint32_t max_rows,
@@ -66,6 +73,11 @@ bt_status bt_attn_cuda_next(bt_attn_cuda *a, const bt_attn_call *call, uint32_t 
     bt_attn_batch b     = {0};
     uint32_t      n_ids = 0;
 
+    if (call->fixed != NULL) {
+        if (at->span++ == 0) b = all_fixed(call->fixed); /* send() has brought spans and pages */
+        *batch_out = b;
+        return BT_OK;
+    }
     for (; at->span < call->n_spans && b.n_spans < a->max_spans; at->span++, at->row = 0) {
         const bt_span *s     = &call->spans[at->span];
         uint32_t       start = s->start + at->row, left = s->n_rows - at->row;
@@ -144,8 +156,6 @@ static bt_status append(bt_attn *attn, const bt_attn_call *call)
     bt_attn_cursor at = {0, 0};
     bt_attn_batch  b  = {0};
 
-    if (call->fixed != NULL) b = bt_attn_cuda_fixed(call->fixed);
-    if (call->fixed != NULL) return append_batch(a, call, &b);
     for (;;) {
         BT_TRY(bt_attn_cuda_next(a, call, UINT32_MAX, 0, &at, &b));
         if (b.n_rows == 0) break;
@@ -156,14 +166,6 @@ out:
 }
 
 /* ---- a step at fixed places: each row is a span here, those of padding rows are empty */
-
-bt_attn_batch bt_attn_cuda_fixed(const bt_attn_fixed *fixed)
-{
-    return (bt_attn_batch){.n_rows   = fixed->n_rows,
-                           .n_spans  = fixed->n_rows,
-                           .max_rows = 1,
-                           .max_end  = fixed->n_parts * BT_ATTN_SPLIT_TOKENS};
-}
 
 static bool fits(const bt_attn *attn, const bt_attn_fixed *fixed, uint32_t n_spans,
                  const bt_span *spans)
@@ -294,7 +296,7 @@ out:
 /* Workspaces follow the shapes; a part's rows also a bound in bytes. */
 static void choose_sizes(bt_attn_cuda *a, uint32_t max_rows)
 {
-    uint32_t max_parts  = parts_for(a->cfg.max_context);
+    uint32_t max_parts  = bt_attn_parts(a->cfg.max_context);
     size_t   part_bytes = (size_t)a->cfg.n_heads * a->cfg.kv_lora_rank * sizeof(float);
     size_t   fit        = ((size_t)PART_MEGABYTES << 20) / part_bytes;
 

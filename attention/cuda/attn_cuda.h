@@ -45,8 +45,6 @@ typedef struct {
  * parts; its spans and pages are on their way to the device.  n_rows is 0 at the end. */
 bt_status bt_attn_cuda_next(bt_attn_cuda *a, const bt_attn_call *call, uint32_t max_rows,
                             uint32_t part_rows, bt_attn_cursor *at, bt_attn_batch *batch_out);
-/* All rows of such a step. */
-bt_attn_batch bt_attn_cuda_fixed(const bt_attn_fixed *fixed);
 bt_cuda_dims  bt_attn_cuda_dims(const bt_attn_cuda *a);
 bt_cuda_pages bt_attn_cuda_pages(const bt_attn_cuda *a, const bt_attn_call *call);
 

@@ -29,7 +29,7 @@ typedef enum { TO_CHOOSE, TO_ATTEND } purpose;
 static bool row_fits(const bt_attn_cuda *a, const bt_attn_batch *b, purpose why, uint32_t n_keys)
 {
     uint32_t end   = bt_max_u32(b->max_end, n_keys);
-    uint32_t parts = (end - 1) / BT_ATTN_SPLIT_TOKENS + 1;
+    uint32_t parts = bt_attn_parts(end);
 
     if (b->n_spans == a->max_spans) return false;
     if (why == TO_CHOOSE) return (b->n_spans + 1) * scores_of(end) <= a->n_scores;

@@ -31,22 +31,21 @@ bt_status bt_attn_cuda_absorbed_batch(bt_attn_cuda *a, const bt_attn_call *call,
     const bt_bf16       *q    = call->q + b->first_row * ld_q;
 
     BT_TRY(heads(a, call->w->ukt, role, q, head_dim, ld_q, a->ql, b->n_rows));
-    BT_TRY(CUDA(bt_cuda_decode_run(
-        bt_device_stream(a->dev),
-        &(bt_cuda_decode){.dims        = bt_attn_cuda_dims(a),
-                          .pages       = bt_attn_cuda_pages(a, call),
-                          .spans       = a->spans_dev,
-                          .n_spans     = b->n_spans,
-                          .max_rows    = b->max_rows,
-                          .max_parts   = (b->max_end - 1) / BT_ATTN_SPLIT_TOKENS + 1,
-                          .split_pages = SPLIT_PAGES,
-                          .ql          = a->ql,
-                          .q           = q,
-                          .out         = a->ol,
-                          .part_o      = a->part_o,
-                          .part_ms     = a->part_ms,
-                          .chosen      = chosen,
-                          .topk        = c->index_topk})));
+    BT_TRY(CUDA(bt_cuda_decode_run(bt_device_stream(a->dev),
+                                   &(bt_cuda_decode){.dims        = bt_attn_cuda_dims(a),
+                                                     .pages       = bt_attn_cuda_pages(a, call),
+                                                     .spans       = a->spans_dev,
+                                                     .n_spans     = b->n_spans,
+                                                     .max_rows    = b->max_rows,
+                                                     .max_parts   = bt_attn_parts(b->max_end),
+                                                     .split_pages = SPLIT_PAGES,
+                                                     .ql          = a->ql,
+                                                     .q           = q,
+                                                     .out         = a->ol,
+                                                     .part_o      = a->part_o,
+                                                     .part_ms     = a->part_ms,
+                                                     .chosen      = chosen,
+                                                     .topk        = c->index_topk})));
     BT_TRY(heads(a, call->w->uv, role, a->ol, c->kv_lora_rank, (size_t)c->n_heads * c->kv_lora_rank,
                  call->out + (size_t)b->first_row * c->n_heads * c->v_dim, b->n_rows));
 out:
@@ -60,8 +59,6 @@ bt_status bt_attn_cuda_absorbed(bt_attn *attn, const bt_attn_call *call)
     bt_attn_cursor at = {0, 0};
     bt_attn_batch  b  = {0};
 
-    if (call->fixed != NULL) b = bt_attn_cuda_fixed(call->fixed);
-    if (call->fixed != NULL) return bt_attn_cuda_absorbed_batch(a, call, &b, NULL);
     for (;;) {
         BT_TRY(bt_attn_cuda_next(a, call, a->absorbed_rows, a->part_rows, &at, &b));
         if (b.n_rows == 0) break;

@@ -80,9 +80,8 @@ static bt_status create_rope(bt_mla *mla)
     float               *host    = NULL;
 
     BT_TRY(bt_rope_check(cfg->max_context, n_pairs, cfg->rope_inv_freq, cfg->rope_magnitude));
-    mla->inv_freq = bt_calloc(n_pairs, sizeof(*mla->inv_freq));
+    mla->inv_freq = bt_copy(cfg->rope_inv_freq, n_pairs, sizeof(*mla->inv_freq));
     BT_REQUIRE(mla->inv_freq != NULL, BT_ERR_NO_MEMORY, "%u rope frequencies", n_pairs);
-    memcpy(mla->inv_freq, cfg->rope_inv_freq, n_pairs * sizeof(*mla->inv_freq));
     BT_TRY(bt_device_alloc_array(mla->dev, elems, sizeof(*host), &mla->bytes, &mla->rope));
     if (mla->dev->host_memory) goto out;
     host = bt_calloc(elems, sizeof(*host));

@@ -53,14 +53,15 @@ void *bt_realloc(void *ptr, size_t n, size_t size)
     return ptr == NULL ? counted(moved) : moved;
 }
 
-char *bt_strdup(const char *text)
+void *bt_copy(const void *from, size_t n, size_t size)
 {
-    size_t bytes = strlen(text) + 1;
-    char  *copy  = bt_calloc(bytes, 1);
+    void *copy = bt_calloc(n, size);
 
-    if (copy != NULL) memcpy(copy, text, bytes);
+    if (copy != NULL && n * size > 0) memcpy(copy, from, n * size);
     return copy;
 }
+
+char *bt_strdup(const char *text) { return bt_copy(text, strlen(text) + 1, 1); }
 
 void bt_advise_large(void *at, size_t bytes)
 {

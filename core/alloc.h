@@ -16,6 +16,8 @@ extern "C" {
 void *bt_calloc(size_t n, size_t size);
 /* Grows or shrinks; the new tail is not zeroed.  On NULL the old memory stays valid. */
 void *bt_realloc(void *ptr, size_t n, size_t size);
+/* A copy of n * size bytes, else as bt_calloc(); `from` may be NULL where that is 0. */
+void *bt_copy(const void *from, size_t n, size_t size);
 /* A copy of the string. */
 char *bt_strdup(const char *text);
 /* Zeroed memory aligned to 64 bytes (a cache line, a zmm register).  Free with bt_free(). */

@@ -85,14 +85,13 @@ static void turn(bt_tokenizer *tok)
 static bt_status find_inner(bt_tokenizer *tok, inner *in)
 {
     bt_status st  = BT_OK;
-    uint32_t *ids = bt_calloc(tok->n_by_text, sizeof(*ids));
+    uint32_t *ids = bt_copy(tok->by_text, tok->n_by_text, sizeof(*ids));
 
     in->begin = bt_calloc(tok->n_tokens, sizeof(*in->begin));
     in->end   = bt_calloc(tok->n_tokens, sizeof(*in->end));
     BT_REQUIRE(ids != NULL && in->begin != NULL && in->end != NULL, BT_ERR_NO_MEMORY,
                "%s: %u tokens", tok->path, tok->n_tokens);
     find_begins(tok, tok->by_text, in->begin);
-    memcpy(ids, tok->by_text, tok->n_by_text * sizeof(*ids));
     turn(tok);
     bt_vocab_order(tok, ids, tok->n_by_text);
     find_begins(tok, ids, in->end);

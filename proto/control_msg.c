@@ -80,9 +80,8 @@ bt_status bt_pb_take_bytes(const ProtobufCBinaryData *data, const char *field, v
     BT_REQUIRE(data->len % 4 == 0, BT_ERR_PROTOCOL, "%s has %zu bytes, expected a multiple of 4",
                field, data->len);
     if (data->len == 0) goto out;
-    copy = bt_calloc(data->len, 1);
+    copy = bt_copy(data->data, data->len, 1);
     BT_REQUIRE(copy != NULL, BT_ERR_NO_MEMORY, "%s of %zu bytes", field, data->len);
-    memcpy(copy, data->data, data->len);
     *bytes_out = copy;
     *n_out     = data->len;
 out:
@@ -106,9 +105,8 @@ bt_status bt_pb_take_u32s(const uint32_t *values, size_t n, uint32_t **values_ou
     uint32_t *copy;
 
     if (n == 0) goto out;
-    copy = bt_calloc(n, sizeof(*copy));
+    copy = bt_copy(values, n, sizeof(*copy));
     BT_REQUIRE(copy != NULL, BT_ERR_NO_MEMORY, "list of %zu numbers", n);
-    memcpy(copy, values, n * sizeof(*copy));
     *values_out = copy;
     *n_out      = (uint32_t)n;
 out:
@@ -121,9 +119,8 @@ bt_status bt_pb_take_floats(const float *values, size_t n, float **values_out)
     float    *copy;
 
     if (n == 0) goto out;
-    copy = bt_calloc(n, sizeof(*copy));
+    copy = bt_copy(values, n, sizeof(*copy));
     BT_REQUIRE(copy != NULL, BT_ERR_NO_MEMORY, "list of %zu floats", n);
-    memcpy(copy, values, n * sizeof(*copy));
     *values_out = copy;
 out:
     return st;
@@ -204,9 +201,8 @@ static bt_status copy_constraint(const void *text, size_t n, bt_sampling *s)
 {
     bt_status st = BT_OK;
 
-    s->constraint = bt_calloc(n, 1);
+    s->constraint = bt_copy(text, n, 1);
     BT_REQUIRE(s->constraint != NULL, BT_ERR_NO_MEMORY, "a constraint of %zu bytes", n);
-    if (n > 0) memcpy(s->constraint, text, n);
     s->n_constraint_bytes = (uint32_t)n;
 out:
     return st;

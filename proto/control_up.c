@@ -182,9 +182,8 @@ static bt_status take_peer_load(const PB(PeerLoad) *pb, bt_up *m)
     BT_REQUIRE(pb->n_numbers % 4 == 0 && n >= 1 && n <= BT_PEER_LOAD_MAX, BT_ERR_PROTOCOL,
                "the load of peers in %zu numbers, expected four for each of 1 to %d", pb->n_numbers,
                BT_PEER_LOAD_MAX);
-    m->u.peer_load.peers = bt_calloc(n, sizeof(*m->u.peer_load.peers));
+    m->u.peer_load.peers = bt_copy(pb->numbers, n, sizeof(*m->u.peer_load.peers));
     BT_REQUIRE(m->u.peer_load.peers != NULL, BT_ERR_NO_MEMORY, "load of %zu peers", n);
-    memcpy(m->u.peer_load.peers, pb->numbers, n * sizeof(*m->u.peer_load.peers));
     m->u.peer_load.n     = (uint32_t)n;
     m->u.peer_load.at_ns = pb->at_ns;
 out:
@@ -197,9 +196,8 @@ static bt_status take_expert_load(const PB(ExpertLoad) *pb, bt_up *m)
 
     BT_REQUIRE(pb->n_rows >= 1 && pb->n_rows <= BT_EXPERT_LOAD_MAX, BT_ERR_PROTOCOL,
                "the load of %zu experts, expected 1 to %d", pb->n_rows, BT_EXPERT_LOAD_MAX);
-    m->u.expert_load.rows = bt_calloc(pb->n_rows, sizeof(*pb->rows));
+    m->u.expert_load.rows = bt_copy(pb->rows, pb->n_rows, sizeof(*pb->rows));
     BT_REQUIRE(m->u.expert_load.rows != NULL, BT_ERR_NO_MEMORY, "load of %zu experts", pb->n_rows);
-    memcpy(m->u.expert_load.rows, pb->rows, pb->n_rows * sizeof(*pb->rows));
     m->u.expert_load.n = (uint32_t)pb->n_rows;
 out:
     return st;

@@ -42,9 +42,8 @@ static bt_status send_expert_load(bt_worker *w)
 
     if (rows == NULL) return BT_OK;
     m.u.expert_load.n    = n;
-    m.u.expert_load.rows = bt_calloc(n, sizeof(*rows));
+    m.u.expert_load.rows = bt_copy(rows, n, sizeof(*rows));
     BT_REQUIRE(m.u.expert_load.rows != NULL, BT_ERR_NO_MEMORY, "load of %u experts", n);
-    memcpy(m.u.expert_load.rows, rows, n * sizeof(*rows));
     st = bt_worker_up(w, &m);
 out:
     return st;

@@ -1,7 +1,6 @@
 /* worker/choose.c - the tokens that follow a step's rows: chosen by the host from logits, or by the
  * device inside the step; and the messages that carry them. */
 #include <math.h>
-#include <string.h>
 
 #include "core/alloc.h"
 #include "worker/state.h"
@@ -205,9 +204,8 @@ bt_status bt_worker_send_form_map(bt_worker *w, const bt_request *r)
     m.u.form_map.request          = r->id;
     m.u.form_map.epoch            = r->epoch;
     m.u.form_map.n_form_map_bytes = bt_form_map_bytes(&r->map);
-    m.u.form_map.form_map         = bt_calloc(1, m.u.form_map.n_form_map_bytes);
+    m.u.form_map.form_map         = bt_copy(r->map.pages, m.u.form_map.n_form_map_bytes, 1);
     BT_REQUIRE(m.u.form_map.form_map != NULL, BT_ERR_NO_MEMORY, "form map");
-    memcpy(m.u.form_map.form_map, r->map.pages, m.u.form_map.n_form_map_bytes);
     st = bt_worker_up(w, &m);
 out:
     return st;
@@ -489,9 +487,8 @@ bt_status bt_worker_send_tokens(bt_worker *w, uint32_t n, const bt_token *tokens
 
     if (n == 0) return BT_OK;
     m.u.tokens.n      = n;
-    m.u.tokens.tokens = bt_calloc(n, sizeof(*tokens));
+    m.u.tokens.tokens = bt_copy(tokens, n, sizeof(*tokens));
     BT_REQUIRE(m.u.tokens.tokens != NULL, BT_ERR_NO_MEMORY, "message of %u tokens", n);
-    memcpy(m.u.tokens.tokens, tokens, n * sizeof(*tokens));
     st = bt_worker_up(w, &m);
 out:
     return st;

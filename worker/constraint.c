@@ -112,9 +112,8 @@ static bt_status create(bt_constraints *all, const bt_sampling *s, bt_constraint
     c->all     = all;
     c->kind    = (bt_constraint_kind)s->constraint_kind;
     c->n_bytes = s->n_constraint_bytes;
-    c->text    = bt_calloc(c->n_bytes, 1);
+    c->text    = bt_copy(s->constraint, c->n_bytes, 1);
     BT_REQUIRE(c->text != NULL, BT_ERR_NO_MEMORY, "a constraint of %u bytes", c->n_bytes);
-    memcpy(c->text, s->constraint, c->n_bytes);
     BT_TRY(read_text(all, s, &c->matcher));
     c->next         = all->first;
     all->first      = c;

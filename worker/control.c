@@ -1,6 +1,4 @@
 /* worker/control.c - what the coordinator orders. */
-#include <string.h>
-
 #include "core/alloc.h"
 #include "worker/state.h"
 
@@ -46,9 +44,8 @@ static bt_status send_ticket(bt_worker *w, uint64_t request, uint32_t epoch, con
             (bt_page_ref){r->pages[i], bt_kv_pool_generation(w->cfg.pool, r->pages[i])};
     if (r != NULL && r->map.pages != NULL && r->n_held > 0) {
         m.u.ticket.n_form_map_bytes = r->n_held / BT_PAGE_TOKENS * sizeof(*r->map.pages);
-        m.u.ticket.form_map         = bt_calloc(1, m.u.ticket.n_form_map_bytes);
+        m.u.ticket.form_map         = bt_copy(r->map.pages, m.u.ticket.n_form_map_bytes, 1);
         BT_REQUIRE(m.u.ticket.form_map != NULL, BT_ERR_NO_MEMORY, "form map of a ticket");
-        memcpy(m.u.ticket.form_map, r->map.pages, m.u.ticket.n_form_map_bytes);
     }
     st     = bt_worker_up(w, &m);
     m.kind = BT_UP_READY; /* it owns nothing any more */

@@ -1,7 +1,5 @@
 #include "worker/history.h"
 
-#include <string.h>
-
 #include "core/alloc.h"
 
 enum { FIRST_CAPACITY = 64 };
@@ -53,9 +51,8 @@ bt_status bt_history_copy(const bt_history *from, bt_history *to_out)
     bt_history h  = *from;
 
     if (h.capacity > 0) {
-        h.at = bt_calloc(h.capacity, sizeof(*h.at));
+        h.at = bt_copy(from->at, h.capacity, sizeof(*h.at));
         BT_REQUIRE(h.at != NULL, BT_ERR_NO_MEMORY, "history of %u distinct tokens", h.n);
-        memcpy(h.at, from->at, h.capacity * sizeof(*h.at));
     }
     *to_out = h;
 out:

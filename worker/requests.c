@@ -28,9 +28,8 @@ static bt_status read_keys(bt_request *r, const void *bytes, size_t n_bytes)
                "an evaluation brings %zu bytes of prefix keys: it computes every row", n_bytes);
     if (n_bytes / sizeof(*r->keys) < full) full = (uint32_t)(n_bytes / sizeof(*r->keys));
     if (full == 0) return BT_OK;
-    r->keys = bt_calloc(full, sizeof(*r->keys));
+    r->keys = bt_copy(bytes, full, sizeof(*r->keys));
     BT_REQUIRE(r->keys != NULL, BT_ERR_NO_MEMORY, "keys of %u pages", full);
-    memcpy(r->keys, bytes, full * sizeof(*r->keys));
     r->n_keys = full;
 out:
     return st;
@@ -422,9 +421,8 @@ bt_status bt_request_add_choice(const bt_request *first, uint32_t choice, uint32
     r->looks_up      = first->looks_up;
     BT_TRY(bt_drafter_copy(&first->drafter, &r->drafter));
     if (n_replay > 0) {
-        r->replay = bt_calloc(n_replay, sizeof(*r->replay));
+        r->replay = bt_copy(replay, n_replay, sizeof(*r->replay));
         BT_REQUIRE(r->replay != NULL, BT_ERR_NO_MEMORY, "%u tokens to replay", n_replay);
-        memcpy(r->replay, replay, n_replay * sizeof(*r->replay));
         r->n_replay = n_replay;
     }
     *request_out = r;

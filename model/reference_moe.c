@@ -51,7 +51,6 @@ static void limit_groups(const bt_gate_config *g, float *choice)
 static void gate_row(const bt_gate_config *g, const float *logits, const float *bias,
                      const uint16_t *forced, uint16_t *experts, float *weights)
 {
-    bool     sigmoid = g->kind == BT_GATE_SIGMOID_BIAS;
     float    score[BT_MAX_EXPERTS], choice[BT_MAX_EXPERTS], sum = 0.0f;
     uint32_t n = 0;
 
@@ -63,10 +62,8 @@ static void gate_row(const bt_gate_config *g, const float *logits, const float *
     for (uint32_t j = 0; j < g->top_k; j++)
         sum += score[experts[j]];
     for (uint32_t j = 0; j < g->top_k; j++) {
-        bool divide = g->norm_topk && (sigmoid || g->top_k > 1);
-
-        weights[j] = score[experts[j]] / (divide ? sum + 1e-20f : 1.0f);
-        if (sigmoid || !divide) weights[j] *= g->scale; /* Hugging Face's V2 divides or scales */
+        weights[j] = score[experts[j]] / (g->norm_topk ? sum + 1e-20f : 1.0f);
+        weights[j] *= g->scale;
     }
 }
 

@@ -123,22 +123,18 @@ static void choose(const bt_gate_config *cfg, const float *choice, uint16_t *exp
         if (chosen[e]) experts_out[n++] = (uint16_t)e;
 }
 
-/* Hugging Face's V2 divides or scales, its V3 does both. */
 static void weigh(const bt_gate_config *cfg, const float *score, const uint16_t *experts,
                   float *weights_out)
 {
-    bool  softmax = cfg->kind != BT_GATE_SIGMOID_BIAS;
-    bool  divide  = cfg->norm_topk && (!softmax || cfg->top_k > 1);
-    float sum     = 0.0f;
+    float sum = 0.0f;
 
     for (uint32_t j = 0; j < cfg->top_k; j++)
         sum += score[experts[j]];
     for (uint32_t j = 0; j < cfg->top_k; j++) {
         float w = score[experts[j]];
 
-        if (divide) w /= sum + 1e-20f;
-        if (!divide || !softmax) w *= cfg->scale;
-        weights_out[j] = w;
+        if (cfg->norm_topk) w /= sum + 1e-20f;
+        weights_out[j] = w * cfg->scale;
     }
 }
 

@@ -23,8 +23,7 @@ typedef struct {
     uint32_t     n_experts, top_k;
     uint32_t     n_groups, topk_groups; /* groups are consecutive; 1 and 1: none */
     bool         norm_topk;             /* divide the chosen weights by their sum (+ 1e-20) */
-    float        scale;                 /* routed_scaling_factor; the softmax gates either divide
-                                           (top_k > 1) or scale, the sigmoid gate does both */
+    float        scale;                 /* routed_scaling_factor, of the weights divided or not */
 } bt_gate_config;
 
 /* INVALID_ARG when the numbers do not fit together (more chosen than kept groups hold, groups that

@@ -138,9 +138,7 @@ static __device__ void choose(const bt_gate_config &g, const gate_row &row, uint
 static __device__ void put_weights(const bt_gate_config &g, const gate_row &row,
                                    const uint16_t *experts, uint16_t *out)
 {
-    bool  softmax = g.kind != BT_GATE_SIGMOID_BIAS;
-    bool  divide  = g.norm_topk && (!softmax || g.top_k > 1);
-    float sum     = 0.0f;
+    float sum = 0.0f;
 
     for (uint32_t j = 0; j < g.top_k; j++)
         sum += row.score[experts[j]];
@@ -149,9 +147,8 @@ static __device__ void put_weights(const bt_gate_config &g, const gate_row &row,
         float    w = row.score[experts[j]];
         uint32_t bits;
 
-        if (divide) w /= sum + 1e-20f;
-        if (!divide || !softmax) w *= g.scale;
-        bits           = __float_as_uint(w); /* not always aligned to 4 */
+        if (g.norm_topk) w /= sum + 1e-20f;
+        bits           = __float_as_uint(w * g.scale); /* not always aligned to 4 */
         out[2 * j]     = (uint16_t)bits;
         out[2 * j + 1] = (uint16_t)(bits >> 16);
     }

@@ -49,7 +49,7 @@ static void gate_greedy_takes_the_best_and_scales(void)
     expect_near(w[1], 2.0 * exp(1.0) / sum);
 }
 
-static void gate_softmax_divides_or_scales(void)
+static void gate_softmax_divides_and_scales(void)
 {
     static const float logits[4] = {0.0f, 2.0f, 1.0f, -1.0f};
     bt_gate_config     cfg       = GREEDY;
@@ -58,11 +58,11 @@ static void gate_softmax_divides_or_scales(void)
 
     cfg.norm_topk = true;
     bt_gate_select(&cfg, logits, NULL, NULL, experts, w);
-    expect_near(w[0], exp(2.0) / (exp(2.0) + exp(1.0)));
-    expect_near(w[1], exp(1.0) / (exp(2.0) + exp(1.0)));
-    cfg.top_k = 1; /* one weight alone is not divided by itself */
+    expect_near(w[0], 2.0 * exp(2.0) / (exp(2.0) + exp(1.0)));
+    expect_near(w[1], 2.0 * exp(1.0) / (exp(2.0) + exp(1.0)));
+    cfg.top_k = 1; /* one weight alone is divided by itself */
     bt_gate_select(&cfg, logits, NULL, NULL, experts, w);
-    expect_near(w[0], 2.0 * exp(2.0) / (exp(0.0) + exp(2.0) + exp(1.0) + exp(-1.0)));
+    expect_near(w[0], 2.0);
 }
 
 static void gate_v2_keeps_groups_by_their_best_expert(void)
@@ -282,6 +282,7 @@ static void gate_agrees_with_a_sorting_oracle(void)
     static const bt_gate_config cfgs[] = {
         {BT_GATE_SOFTMAX,        64, 6, 1, 1, false, 1.0f  },
         {BT_GATE_SOFTMAX,        64, 6, 8, 1, false, 1.0f  }, /* greedy: groups only shape the sum */
+        {BT_GATE_SOFTMAX,        32, 4, 1, 1, true,  1.8f  },
         {BT_GATE_SOFTMAX_GROUPS, 60, 6, 6, 3, false, 16.0f },
         {BT_GATE_SIGMOID_BIAS,   64, 8, 8, 4, true,  2.5f  },
         {BT_GATE_SIGMOID_BIAS,   48, 8, 1, 1, true,  2.827f},
@@ -312,7 +313,7 @@ static void gate_agrees_with_a_sorting_oracle(void)
 
 static const bt_test TESTS[] = {
     BT_TEST(gate_greedy_takes_the_best_and_scales),
-    BT_TEST(gate_softmax_divides_or_scales),
+    BT_TEST(gate_softmax_divides_and_scales),
     BT_TEST(gate_v2_keeps_groups_by_their_best_expert),
     BT_TEST(gate_v3_groups_by_two_best_and_bias_only_selects),
     BT_TEST(gate_v3_takes_groups_of_one_expert),

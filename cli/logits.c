@@ -111,7 +111,8 @@ static error_t parse(int key, char *arg, struct argp_state *state)
 
 /* How many experts a token takes, 0 for a dense model: the one number that the rows do not tell;
  * and how many ids there are, 0 where that is not said, which ranks tell only once they are there.
- * A multimodal model's are those of its language model; params.json has other names. */
+ * A multimodal model's are those of its language model; params.json and Sarvam's config.json have
+ * another name. */
 static bt_status read_config(const char *model, uint32_t *top_k_out, uint32_t *vocab_out)
 {
     bt_status    st = BT_OK;
@@ -119,7 +120,6 @@ static bt_status read_config(const char *model, uint32_t *top_k_out, uint32_t *v
     json_error_t error;
     json_t      *config = NULL, *language, *from, *top_k, *experts;
     json_int_t   vocab, n = 0;
-    const char  *n_experts;
     struct stat  info;
 
     bt_model_config_file(model, path);
@@ -130,16 +130,17 @@ static bt_status read_config(const char *model, uint32_t *top_k_out, uint32_t *v
     BT_REQUIRE(config != NULL, BT_ERR_FORMAT, "%s:%d: %s", path, error.line, error.text);
     language = json_object_get(config, "text_config");
     if (!json_is_object(language)) language = config;
-    vocab     = json_integer_value(json_object_get(language, "vocab_size"));
-    from      = json_object_get(config, "moe");
-    n_experts = json_is_object(from) ? "num_experts" : "n_routed_experts";
+    vocab = json_integer_value(json_object_get(language, "vocab_size"));
+    from  = json_object_get(config, "moe");
     if (!json_is_object(from)) from = language;
-    experts = json_object_get(from, n_experts);
-    top_k   = json_object_get(from, "num_experts_per_tok");
+    experts = json_object_get(from, "n_routed_experts");
+    if (!json_is_integer(experts)) experts = json_object_get(from, "num_experts");
+    top_k = json_object_get(from, "num_experts_per_tok");
     if (json_integer_value(experts) != 0) {
         n = json_integer_value(top_k);
         BT_REQUIRE(n >= 1 && n <= json_integer_value(experts), BT_ERR_FORMAT,
-                   "%s: field num_experts_per_tok: expected 1 to %s", path, n_experts);
+                   "%s: field num_experts_per_tok: expected 1 to %lld, the number of experts", path,
+                   (long long)json_integer_value(experts));
     }
     *top_k_out = (uint32_t)n;
     *vocab_out = vocab > 0 && vocab <= UINT32_MAX ? (uint32_t)vocab : 0;

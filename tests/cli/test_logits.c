@@ -282,8 +282,8 @@ static void logits_out_that_cannot_be_is_refused_at_once(void)
     EXPECT_HAS(g_command.output, "found a directory");
 }
 
-/* Its experts are those of its language model. */
-static void logits_of_a_multimodal_model(void)
+/* Of a multimodal model's language model, or by Sarvam's name. */
+static void expect_experts_found(const char *config)
 {
     char              model[64], path[80], says[160];
     const char *const args[] = {"--model", model, "--both", "1", NULL};
@@ -296,7 +296,7 @@ static void logits_of_a_multimodal_model(void)
     f = fopen(path, "w");
     EXPECT(f != NULL);
     if (f == NULL) return;
-    fprintf(f, "{\"text_config\": {\"n_routed_experts\": 16, \"num_experts_per_tok\": %d}}", TOP_K);
+    fputs(config, f);
     fclose(f);
     g_input.n = 0;
     add_case(0, 40, 12);
@@ -313,6 +313,17 @@ static void logits_of_a_multimodal_model(void)
     EXPECT_HAS(g_command.output, says);
     unlink(path);
     EXPECT(rmdir(model) == 0);
+}
+
+static void logits_of_a_multimodal_model(void)
+{
+    expect_experts_found(
+        "{\"text_config\": {\"n_routed_experts\": 16, \"num_experts_per_tok\": 4}}");
+}
+
+static void logits_of_a_model_with_sarvams_names(void)
+{
+    expect_experts_found("{\"num_experts\": 16, \"num_experts_per_tok\": 4}");
 }
 
 static void logits_config_that_is_a_pipe_is_refused(void)
@@ -357,6 +368,7 @@ static const bt_test TESTS[] = {
     BT_TEST(logits_sigterm_ends_it),
     BT_TEST(logits_out_that_cannot_be_is_refused_at_once),
     BT_TEST(logits_of_a_multimodal_model),
+    BT_TEST(logits_of_a_model_with_sarvams_names),
     BT_TEST(logits_config_that_is_a_pipe_is_refused),
 };
 

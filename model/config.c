@@ -97,24 +97,30 @@ out:
 /* Fields that would change the mathematics: they must say what this engine computes. */
 static bt_status refuse_variants(const bt_json_at *at, bool sparse)
 {
-    static const char *const MUST_BE_FALSE[] = {"attention_bias", "mlp_bias"};
-    static const char *const MUST_BE_NULL[]  = {"sliding_window", "index_topk", "index_n_heads",
-                                                "index_head_dim"};
-    bt_status                st              = BT_OK;
-    const char              *act             = "silu";
+    static const struct {
+        const char *name;
+        bool        want;
+    } FLAGS[] = {
+        {"attention_bias", false},
+        {"mlp_bias",       false},
+        {"is_causal",      true },
+    };
+    static const char *const MUST_BE_NULL[] = {"sliding_window", "index_topk", "index_n_heads",
+                                               "index_head_dim"};
+    bt_status                st             = BT_OK;
+    const char              *act            = "silu";
     char                     found[BT_JSON_SHOW_BYTES];
 
     if (bt_json_field(at, "hidden_act") != NULL) BT_TRY(bt_json_str(at, "hidden_act", &act));
     BT_REQUIRE(strcmp(act, "silu") == 0, BT_ERR_UNSUPPORTED,
                "%s: field hidden_act: expected \"silu\", found \"%s\"", at->file,
                bt_json_printable(act, found, sizeof(found)));
-    for (size_t i = 0; i < sizeof(MUST_BE_FALSE) / sizeof(MUST_BE_FALSE[0]); i++) {
-        bool is_set = false;
+    for (size_t i = 0; i < sizeof(FLAGS) / sizeof(FLAGS[0]); i++) {
+        bool want = FLAGS[i].want, is = want;
 
-        if (bt_json_field(at, MUST_BE_FALSE[i]) != NULL)
-            BT_TRY(bt_json_bool(at, MUST_BE_FALSE[i], &is_set));
-        BT_REQUIRE(!is_set, BT_ERR_UNSUPPORTED, "%s: field %s: expected false, found true",
-                   at->file, MUST_BE_FALSE[i]);
+        if (bt_json_field(at, FLAGS[i].name) != NULL) BT_TRY(bt_json_bool(at, FLAGS[i].name, &is));
+        BT_REQUIRE(is == want, BT_ERR_UNSUPPORTED, "%s: field %s: expected %s, found %s", at->file,
+                   FLAGS[i].name, want ? "true" : "false", is ? "true" : "false");
     }
     for (size_t i = 0; i < (sparse ? 1 : sizeof(MUST_BE_NULL) / sizeof(MUST_BE_NULL[0])); i++) {
         const json_t *v = bt_json_field(at, MUST_BE_NULL[i]);

@@ -157,8 +157,8 @@ static bt_status read_gate(const bt_json_at *at, bt_model_family fam, bt_gate_co
                g->n_groups);
     if (g->kind == BT_GATE_SOFTMAX) g->n_groups = g->topk_groups = 1; /* greedy knows no groups */
     BT_TRY(check_groups(at, g));
-    g->norm_topk = true;
-    if (!may_lack_rules(fam) || bt_json_field(at, "norm_topk_prob") != NULL)
+    g->norm_topk = true; /* to Hugging Face a null is false, not the default */
+    if (!may_lack_rules(fam) || json_object_get(at->obj, "norm_topk_prob") != NULL)
         BT_TRY(bt_json_bool(at, "norm_topk_prob", &g->norm_topk));
     if (!may_lack_rules(fam) || bt_json_field(at, "routed_scaling_factor") != NULL)
         BT_TRY(bt_json_f64(at, "routed_scaling_factor", 1e-6, 1e6, &scale));

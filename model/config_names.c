@@ -25,6 +25,7 @@ static const char *const FIELDS[] = {
     "indexer_rope_interleave",
     "indexer_types",
     "intermediate_size",
+    "is_causal",
     "kv_lora_rank",
     "max_position_embeddings",
     "mlp_bias",

@@ -33,6 +33,7 @@ static const bad_case BAD[] = {
     {"{\"num_experts_per_tok\": \"-\"}",     BT_ERR_FORMAT, {"field num_experts_per_tok", "expected", "found nothing"}},
     {"{\"first_k_dense_replace\": \"-\"}",   BT_ERR_FORMAT, {"field first_k_dense_replace", "expected", "found nothing"}},
     {"{\"norm_topk_prob\": \"-\"}",          BT_ERR_FORMAT, {"field norm_topk_prob", "expected true or false", "found nothing"}},
+    {"{\"model_type\": \"axk1\", \"architectures\": null, \"norm_topk_prob\": null}", BT_ERR_FORMAT, {"field norm_topk_prob", "expected true or false", "found nothing"}},
     {"{\"routed_scaling_factor\": \"-\"}",   BT_ERR_FORMAT, {"field routed_scaling_factor", "expected a number", "found nothing"}},
     /* of the wrong type */
     {"{\"model_type\": 3}",                  BT_ERR_FORMAT, {"field model_type", "expected a string", "found 3 (a number)"}},
@@ -92,6 +93,7 @@ static const bad_case BAD[] = {
     {"{\"model_type\": \"deepseek_v32\"}",   BT_ERR_UNSUPPORTED, {"field architectures", "expected \"DeepseekV32ForCausalLM\"", "found \"DeepseekV3ForCausalLM\""}},
     {"{\"architectures\": [\"LlamaForCausalLM\"]}", BT_ERR_UNSUPPORTED, {"field architectures", "expected \"DeepseekV3ForCausalLM\"", "found \"LlamaForCausalLM\""}},
     {"{\"attention_bias\": true}",           BT_ERR_UNSUPPORTED, {"field attention_bias", "expected false", "found true"}},
+    {"{\"is_causal\": false}",               BT_ERR_UNSUPPORTED, {"field is_causal", "expected true", "found false"}},
     {"{\"hidden_act\": \"gelu\"}",           BT_ERR_UNSUPPORTED, {"field hidden_act", "expected \"silu\"", "found \"gelu\""}},
     {"{\"index_topk\": 2048}",               BT_ERR_UNSUPPORTED, {"field index_topk", "expected it absent", "found 2048"}},
     {"{\"rope_interleave\": false}",         BT_ERR_UNSUPPORTED, {"field rope_interleave", "expected true", "found false"}},

@@ -150,7 +150,7 @@ static void kv_pool_create_unwinds_at_every_allocation(void)
 {
     bt_kv_pool *pool = NULL;
 
-    EXPECT(BT_SWEEP(bt_kv_pool_create(g_dev, &CFG, &pool), bt_kv_pool_destroy(pool)) >= 5);
+    EXPECT_EQ(BT_SWEEP(bt_kv_pool_create(g_dev, &CFG, &pool), bt_kv_pool_destroy(pool)), 8);
 }
 
 static void kv_pool_create_rejects_zero_and_overflow(void)

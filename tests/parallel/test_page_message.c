@@ -58,6 +58,11 @@ static void message_sealed_then_parsed_is_the_same(void)
     EXPECT_EQ(wire[8], 0x88);
     EXPECT_EQ(wire[20], 62);
     EXPECT_EQ(wire[40], 0x10);
+    m.last       = false;
+    m.tail_bytes = 0;
+    bt_page_message_seal(&m, payload, true, wire);
+    EXPECT_EQ(bt_page_message_parse(wire, sizeof(wire), &back), BT_OK);
+    EXPECT_EQ(back.last, false);
 }
 
 /* Each single flipped bit is refused by the parser or by the checksum. */
@@ -174,6 +179,8 @@ static void page_tags_tell_ids_generations_order_and_length_apart(void)
     EXPECT(tag != bt_pages_tag(3, ids, older));
     EXPECT(tag != bt_pages_tag(2, ids, gens));
     EXPECT(tag != bt_pages_tag(3, swapped, as_gens));
+    EXPECT(bt_pages_tag(1, ids, gens) != bt_pages_tag(1, ids, gens + 2)); /* also of one page */
+    EXPECT(bt_pages_tag(1, ids, gens) != bt_pages_tag(1, ids + 1, gens));
     EXPECT(bt_pages_tag(0, NULL, NULL) == bt_pages_tag(0, ids, gens));
 }
 

@@ -37,7 +37,7 @@ static void expect_near(float got, double want)
 
 static void gate_greedy_takes_the_best_and_scales(void)
 {
-    static const float logits[4] = {0.0f, 2.0f, 1.0f, -1.0f};
+    static const float logits[4] = {0.0f, 2.0f, 1.0f, -1.0f}, steep[4] = {200.0f};
     uint16_t           experts[2];
     float              w[2];
     double             sum = exp(0.0) + exp(2.0) + exp(1.0) + exp(-1.0);
@@ -47,6 +47,8 @@ static void gate_greedy_takes_the_best_and_scales(void)
     EXPECT_EQ(experts[1], 2);
     expect_near(w[0], 2.0 * exp(2.0) / sum);
     expect_near(w[1], 2.0 * exp(1.0) / sum);
+    bt_gate_select(&GREEDY, steep, NULL, NULL, experts, w); /* exp(200) is no float */
+    expect_near(w[0], 2.0);
 }
 
 static void gate_softmax_divides_and_scales(void)

@@ -43,8 +43,8 @@ typedef struct {
 
 /* The batch from the cursor on, at most max_rows rows and, unless that is 0, part_rows rows times
  * parts; its spans and pages are on their way to the device.  n_rows is 0 at the end. */
-bt_status bt_attn_cuda_next(bt_attn_cuda *a, const bt_attn_call *call, uint32_t max_rows,
-                            uint32_t part_rows, bt_attn_cursor *at, bt_attn_batch *batch_out);
+bt_status     bt_attn_cuda_next(bt_attn_cuda *a, const bt_attn_call *call, uint32_t max_rows,
+                                uint32_t part_rows, bt_attn_cursor *at, bt_attn_batch *batch_out);
 bt_cuda_dims  bt_attn_cuda_dims(const bt_attn_cuda *a);
 bt_cuda_pages bt_attn_cuda_pages(const bt_attn_cuda *a, const bt_attn_call *call);
 

@@ -428,6 +428,7 @@ static const bt_method METHODS[] = {
     METHOD("GetModelInfo", get_model_info_request, .answer = model_info),
     METHOD("GetServerInfo", get_server_info_request, .answer = server_info),
     METHOD("GetLoads", get_loads_request, .answer = get_loads),
+    METHOD("GetTokenizer", get_tokenizer_request, .stream = bt_public_send_tokenizer),
 };
 
 const bt_dialect DIALECT = {.service   = SERVICE,

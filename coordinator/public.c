@@ -369,16 +369,20 @@ static uint32_t added_id(const bt_public *pub, const char *text)
     return pub->tokenizer == NULL ? 0 : (uint32_t)(bt_tokenizer_added_id(pub->tokenizer, text) + 1);
 }
 
-/* Without one only stop strings and structured output cannot be had. */
+/* Without one only stop strings, structured output and GetTokenizer cannot be had. */
 static void open_tokenizer(bt_public *pub, const char *model)
 {
     char path[PATH_MAX];
+    bool there;
 
     bt_tokenizer_file(model, path);
-    if (access(path, F_OK) != 0)
+    there = access(path, F_OK) == 0;
+    if (!there)
         BT_WARN("no stop strings and no structured output: %s: %s", path, strerror(errno));
     else if (bt_tokenizer_open(model, &pub->tokenizer) != BT_OK)
         BT_WARN("no stop strings and no structured output: %s", bt_error_text());
+    if (there && bt_archive_create(model, &pub->archive) != BT_OK)
+        BT_WARN("no GetTokenizer: %s", bt_error_text());
     pub->limits.tokenizer   = pub->tokenizer != NULL;
     pub->limits.think_begin = added_id(pub, "<think>");
     pub->limits.think_end   = added_id(pub, "</think>");
@@ -496,6 +500,7 @@ bool bt_public_destroy(bt_public *pub)
         grpc_server_destroy(pub->server);
     }
     bt_cork_fini(&pub->corks);
+    bt_archive_destroy(pub->archive);
     bt_reflection_destroy(pub->reflection);
     bt_tokenizer_close(pub->tokenizer);
     bt_free(pub->default_sampling);

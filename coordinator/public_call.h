@@ -16,6 +16,7 @@ enum {
     BT_PUBLIC_WATCHERS  = 1024
 };
 
+typedef struct bt_archive    bt_archive;
 typedef struct bt_call       bt_call;
 typedef struct bt_dialect    bt_dialect;
 typedef struct bt_reflection bt_reflection;
@@ -79,6 +80,8 @@ struct bt_call {
     char             why[BT_INTAKE_TEXT];
     bt_stream       *stream; /* owned */
     bt_watch         watch;
+    size_t           n_pieces; /* of the tokenizer's archive, sent; */
+    bool             gone;     /* its client */
 };
 
 struct bt_public {
@@ -94,6 +97,7 @@ struct bt_public {
     const bt_up_hello *facts;
     bt_metrics        *metrics;               /* borrowed */
     bt_tokenizer      *tokenizer;             /* owned; NULL: the model has none that can be read */
+    bt_archive        *archive;               /* owned; NULL: it cannot be made */
     bt_reflection     *reflection;            /* owned */
     bt_stream         *fresh, *fresh_last;    /* streams with something to send, first come first */
     bt_call          *waiting, *waiting_last; /* calls that wait for their clients, longest first */
@@ -155,6 +159,12 @@ const char *bt_stream_name(const bt_stream *stream);
 bt_status         bt_reflection_create(bt_reflection **reflection_out);
 void              bt_reflection_destroy(bt_reflection *reflection);
 grpc_byte_buffer *bt_public_reflect(bt_call *call, const ProtobufCMessage *request);
+
+/* public_tokenizer.c: the archive of the model's tokenizer, and the method that sends it.
+ * IO, FORMAT: a file cannot be read, or all are too large; NO_MEMORY. */
+bt_status bt_archive_create(const char *model, bt_archive **archive_out);
+void      bt_archive_destroy(bt_archive *archive);
+void      bt_public_send_tokenizer(bt_call *call, const ProtobufCMessage *request);
 
 /* public_watch.c */
 bt_asked  bt_public_asked(const bt_public *pub, const char *service);

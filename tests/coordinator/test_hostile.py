@@ -17,7 +17,8 @@ STREAMS = 16384  # BT_PUBLIC_STREAMS
 MAY_TAKE = 420 * MIB  # coordinator/public.c lets gRPC hold 256 MiB and 64 messages; the rest is the process's own
 DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = 0, 1, 3, 4, 6, 7, 8, 9
 INITIAL_WINDOW = 4
-GENERATE, INFO, WATCH = "/vllm.grpc.engine.VllmEngine/Generate", "/vllm.grpc.engine.VllmEngine/GetModelInfo", "/grpc.health.v1.Health/Watch"
+GENERATE, INFO, TOKENIZER = (f"/vllm.grpc.engine.VllmEngine/{name}" for name in ("Generate", "GetModelInfo", "GetTokenizer"))
+WATCH = "/grpc.health.v1.Health/Watch"
 
 
 def frame(kind, flags, stream, payload=b""):
@@ -226,6 +227,9 @@ class Begun(Hostile):
     def test_watchers(self):
         self.check(self.address, WATCH, b"")
 
+    def test_tokenizers_that_are_not_read(self):
+        self.check(self.address, TOKENIZER, b"")
+
     def test_strangers_at_the_control_port(self):
         self.check(self.cell.address, "/a/b")
 
@@ -364,18 +368,18 @@ class Unread(Hostile):
     def test_clients_that_never_read_do_not_hold_up_a_drain(self):
         wire = Wire(self.address, 0.05)
         wire.put(frame(SETTINGS, 0, 0, struct.pack(">HI", INITIAL_WINDOW, 0)))
-        for n, path in enumerate((INFO, WATCH)):
+        for n, path in enumerate((INFO, WATCH, TOKENIZER)):
             wire.call(2 * n + 1, b"", path)
-        wire.send(5, b"\0\0\0\0\5", path="/grpc.health.v1.Health/Check")  # five bytes, of which none comes
+        wire.send(7, b"\0\0\0\0\5", path="/grpc.health.v1.Health/Check")  # five bytes, of which none comes
         for n in range(3, 11):
-            wire.call(2 * n + 1, self.request(request_id=f"w{n}").SerializeToString())
+            wire.call(2 * n + 3, self.request(request_id=f"w{n}").SerializeToString())
         wait_for(lambda: '"w10": 3 prompt tokens' in self.coordinator.text(), "the last request")
         self.coordinator.process.send_signal(signal.SIGUSR1)
         end = time.monotonic() + WAIT_S
         while self.coordinator.process.poll() is None and time.monotonic() < end:
             wire.hear()  # it lives, and answers pings
         self.assertEqual(self.coordinator.wait(), 0)
-        for name in (INFO, WATCH, "w3", "w10"):
+        for name in (INFO, WATCH, TOKENIZER, "w3", "w10"):
             self.assertIn(f'"{name}": its client, ipv4:127.0.0.1:{wire.socket.getsockname()[1]}, has taken no message for', self.coordinator.text())
         self.assertIn(f'"/grpc.health.v1.Health/Check": its client, ipv4:127.0.0.1:{wire.socket.getsockname()[1]}, has not finished its request for',
                       self.coordinator.text())

@@ -93,7 +93,7 @@ static void listen_without_memory_is_tried_again(void)
         EXPECT_EQ(bt_alloc_live(), before);
     }
     EXPECT_EQ(n_deaf,
-              11); /* of four methods of all servers, six of the protocol, and other paths */
+              12); /* of four methods of all servers, seven of the protocol, and other paths */
     bt_fleet_destroy(fleet);
     bt_rpc_loop_destroy(loop);
     EXPECT_EQ(bt_alloc_live(), live);

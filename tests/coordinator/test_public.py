@@ -1,13 +1,19 @@
 """The public protocol, as gateways use it."""
+import hashlib
+import io
 import json
+import os
 import random
+import shutil
 import socket
+import tempfile
 import threading
 import time
+import zipfile
 
 import grpc
 
-from harness import (CONTEXT, EOS, VOCAB, WAIT_S, Cell, Coordinator, Served, control, expected, health, health_grpc, logprob, main, vllm,
+from harness import (CONTEXT, EOS, SOURCE, VOCAB, WAIT_S, Cell, Coordinator, Served, control, expected, health, health_grpc, logprob, main, vllm,
                      vllm_grpc, wait_for)
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
@@ -556,8 +562,8 @@ class Facts(Served):
         self.all_released()
 
     def test_other_methods_are_unimplemented_at_once(self):
-        paths = ["/vllm.grpc.engine.VllmEngine/Embed", "/vllm.grpc.engine.VllmEngine/GetTokenizer",
-                 "/vllm.grpc.engine.VllmEngine/SubscribeKvEvents", "/sglang.grpc.scheduler.SglangScheduler/HealthCheck",
+        paths = ["/vllm.grpc.engine.VllmEngine/Embed", "/vllm.grpc.engine.VllmEngine/SubscribeKvEvents",
+                 "/sglang.grpc.scheduler.SglangScheduler/HealthCheck",
                  "/trtllm.TrtllmService/HealthCheck", "/mlx.grpc.engine.MlxEngine/HealthCheck", "/no.such/Thing",
                  "/grpc.health.v1.Health/List", "/grpc.reflection.v1.ServerReflection/Other"]
         for path in paths * 5:
@@ -578,6 +584,106 @@ class Facts(Served):
         self.cell.gate.set()
         parts(list(call))
         channel.close()
+
+
+class Tokenizer(Served):
+    """A model of links, as the hub's cache has them, whose tokenizer a gateway elsewhere asks for."""
+    PIECE = 64 << 10
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.model = os.path.join(folder.name, "model")
+        demo = os.path.join(SOURCE, "models", "demo")
+        os.mkdir(self.model)
+        for name in os.listdir(demo):
+            os.symlink(os.path.join(demo, name), os.path.join(self.model, name))
+        self.ARGS = ("--model", self.model)
+
+    def put(self, name, content):
+        with open(os.path.join(self.model, name), "wb") as f:
+            f.write(content)
+
+    def fetch(self, stub=None):
+        """The archive, whose pieces are whole and whose checksum stands in the last one alone."""
+        chunks = list((stub or self.stub).GetTokenizer(vllm.GetTokenizerRequest(), timeout=WAIT_S))
+        data = b"".join(c.data for c in chunks)
+        self.assertEqual([c.sha256 for c in chunks], [""] * (len(chunks) - 1) + [hashlib.sha256(data).hexdigest()])
+        self.assertEqual([len(c.data) for c in chunks], [self.PIECE] * (len(data) // self.PIECE) + [len(data) % self.PIECE])
+        return data
+
+    def files(self, data):
+        with zipfile.ZipFile(io.BytesIO(data)) as z:
+            self.assertIsNone(z.testzip())
+            self.assertEqual({(i.compress_type, i.date_time) for i in z.infolist()}, {(zipfile.ZIP_STORED, (1980, 1, 1, 0, 0, 0))})
+            return {name: z.read(name) for name in z.namelist()}
+
+    def refused(self):
+        self.assertEqual(self.error(self.stub.GetTokenizer(vllm.GetTokenizerRequest(), timeout=WAIT_S)),
+                         (grpc.StatusCode.FAILED_PRECONDITION, "no tokenizer: see the server's log", 0))
+        list(self.generate())
+
+    def test_a_gateway_gets_the_files_as_they_were_at_the_start(self):
+        want = {"special_tokens_map.json": random.Random(1).randbytes(5 * self.PIECE), "chat_template.jinja": b"{{ messages }}", "chat_template.json": b""}
+        for name, content in want.items():
+            self.put(name, content)
+        for name in ("tekken.json", "tiktoken.model", "secret.json", "weights.model"):
+            self.put(name, b"of no concern")
+        for name in ("tokenizer.json", "tokenizer_config.json", "config.json", "generation_config.json"):
+            with open(os.path.join(self.model, name), "rb") as f:
+                want[name] = f.read()
+        elsewhere = shutil.copytree(self.model, self.model + "-copy")   # no links, other times
+        for name in os.listdir(elsewhere):
+            os.utime(os.path.join(elsewhere, name), (1e9, 1e9))
+        super().setUp()
+        data = self.fetch()
+        self.assertEqual(self.files(data), want)
+        self.put("special_tokens_map.json", b"changed")
+        os.remove(os.path.join(self.model, "tokenizer.json"))
+        self.assertEqual(self.fetch(), data)
+        other = Coordinator("--model", elsewhere)
+        self.addCleanup(other.close)
+        cell = Cell(other.line("control")).attach().ready()
+        self.addCleanup(cell.close)
+        with grpc.insecure_channel(other.line("ready")) as channel:
+            self.assertEqual(self.fetch(vllm_grpc.VllmEngineStub(channel)), data)
+
+    def test_clients_that_leave_or_wait_are_nobody_elses_trouble(self):
+        self.put("special_tokens_map.json", bytes(100 * self.PIECE))
+        super().setUp()
+        calls = [self.stub.GetTokenizer(vllm.GetTokenizerRequest(), timeout=WAIT_S) for _ in range(20)]
+        for call in calls:
+            self.assertEqual(len(next(call).data), self.PIECE)
+        for call in calls[:10]:
+            call.cancel()
+        self.fetch()
+        list(self.generate())
+        self.assertEqual(sum(len(c.data) for c in calls[10]), len(self.fetch()) - self.PIECE)
+
+    def test_the_only_tokenizer_is_in_it_also_where_it_is_not_understood_here(self):
+        os.remove(os.path.join(self.model, "tokenizer.json"))
+        self.put("tiktoken.model", b"of another kind")
+        super().setUp()
+        self.assertEqual(self.files(self.fetch())["tiktoken.model"], b"of another kind")
+        self.assertIn("no stop strings and no structured output", self.coordinator.text())
+
+    def test_a_model_without_one_has_none(self):
+        os.remove(os.path.join(self.model, "tokenizer.json"))
+        super().setUp()
+        self.refused()
+
+    def test_what_is_no_file_is_not_waited_for(self):
+        os.mkfifo(os.path.join(self.model, "chat_template.jinja"))
+        super().setUp()
+        self.refused()
+        self.assertIn("chat_template.jinja: expected a regular file, found a pipe", self.coordinator.text())
+
+    def test_files_that_no_gateway_takes_are_not_held(self):
+        with open(os.path.join(self.model, "special_tokens_map.json"), "wb") as f:
+            f.truncate(199 << 20)
+        super().setUp()
+        self.refused()
+        self.assertIn("special_tokens_map.json: expected at most 208666624 bytes in all files of the tokenizer, found more", self.coordinator.text())
 
 
 if __name__ == "__main__":

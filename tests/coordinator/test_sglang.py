@@ -242,6 +242,8 @@ class Beside(Spoken):
                      "bos_token_id", "max_req_input_len", "architectures", "default_sampling_params_json"):
             self.assertEqual(getattr(ours, name), getattr(theirs, name), name)
             self.assertTrue(getattr(ours, name) or name == "bos_token_id", name)
+        self.assertEqual([m.SerializeToString() for m in self.other.GetTokenizer(sglang.GetTokenizerRequest())],
+                         [m.SerializeToString() for m in self.stub.GetTokenizer(vllm.GetTokenizerRequest())])
         self.cell.split_after = 3
         call = self.ask()
         next(call)
@@ -253,7 +255,7 @@ class Beside(Spoken):
         list(call)
 
     def test_what_is_not_served_is_unimplemented(self):
-        for method in ("Embed", "GetTokenizer", "SubscribeKvEvents", "FlushCache", "StartProfile", "LoadLoRAAdapter"):
+        for method in ("Embed", "SubscribeKvEvents", "FlushCache", "StartProfile", "LoadLoRAAdapter"):
             with self.assertRaises(grpc.RpcError) as e:
                 self.channel.unary_unary(f"/{SERVICE}/{method}")(b"", timeout=WAIT_S)
             self.assertEqual(e.exception.code(), grpc.StatusCode.UNIMPLEMENTED)

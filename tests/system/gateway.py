@@ -27,6 +27,7 @@ CROWD, STREAMS, CLIENTS = 16, 64, 150
 POOL_PAGES, HELD_PAGES = 100, 98
 FREE_S = 180
 PATIENT = ["--queue-s", "600"]    # a slow machine refuses nobody for that
+ELSEWHERE = ["--public-model-path", "/not/here/demo"]    # a gateway on another machine has to fetch the tokenizer
 
 
 def some_words(rng, n):
@@ -388,7 +389,7 @@ def main():
     checks = [chat_and_completions, choices_and_seeds, logprobs, stop_strings, structured, cached_tokens, many_streams, disconnects, bad_input]
     if a.sglang:
         checks = [spoken, chat_and_completions, choices, native, logprobs, stop_strings, structured, cached_tokens, many_greedy_streams, disconnects, bad_input]
-    with cells.Cell(a.bin, model, "2+2", "--http-port", "0", *PATIENT, *["--sglang"] * a.sglang) as cell, smg.Gateway(program, cell.address) as g:
+    with cells.Cell(a.bin, model, "2+2", "--http-port", "0", *PATIENT, *["--sglang", *ELSEWHERE] * a.sglang) as cell, smg.Gateway(program, cell.address) as g:
         engine = smg.Engine(a.bin, model, pb, rpc, cell)
         g.wait_served(chat_body("Hello."))
         for check in checks:
@@ -398,10 +399,11 @@ def main():
         assert cell.stop() == 0, cell.log()
     if a.sglang:
         return 0    # what a full cell does to users is not the protocol's
-    with cells.Cell(a.bin, model, "1+1", "--http-port", "0", *PATIENT, "--kv-bytes", str(14 * load.page_bytes(model))) as cell, \
+    with cells.Cell(a.bin, model, "1+1", "--http-port", "0", *PATIENT, *ELSEWHERE, "--kv-bytes", str(14 * load.page_bytes(model))) as cell, \
             smg.Gateway(program, cell.address) as g:
         engine = smg.Engine(a.bin, model, pb, rpc, cell)
         g.wait_served(chat_body("Hello."))
+        chat_and_completions(g, engine)
         start = time.monotonic()
         n = overload(g, engine)
         print(f"smg {version}: overload, {CLIENTS} users at once, {n} retractions, {time.monotonic() - start:.1f} s", flush=True)

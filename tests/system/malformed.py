@@ -24,7 +24,7 @@ import load  # noqa: E402
 
 GOOD, ROUNDS, LIMIT_S = 16, 4, 60
 GENERATE = "/vllm.grpc.engine.VllmEngine/Generate"
-METHODS = ["Generate", "Abort", "HealthCheck", "GetModelInfo", "GetServerInfo", "GetLoads"]
+METHODS = ["Generate", "Abort", "HealthCheck", "GetModelInfo", "GetServerInfo", "GetLoads", "GetTokenizer"]
 ATTACH = "/baton.control.v1.Control/Attach"
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 

@@ -23,6 +23,10 @@ static long     g_live;     /* allocations before a launch */
 static bt_up    g_up;       /* what it has said */
 static int      g_sleeps;   /* until its coordinator is lost, says something or wants it to leave */
 static char     g_what_comes;
+static uint16_t g_owner[8]; /* of the experts: its group's seats in turn */
+static uint32_t g_n_more, g_n_at_once;
+static uint64_t g_most;
+static bool     g_is_full;
 
 static bt_status sync_device(bt_device *dev)
 {
@@ -107,10 +111,12 @@ bt_status bt_carrier_staged_create(bt_device *dev, bt_carrier **carrier_out)
 bt_status bt_placement_of_seats(bt_placement *p, uint32_t n_experts, uint32_t n_groups,
                                 uint32_t n_seats, const bool *taken)
 {
-    (void)n_experts, (void)n_groups;
+    (void)n_groups;
     EXPECT_EQ(n_seats, 2);
     memcpy(g_taken, taken, sizeof(g_taken));
-    *p = (bt_placement){0};
+    for (uint32_t e = 0; e < n_experts; e++)
+        g_owner[e] = taken[0] && taken[1] ? e % 2 : 0;
+    *p = (bt_placement){.n_experts = n_experts, .owner = g_owner};
     return BT_OK;
 }
 void bt_placement_fini(bt_placement *p) { *p = (bt_placement){0}; }
@@ -141,18 +147,21 @@ bt_status bt_memory_available_on(bt_device *dev, uint64_t *available_out)
 uint64_t bt_memory_weights(const bt_model_config *cfg, const bt_safetensors *st, const bool *own)
 {
     (void)cfg, (void)st, (void)own;
-    return 0;
+    return 100;
 }
 bt_status bt_memory_check_room(const bt_memory_account *account, uint32_t n_more,
                                uint32_t n_at_once, uint64_t most, uint64_t available)
 {
-    (void)account, (void)n_more, (void)n_at_once, (void)most, (void)available;
-    return BT_ERR_NO_MEMORY;
+    (void)account, (void)available;
+    g_n_more    = n_more;
+    g_n_at_once = n_at_once;
+    g_most      = most;
+    return g_is_full ? BT_ERR_NO_MEMORY : BT_OK;
 }
 uint64_t bt_store_bytes(const bt_store *store)
 {
     (void)store;
-    return 0;
+    return 30;
 }
 
 /* ---- pages and orders */
@@ -395,6 +404,39 @@ static void seats_are_prepared_for_by_spares_alone(void)
     end(&r);
 }
 
+/* All ranks of a machine take a lost one's experts at the same time; a spare takes them alone. */
+static void seats_with_more_experts_need_room_for_these(void)
+{
+    bt_rank r = launch(2, false);
+    bt_down m = regroup(&r, 3, 7);
+
+    form(&r);
+    r.memory.local_size = 3;
+    r.store             = (bt_store *)g_said;
+    EXPECT_EQ(bt_rank_regroup(&r, &m), BT_OK);
+    EXPECT(did("exjlsgmdpwa"));
+    EXPECT(g_n_more == 4 && g_n_at_once == 3 && g_most == 70);
+    end(&r);
+    r                              = launch(4, false);
+    m                              = regroup(&r, 3, 7);
+    m.u.regroup.prepare            = true;
+    m.u.regroup.groups[1].ranks[1] = 4;
+    EXPECT_EQ(bt_rank_regroup(&r, &m), BT_OK);
+    EXPECT(did("lsgmdpr"));
+    EXPECT(g_n_more == 4 && g_n_at_once == 1 && g_most == UINT64_MAX);
+    bt_down_free(&m);
+    end(&r);
+    r         = launch(2, false);
+    m         = regroup(&r, 3, 7);
+    g_is_full = true;
+    form(&r);
+    EXPECT_EQ(bt_rank_regroup(&r, &m), BT_ERR_NO_MEMORY);
+    EXPECT(did("exjlsg"));
+    g_is_full = false;
+    bt_down_free(&m);
+    end(&r);
+}
+
 static bt_status await(bt_rank *r, char what_comes, uint32_t n_missing)
 {
     bt_status st;
@@ -445,6 +487,7 @@ int main(int argc, char **argv)
         BT_TEST(seats_of_the_other_group_change),
         BT_TEST(seats_stay_when_a_spare_is_lost),
         BT_TEST(seats_are_prepared_for_by_spares_alone),
+        BT_TEST(seats_with_more_experts_need_room_for_these),
         BT_TEST(seats_are_waited_for),
     };
 

@@ -2,7 +2,6 @@
 
 #include <errno.h>
 #include <stdatomic.h>
-#include <stdbool.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,7 +22,7 @@ enum { LARGE_BYTES = 1 << 20 };
 static atomic_long g_fail_at = -1;
 static atomic_long g_live;
 
-void bt_alloc_fail_at(long k) { atomic_store(&g_fail_at, k); }
+bool bt_alloc_fail_at(long k) { return atomic_exchange(&g_fail_at, k) < 0; }
 long bt_alloc_live(void) { return atomic_load(&g_live); }
 
 static bool must_fail(void)

@@ -4,6 +4,7 @@
 #ifndef BT_CORE_ALLOC_H
 #define BT_CORE_ALLOC_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 #pragma GCC visibility push(default) /* libbaton_cuda.so takes these from the program */
@@ -48,8 +49,9 @@ void bt_hold_weights(void *at, size_t bytes);
  * must, not one by one with the first request. */
 void bt_bring_weights(const void *at, size_t bytes);
 
-/* Test hook: the allocation number `k` from now (0 = the next) fails, once.  -1: off. */
-void bt_alloc_fail_at(long k);
+/* Test hook: the allocation number `k` from now (0 = the next) fails, once.  -1: off.  False: that
+ * of the call before has not come. */
+bool bt_alloc_fail_at(long k);
 /* Test hook: allocations not yet freed. */
 long bt_alloc_live(void);
 

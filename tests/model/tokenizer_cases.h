@@ -119,12 +119,13 @@ static inline void expect_refused(const char *path, bt_status want, const char *
 }
 
 /* Opening it takes more than `least` allocations, and leaves nothing behind when any of them
- * fails. */
+ * fails.  Regexes do without some: PCRE2 interprets them then. */
 static inline void expect_open_unwinds(const char *path, long least)
 {
     bt_tokenizer *tok = NULL;
 
-    EXPECT(BT_SWEEP(bt_tokenizer_open(path, &tok), bt_tokenizer_close(tok)) > least);
+    EXPECT(BT_SWEEP_BUT(34, bt_tokenizer_open(path, &tok), (bt_tokenizer_close(tok), tok = NULL)) >
+           least);
 }
 
 #endif

@@ -61,6 +61,24 @@ static void map_says_how_each_token_was_computed(void)
     EXPECT_EQ(bt_alloc_live(), live);
 }
 
+/* Behind pages that were computed differently equal tokens have other keys. */
+static void key_tells_what_came_before(void)
+{
+    const bt_prefix_key tokens    = {1, 2};
+    bt_prefix_key       before[3] = {
+              {0, 0}
+    };
+    bt_prefix_key keys[3];
+
+    bt_form_map_chain(&before[0], &tokens, &PLAIN);
+    bt_form_map_chain(&before[1], &tokens, &ALL_ABSORBED);
+    bt_form_map_chain(&before[2], &tokens, &GENERATED);
+    for (int i = 0; i < 3; i++)
+        keys[i] = bt_form_map_key(&tokens, &before[i]);
+    EXPECT(keys[0].lo == tokens.lo && keys[0].hi == tokens.hi);
+    EXPECT(keys[1].lo != tokens.lo && keys[2].lo != tokens.lo && keys[1].lo != keys[2].lo);
+}
+
 /* A request for PROMPT tokens whose first pages are fixed so; keys of equal prompts are equal. */
 static bt_request *make(uint32_t n_fixed, const bt_page_map *fixed)
 {
@@ -179,6 +197,7 @@ int main(int argc, char **argv)
 {
     static const bt_test TESTS[] = {
         BT_TEST(map_says_how_each_token_was_computed),
+        BT_TEST(key_tells_what_came_before),
         BT_TEST(hit_copies_the_map_and_a_replay_wants_its_own),
         BT_TEST(generated_pages_are_kept_with_their_map),
     };

@@ -335,7 +335,8 @@ static void worker_create_unwinds_at_every_allocation(void)
     bench_tear_down(&b);
 }
 
-/* With all that an order may bring: three choices that replay, keys, penalties, drafts, a map. */
+/* With all that an order may bring: three choices that replay, keys, penalties, a stop
+ * token, drafts, a map. */
 static bt_down full_reserve(void)
 {
     bt_down          m = bench_reserve(1, 70, 5);
@@ -351,6 +352,8 @@ static bt_down full_reserve(void)
     r->replay_lengths              = bt_calloc(3, sizeof(*r->replay_lengths));
     r->prefix_seed                 = 1;
     r->sampling.repetition_penalty = 1.1f;
+    r->sampling.n_stop             = 1;
+    r->sampling.stop_tokens        = bt_calloc(1, sizeof(*r->sampling.stop_tokens));
     for (uint32_t i = 0; i < 3; i++) {
         r->choices[i]        = i;
         r->replay_lengths[i] = 1;

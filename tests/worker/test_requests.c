@@ -29,6 +29,8 @@ static void decode_rank_refuses_wrong_reservations_with_a_sentence(void)
     bench_expect_failed(&b, 3, "asked to prefill");
     m = bench_reserve(0, 10, 5), bench_order(&b, &m);
     bench_expect_failed(&b, 3, "request 0");
+    m = bench_reserve(1, 10, 5), m.u.reserve.sampling.constraint_kind = 1, bench_order(&b, &m);
+    bench_expect_failed(&b, 3, "structured output needs a tokenizer");
     bench_tear_down(&b);
 }
 
@@ -198,6 +200,8 @@ static void prefill_rank_refuses_wrong_orders_with_a_sentence(void)
     bench_expect_failed(&b, 3, "max_tokens");
     m = bench_prefill(0, 10, 1, 1), bench_order(&b, &m);
     bench_expect_failed(&b, 3, "request 0");
+    m = bench_prefill(1, 10, 1, 1), m.u.prefill.sampling.constraint_kind = 1, bench_order(&b, &m);
+    bench_expect_failed(&b, 3, "structured output needs a tokenizer");
     m = bench_prefill(1, 280, 5, 1), bench_order(&b, &m);
     bench_expect_failed(&b, 3, "needs 5 pages");
     m = bench_prefill(1, 100, 2, 1), m.u.prefill.held = 10, bench_order(&b, &m);

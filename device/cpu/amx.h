@@ -73,24 +73,25 @@ static inline const float *scale_at(bt_weight_kind kind, const float *scale, siz
 
 enum {
     AMX_STREAM_ROWS   = 2 * TILE,
-    AMX_STREAM_BLOCKS = 4, /* at most; */
-    AMX_STREAM_SUMS   = 6  /* tiles of sums, then */
+    AMX_NARROW_ROWS   = 3 * TILE, /* of narrow weights, which panels widen more slowly */
+    AMX_STREAM_BLOCKS = 4,        /* at most; */
+    AMX_STREAM_SUMS   = 6         /* tiles of sums, then */
 };
 
 /* How many of the column blocks that are left go together: the most that do well, or a fair share.
  */
 static inline uint32_t amx_stream_blocks(uint32_t n_tile_rows, uint32_t n_cols)
 {
-    uint32_t n = (n_cols + TILE - 1) / TILE, most = n_tile_rows == 1 ? 4 : 3;
+    uint32_t n = (n_cols + TILE - 1) / TILE, most = 5 - n_tile_rows;
     uint32_t n_turns = (n + most - 1) / most;
 
     return (n + n_turns - 1) / n_turns;
 }
 
-/* Some column blocks of weights that come from memory, against one or two tile rows of x. */
+/* Some column blocks of weights that come from memory, against one to three tile rows of x. */
 typedef struct {
     const bt_bf16 *x;     /* tiles, step after step; */
-    size_t         low_x; /* elements to those of the second tile row */
+    size_t         low_x; /* elements from one tile row to the next */
     const bt_bf16 *b;     /* of the first block, */
     size_t         block; /* and elements to the next one */
     const void    *next;  /* what is read afterwards, its blocks as far apart: fetched meanwhile */
@@ -114,14 +115,15 @@ typedef struct {
     bt_cpu_wide_table *tables; /* [AMX_STREAM_BLOCKS] */
 } bt_cpu_amx_narrow;
 
-/* As bt_cpu_amx_stream_run(); b and block are not used. */
+/* As bt_cpu_amx_stream_run(); b and block are not used.  Past three tile rows at most two
+ * blocks go. */
 void bt_cpu_amx_stream_narrow(const bt_cpu_amx_stream *s, const bt_cpu_amx_narrow *n,
                               uint32_t n_tile_rows, uint32_t n_blocks);
 
 /* ---- mm_amx_int4.c ---- */
 
-/* At most 32 rows, and weights of 4 bits.  step_x: elements of x from 32 k to the next ones; low_x:
- * from the first row to the 17th.  Configures the tiles; the caller releases them. */
+/* At most AMX_NARROW_ROWS rows, and weights of 4 bits.  step_x: elements of x from 32 k to the next
+ * ones; low_x: to the 16th row after it.  Configures the tiles; the caller releases them. */
 void bt_cpu_amx_int4(const bt_cpu_mm *mm, size_t step_x, size_t low_x);
 
 #endif

@@ -306,7 +306,7 @@ void bt_cpu_mm_tile32_amx(const bt_cpu_mm *mm)
     if (mm->cached && mm->kind == BT_WEIGHT_BF16) {
         multiply_near(mm);
     } else {
-        uint32_t most = int4 ? AMX_STREAM_ROWS : TILE;
+        uint32_t most = int4 ? AMX_NARROW_ROWS : TILE;
 
         for (uint32_t m0 = 0; m0 < mm->m; m0 += most) {
             bt_cpu_mm rows = *mm;

@@ -1,4 +1,4 @@
-/* device/cpu/mm_amx_int4.c - tile32 for at most 32 rows and weights of 4 bits.
+/* device/cpu/mm_amx_int4.c - tile32 for at most 48 rows and weights of 4 bits.
  *
  * Widening is most of the work here, so products are turned round: 16 columns of B are the rows of
  * a left tile, x is the right one, and y leaves turned.  Then a register of weights is 32 k of one
@@ -6,8 +6,8 @@
  * for every scale; those of one exponent and sign, which is about what a matrix has, are 4 KiB.
  *
  * Tiles 0-3 sum up to four blocks of columns and one tile row of x, which 4 holds, or two and two,
- * in 4 and 5; 7 holds weights.  A tile load waits for the stores of what it loads, so a block is
- * widened a step before it is multiplied. */
+ * in 4 and 5; or 0-5 two and three, in 6 by turns.  7 holds weights.  A tile load waits for the
+ * stores of what it loads, so a block is widened a step before it is multiplied. */
 #include <pthread.h>
 #include <string.h>
 
@@ -18,7 +18,7 @@
 #define INLINE static inline __attribute__((always_inline))
 
 enum {
-    X_K    = 4096, /* k of 16 rows of x at a time */
+    X_K    = 6144, /* k of 16 rows of x at a time */
     AHEAD  = 8,    /* steps, from what is read to what is fetched from memory */
     VALUES = 16,
     SCALES = 1 << 16,
@@ -67,13 +67,13 @@ INLINE void widen(const bt_cpu_int4_group *g, bt_bf16 *out)
     }
 }
 
-/* Some column blocks past one or two tile rows of x. */
+/* Some column blocks past one to three tile rows of x. */
 typedef struct {
     const bt_cpu_int4_group *b;     /* of the first one, */
     size_t                   block; /* and groups to the next one */
     const bt_cpu_int4_group *next;  /* what is read afterwards, its blocks as far apart */
     const bt_bf16           *x;     /* [n_steps][n_tile_rows][16][m][2] */
-    uint32_t                 n_steps, n_tile_rows, m; /* rows of one, 16 of two: the last again */
+    uint32_t                 n_steps, n_tile_rows, m; /* rows of one, else 16: the last again */
     bool                     from_zero;               /* else from the sums */
     float                   *sums;                    /* [n_blocks][n_tile_rows][16][m] */
 } turned;
@@ -170,6 +170,54 @@ INLINE void two_rows(const turned *t, const uint32_t n_blocks)
     if (n_blocks > 1) LEAVE(3);
 }
 
+/* Three: y has three, block after block.  Blocks are widened where the products hide most of it. */
+INLINE void three_rows(const turned *t, const uint32_t n_blocks)
+{
+    const size_t size = (size_t)TILE * t->m, row = t->m * sizeof(float);
+    wide_tiles   wide;
+
+    TAKE(0);
+    TAKE(1);
+    TAKE(2);
+    if (n_blocks > 1) TAKE(3);
+    if (n_blocks > 1) TAKE(4);
+    if (n_blocks > 1) TAKE(5);
+    for (uint32_t c = 0; c < n_blocks; c++)
+        widen_block(t, 0, c, &wide);
+    for (uint32_t step = 0; step < t->n_steps; step++) {
+        const bt_bf16 *x = t->x + step * 6 * size, *b = wide.b[step % 2][0];
+        bool           more = step + 1 < t->n_steps;
+
+        if (more) widen_block(t, step + 1, 0, &wide);
+        _tile_loadd(6, x, row);
+        _tile_loadd(7, b, 64);
+        _tile_dpbf16ps(0, 7, 6);
+        if (n_blocks > 1) {
+            _tile_loadd(7, b + TILE_ELEMS, 64);
+            _tile_dpbf16ps(3, 7, 6);
+        }
+        _tile_loadd(6, x + 2 * size, row);
+        if (n_blocks > 1) {
+            _tile_dpbf16ps(4, 7, 6);
+            if (more) widen_block(t, step + 1, 1, &wide);
+            _tile_loadd(7, b, 64);
+        }
+        _tile_dpbf16ps(1, 7, 6);
+        _tile_loadd(6, x + 4 * size, row);
+        _tile_dpbf16ps(2, 7, 6);
+        if (n_blocks > 1) {
+            _tile_loadd(7, b + TILE_ELEMS, 64);
+            _tile_dpbf16ps(5, 7, 6);
+        }
+    }
+    LEAVE(0);
+    LEAVE(1);
+    LEAVE(2);
+    if (n_blocks > 1) LEAVE(3);
+    if (n_blocks > 1) LEAVE(4);
+    if (n_blocks > 1) LEAVE(5);
+}
+
 static void run_blocks(const turned *t, uint32_t n_blocks)
 {
     publish(t->sums);
@@ -180,6 +228,8 @@ static void run_blocks(const turned *t, uint32_t n_blocks)
         AMX_CASE(1, 4, one_row(t, 4))
         AMX_CASE(2, 1, two_rows(t, 1))
         AMX_CASE(2, 2, two_rows(t, 2))
+        AMX_CASE(3, 1, three_rows(t, 1))
+        AMX_CASE(3, 2, three_rows(t, 2))
     default: BT_ASSERT(false);
     }
     publish(t->sums);
@@ -289,12 +339,12 @@ static void turn_sums(const bt_cpu_mm *mm, const turned *t, uint32_t n0, uint32_
 void bt_cpu_amx_int4(const bt_cpu_mm *mm, size_t step_x, size_t low_x)
 {
     _Alignas(64) bt_bf16     x[X_K * TILE];
-    _Alignas(64) float       sums[AMX_STREAM_BLOCKS * TILE * TILE];
+    _Alignas(64) float       sums[AMX_STREAM_SUMS * TILE * TILE];
     const bt_cpu_int4_group *packed = mm->packed;
     turned                   t      = {.block = mm->k / BT_INT4_GROUP, .x = x, .sums = sums};
 
     pthread_once(&g_once, fill_products);
-    t.n_tile_rows = mm->m > TILE ? 2 : 1;
+    t.n_tile_rows = (mm->m + TILE - 1) / TILE;
     t.m           = bt_min_u32(mm->m, TILE);
     configure(TILE, t.m);
     for (uint32_t k0 = 0, k1; k0 < mm->k; k0 = k1) {

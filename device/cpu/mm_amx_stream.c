@@ -1,15 +1,16 @@
-/* device/cpu/mm_amx_stream.c - tile32 for at most 32 rows, whose time is that in which the weights
- * come from memory.
+/* device/cpu/mm_amx_stream.c - tile32 for at most 32 rows, of weights of 8 bits 48, whose time is
+ * that in which the weights come from memory.
  *
  * A tile load that misses the first-level cache keeps few lines under way, and the core's own
  * prefetcher hardly sees it.  So every line of weights is fetched twice before it is loaded: from
  * memory into the second-level cache some steps ahead, and from there into the first one step
- * ahead.  Those of 8 bits are fetched once and widened step by step.  Several column blocks go
- * together, each a stream of its own from memory, since each turn reads the tiles of x anew: four
- * past one tile row, three past two.
+ * ahead.  Those of 8 bits are fetched once and widened step by step, where two tile rows or three
+ * pass a block at a time among the products of the step before.  Several column blocks go together,
+ * each a stream of its own from memory, since each turn reads the tiles of x anew: four past one
+ * tile row, three past two, two past three.
  *
- * Tiles 0-3 accumulate one tile row and 4 holds x; or 0-2 the first and 3-5 the second of two, and
- * 6.  7 holds B. */
+ * Tiles 0-3 accumulate one tile row and 4 holds x; or 0-2 the first and 3-5 the second of two, or
+ * of three 0-2 the first block and 3-5 the second, and 6.  7 holds B. */
 #include "core/log.h"
 #include "device/cpu/amx.h"
 #include "device/cpu/widen.inc.h"
@@ -52,115 +53,6 @@ INLINE void fetch(const bt_cpu_amx_stream *s, uint32_t step, const uint32_t n_bl
     } while (0)
 #define LEAVE(tile, place) _tile_stored(tile, s->sums + (place)*TILE_SUMS, 64)
 
-/* ---- one tile row ---- */
-
-INLINE void take_row(const bt_cpu_amx_stream *s, const uint32_t n_blocks)
-{
-    TAKE(0, 0);
-    if (n_blocks > 1) TAKE(1, 1);
-    if (n_blocks > 2) TAKE(2, 2);
-    if (n_blocks > 3) TAKE(3, 3);
-}
-
-INLINE void leave_row(const bt_cpu_amx_stream *s, const uint32_t n_blocks)
-{
-    LEAVE(0, 0);
-    if (n_blocks > 1) LEAVE(1, 1);
-    if (n_blocks > 2) LEAVE(2, 2);
-    if (n_blocks > 3) LEAVE(3, 3);
-}
-
-INLINE void multiply_row(const bt_bf16 *x, const bt_bf16 *b, size_t block, const uint32_t n_blocks)
-{
-    _tile_loadd(4, x, 64);
-    _tile_loadd(7, b, 64);
-    _tile_dpbf16ps(0, 4, 7);
-    if (n_blocks > 1) {
-        _tile_loadd(7, b + block, 64);
-        _tile_dpbf16ps(1, 4, 7);
-    }
-    if (n_blocks > 2) {
-        _tile_loadd(7, b + 2 * block, 64);
-        _tile_dpbf16ps(2, 4, 7);
-    }
-    if (n_blocks > 3) {
-        _tile_loadd(7, b + 3 * block, 64);
-        _tile_dpbf16ps(3, 4, 7);
-    }
-}
-
-INLINE void one_row(const bt_cpu_amx_stream *s, const uint32_t n_blocks)
-{
-    take_row(s, n_blocks);
-    for (uint32_t step = 0; step < s->n_steps; step++) {
-        fetch(s, step, n_blocks);
-        multiply_row(s->x + (size_t)step * TILE_ELEMS, s->b + (size_t)step * TILE_ELEMS, s->block,
-                     n_blocks);
-    }
-    leave_row(s, n_blocks);
-}
-
-/* ---- two ---- */
-
-INLINE void zero_six(void)
-{
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-    _tile_zero(4);
-    _tile_zero(5);
-}
-
-/* A step.  x comes from the second-level cache and leaves the first to B. */
-INLINE void multiply_two(const bt_bf16 *x, size_t low_x, const bt_bf16 *b, size_t block,
-                         const uint32_t n_blocks)
-{
-    _tile_stream_loadd(6, x, 64);
-    _tile_loadd(7, b, 64);
-    _tile_dpbf16ps(0, 6, 7);
-    if (n_blocks > 1) {
-        _tile_loadd(7, b + block, 64);
-        _tile_dpbf16ps(1, 6, 7);
-    }
-    if (n_blocks > 2) {
-        _tile_loadd(7, b + 2 * block, 64);
-        _tile_dpbf16ps(2, 6, 7);
-    }
-    _tile_stream_loadd(6, x + low_x, 64);
-    if (n_blocks > 2) {
-        _tile_dpbf16ps(5, 6, 7);
-        _tile_loadd(7, b + block, 64);
-    }
-    if (n_blocks > 1) {
-        _tile_dpbf16ps(4, 6, 7);
-        _tile_loadd(7, b, 64);
-    }
-    _tile_dpbf16ps(3, 6, 7);
-}
-
-INLINE void leave_two(const bt_cpu_amx_stream *s, const uint32_t n_blocks)
-{
-    LEAVE(0, 0);
-    LEAVE(3, 1);
-    if (n_blocks > 1) LEAVE(1, 2);
-    if (n_blocks > 1) LEAVE(4, 3);
-    if (n_blocks > 2) LEAVE(2, 4);
-    if (n_blocks > 2) LEAVE(5, 5);
-}
-
-INLINE void two_rows(const bt_cpu_amx_stream *s, const uint32_t n_blocks)
-{
-    const bt_bf16 *x = s->x, *b = s->b;
-
-    zero_six();
-    for (uint32_t step = 0; step < s->n_steps; step++, x += TILE_ELEMS, b += TILE_ELEMS) {
-        fetch(s, step, n_blocks);
-        multiply_two(x, s->low_x, b, s->block, n_blocks);
-    }
-    leave_two(s, n_blocks);
-}
-
 /* ---- weights of 8 bits ---- */
 
 enum { AHEAD = 8 /* steps, from what is read to what is fetched */ };
@@ -168,6 +60,7 @@ enum { AHEAD = 8 /* steps, from what is read to what is fetched */ };
 /* A step of some column blocks. */
 typedef struct {
     const char *at, *later; /* narrow, of the first block; and what is fetched meanwhile */
+    size_t      block;      /* bytes from one block to the next */
     const bt_cpu_wide_table *tables[AMX_STREAM_BLOCKS];
     _Alignas(64) bt_bf16 wide[2][AMX_STREAM_BLOCKS][TILE_ELEMS]; /* even steps and odd ones */
 } narrow_step;
@@ -192,72 +85,226 @@ static __attribute__((noinline)) void find_tables(const bt_cpu_amx_narrow *n, ui
     }
 }
 
-/* The step is to be widened. */
-INLINE void begin_step(narrow_step *w, const bt_cpu_amx_stream *s, const bt_cpu_amx_narrow *n,
-                       uint32_t step, const uint32_t n_blocks)
+/* The step is to be widened, if there is one.  Returns where to. */
+INLINE bt_bf16 *begin_step(narrow_step *w, const bt_cpu_amx_stream *s, const bt_cpu_amx_narrow *n,
+                           uint32_t step, const uint32_t n_blocks)
 {
     uint32_t k = n->k0 + step * STEP;
 
+    if (step == s->n_steps) return NULL;
+    w->block = n->from.block;
     w->at    = narrow_at(s, n, step);
     w->later = narrow_at(s, n, step + AHEAD);
     if (step == 0 || k % BT_CPU_SCALE_K == 0) find_tables(n, k, n_blocks, w->tables);
+    return w->wide[step % 2][0];
 }
 
-/* One of its blocks.  Lines of all blocks are fetched by turns, one for each that is read. */
-INLINE void widen_block(narrow_step *w, size_t block, const uint32_t c, const uint32_t n_blocks,
-                        bt_bf16 *out)
+/* One of its blocks; to: NULL where nothing is to be widened.  Lines of all blocks are fetched by
+ * turns, one for each that is read. */
+INLINE void widen_block(const narrow_step *w, bt_bf16 *to, const uint32_t c,
+                        const uint32_t n_blocks)
 {
     enum { LINES = TILE_ELEMS / GROUP };
 
+    if (to == NULL || c >= n_blocks) return;
     for (uint32_t i = 0; i < LINES; i++) {
         uint32_t line = c * LINES + i;
 
-        _mm_prefetch(w->later + line % n_blocks * block + line / n_blocks * GROUP, _MM_HINT_T1);
-        widen_groups((const uint8_t *)w->at + c * block + i * GROUP, 1, w->tables[c],
-                     out + i * GROUP);
+        _mm_prefetch(w->later + line % n_blocks * w->block + line / n_blocks * GROUP, _MM_HINT_T1);
+        widen_groups((const uint8_t *)w->at + c * w->block + i * GROUP, 1, w->tables[c],
+                     to + c * TILE_ELEMS + i * GROUP);
     }
-    publish(out);
+    publish(to);
 }
 
-#define NEXT(c)                                                                     \
-    do {                                                                            \
-        if (more && (c) < n_blocks)                                                 \
-            widen_block(&w, n->from.block, c, n_blocks, w.wide[(step + 1) % 2][c]); \
-    } while (0)
+/* ---- one tile row ---- */
 
-/* A tile load waits for the stores of what it loads, so a step is multiplied after the one behind
- * it has been widened. */
+INLINE void take_row(const bt_cpu_amx_stream *s, const uint32_t n_blocks)
+{
+    TAKE(0, 0);
+    if (n_blocks > 1) TAKE(1, 1);
+    if (n_blocks > 2) TAKE(2, 2);
+    if (n_blocks > 3) TAKE(3, 3);
+}
+
+INLINE void leave_row(const bt_cpu_amx_stream *s, const uint32_t n_blocks)
+{
+    LEAVE(0, 0);
+    if (n_blocks > 1) LEAVE(1, 1);
+    if (n_blocks > 2) LEAVE(2, 2);
+    if (n_blocks > 3) LEAVE(3, 3);
+}
+
+INLINE void multiply_row(const bt_bf16 *x, const bt_bf16 *b, size_t block, const uint32_t n_blocks,
+                         const narrow_step *w, bt_bf16 *to)
+{
+    widen_block(w, to, 0, n_blocks);
+    widen_block(w, to, 1, n_blocks);
+    widen_block(w, to, 2, n_blocks);
+    widen_block(w, to, 3, n_blocks);
+    _tile_loadd(4, x, 64);
+    _tile_loadd(7, b, 64);
+    _tile_dpbf16ps(0, 4, 7);
+    if (n_blocks > 1) {
+        _tile_loadd(7, b + block, 64);
+        _tile_dpbf16ps(1, 4, 7);
+    }
+    if (n_blocks > 2) {
+        _tile_loadd(7, b + 2 * block, 64);
+        _tile_dpbf16ps(2, 4, 7);
+    }
+    if (n_blocks > 3) {
+        _tile_loadd(7, b + 3 * block, 64);
+        _tile_dpbf16ps(3, 4, 7);
+    }
+}
+
+INLINE void one_row(const bt_cpu_amx_stream *s, const uint32_t n_blocks)
+{
+    take_row(s, n_blocks);
+    for (uint32_t step = 0; step < s->n_steps; step++) {
+        fetch(s, step, n_blocks);
+        multiply_row(s->x + (size_t)step * TILE_ELEMS, s->b + (size_t)step * TILE_ELEMS, s->block,
+                     n_blocks, NULL, NULL);
+    }
+    leave_row(s, n_blocks);
+}
+
+/* ---- two ---- */
+
+INLINE void zero_six(void)
+{
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    _tile_zero(4);
+    _tile_zero(5);
+}
+
+/* A step.  x comes from the second-level cache and leaves the first to B. */
+INLINE void multiply_two(const bt_bf16 *x, size_t low_x, const bt_bf16 *b, size_t block,
+                         const uint32_t n_blocks, const narrow_step *w, bt_bf16 *to)
+{
+    _tile_stream_loadd(6, x, 64);
+    _tile_loadd(7, b, 64);
+    _tile_dpbf16ps(0, 6, 7);
+    widen_block(w, to, 0, n_blocks);
+    if (n_blocks > 1) {
+        _tile_loadd(7, b + block, 64);
+        _tile_dpbf16ps(1, 6, 7);
+    }
+    if (n_blocks > 2) {
+        _tile_loadd(7, b + 2 * block, 64);
+        _tile_dpbf16ps(2, 6, 7);
+    }
+    widen_block(w, to, 1, n_blocks);
+    _tile_stream_loadd(6, x + low_x, 64);
+    if (n_blocks > 2) {
+        _tile_dpbf16ps(5, 6, 7);
+        _tile_loadd(7, b + block, 64);
+    }
+    if (n_blocks > 1) {
+        _tile_dpbf16ps(4, 6, 7);
+        _tile_loadd(7, b, 64);
+    }
+    widen_block(w, to, 2, n_blocks);
+    _tile_dpbf16ps(3, 6, 7);
+}
+
+INLINE void leave_two(const bt_cpu_amx_stream *s, const uint32_t n_blocks)
+{
+    LEAVE(0, 0);
+    LEAVE(3, 1);
+    if (n_blocks > 1) LEAVE(1, 2);
+    if (n_blocks > 1) LEAVE(4, 3);
+    if (n_blocks > 2) LEAVE(2, 4);
+    if (n_blocks > 2) LEAVE(5, 5);
+}
+
+INLINE void two_rows(const bt_cpu_amx_stream *s, const uint32_t n_blocks)
+{
+    const bt_bf16 *x = s->x, *b = s->b;
+
+    zero_six();
+    for (uint32_t step = 0; step < s->n_steps; step++, x += TILE_ELEMS, b += TILE_ELEMS) {
+        fetch(s, step, n_blocks);
+        multiply_two(x, s->low_x, b, s->block, n_blocks, NULL, NULL);
+    }
+    leave_two(s, n_blocks);
+}
+
+/* ---- three, of weights of 8 bits ---- */
+
+INLINE void multiply_three(const bt_bf16 *x, size_t low_x, const bt_bf16 *b,
+                           const uint32_t n_blocks, const narrow_step *w, bt_bf16 *to)
+{
+    widen_block(w, to, 0, n_blocks);
+    _tile_stream_loadd(6, x, 64);
+    _tile_loadd(7, b, 64);
+    _tile_dpbf16ps(0, 6, 7);
+    if (n_blocks > 1) {
+        _tile_loadd(7, b + TILE_ELEMS, 64);
+        _tile_dpbf16ps(3, 6, 7);
+    }
+    _tile_stream_loadd(6, x + low_x, 64);
+    if (n_blocks > 1) {
+        _tile_dpbf16ps(4, 6, 7);
+        _tile_loadd(7, b, 64);
+    }
+    widen_block(w, to, 1, n_blocks);
+    _tile_dpbf16ps(1, 6, 7);
+    _tile_stream_loadd(6, x + 2 * low_x, 64);
+    _tile_dpbf16ps(2, 6, 7);
+    if (n_blocks > 1) {
+        _tile_loadd(7, b + TILE_ELEMS, 64);
+        _tile_dpbf16ps(5, 6, 7);
+    }
+}
+
+INLINE void leave_three(const bt_cpu_amx_stream *s, const uint32_t n_blocks)
+{
+    LEAVE(0, 0);
+    LEAVE(1, 1);
+    LEAVE(2, 2);
+    if (n_blocks > 1) LEAVE(3, 3);
+    if (n_blocks > 1) LEAVE(4, 4);
+    if (n_blocks > 1) LEAVE(5, 5);
+}
+
+/* A tile load waits for the stores of what it loads, so a step is multiplied while the one behind
+ * it is widened. */
 INLINE void narrow_rows(const bt_cpu_amx_stream *s, const bt_cpu_amx_narrow *n,
                         const uint32_t n_rows, const uint32_t n_blocks)
 {
     narrow_step    w;
     const bt_bf16 *x = s->x;
+    bt_bf16       *to;
 
     if (n_rows == 1)
         take_row(s, n_blocks);
     else
         zero_six();
-    begin_step(&w, s, n, 0, n_blocks);
+    to = begin_step(&w, s, n, 0, n_blocks);
     for (uint32_t c = 0; c < n_blocks; c++)
-        widen_block(&w, n->from.block, c, n_blocks, w.wide[0][c]);
+        widen_block(&w, to, c, n_blocks);
     for (uint32_t step = 0; step < s->n_steps; step++, x += TILE_ELEMS) {
-        const bt_bf16 *b    = w.wide[step % 2][0];
-        bool           more = step + 1 < s->n_steps;
+        const bt_bf16 *b = w.wide[step % 2][0];
 
-        if (more) begin_step(&w, s, n, step + 1, n_blocks);
-        NEXT(0);
-        NEXT(1);
-        NEXT(2);
-        NEXT(3);
+        to = begin_step(&w, s, n, step + 1, n_blocks);
         if (n_rows == 1)
-            multiply_row(x, b, TILE_ELEMS, n_blocks);
+            multiply_row(x, b, TILE_ELEMS, n_blocks, &w, to);
+        else if (n_rows == 2)
+            multiply_two(x, s->low_x, b, TILE_ELEMS, n_blocks, &w, to);
         else
-            multiply_two(x, s->low_x, b, TILE_ELEMS, n_blocks);
+            multiply_three(x, s->low_x, b, n_blocks, &w, to);
     }
     if (n_rows == 1)
         leave_row(s, n_blocks);
-    else
+    else if (n_rows == 2)
         leave_two(s, n_blocks);
+    else
+        leave_three(s, n_blocks);
 }
 
 void bt_cpu_amx_stream_narrow(const bt_cpu_amx_stream *s, const bt_cpu_amx_narrow *n,
@@ -272,6 +319,8 @@ void bt_cpu_amx_stream_narrow(const bt_cpu_amx_stream *s, const bt_cpu_amx_narro
         AMX_CASE(2, 1, narrow_rows(s, n, 2, 1))
         AMX_CASE(2, 2, narrow_rows(s, n, 2, 2))
         AMX_CASE(2, 3, narrow_rows(s, n, 2, 3))
+        AMX_CASE(3, 1, narrow_rows(s, n, 3, 1))
+        AMX_CASE(3, 2, narrow_rows(s, n, 3, 2))
     default: BT_ASSERT(false);
     }
     publish(s->sums);

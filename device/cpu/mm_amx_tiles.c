@@ -12,8 +12,8 @@
  * become results a few rows a step.
  *
  * With `up`, a panel is 16 columns of gate and the same of up.  Of narrow weights, each piece of a
- * panel is widened before the tiles of x pass.  Up to 32 rows go through mm_amx_stream.c, or past
- * weights of 4 bits mm_amx_int4.c.
+ * panel is widened before the tiles of x pass.  Up to 32 rows, of narrow weights 48, go through
+ * mm_amx_stream.c, or past weights of 4 bits mm_amx_int4.c.
  *
  * Tiles 0-3 accumulate, 4-5 hold x, 6-7 hold B: a step of 32 k is 2 x 2 tiles, or 1 x 2 for the
  * last 16 rows. */
@@ -456,7 +456,7 @@ static void put_blocks(const bt_cpu_mm_tiles *mm, size_t block, size_t ld, uint3
     }
 }
 
-/* Against one or two tile rows: as weights come from memory. */
+/* Against one to three tile rows: as weights come from memory. */
 static void run_stream(const bt_cpu_mm_tiles *mm)
 {
     _Alignas(64) float sums[2][AMX_STREAM_SUMS * TILE_SUMS];
@@ -522,10 +522,10 @@ static void run_int4(const bt_cpu_mm_tiles *mm)
 
 void bt_cpu_mm_tile32_amx_tiles(const bt_cpu_mm_tiles *mm)
 {
-    if (mm->m <= AMX_STREAM_ROWS && mm->kind == BT_WEIGHT_INT4)
-        run_int4(mm);
-    else if (mm->m <= AMX_STREAM_ROWS)
-        run_stream(mm);
-    else
+    if (mm->m > (mm->kind == BT_WEIGHT_BF16 ? (int)AMX_STREAM_ROWS : (int)AMX_NARROW_ROWS))
         run_panels(mm);
+    else if (mm->kind == BT_WEIGHT_INT4)
+        run_int4(mm);
+    else
+        run_stream(mm);
 }

@@ -500,7 +500,7 @@ static void mm_of_narrow_weights_equals_that_of_bf16(bt_weight_kind kind)
     bt_bf16 *tiles = bt_calloc_aligned((size_t)bt_cpu_pad(MAX_M, 16) * bt_cpu_pad(MAX_K, 32), 2);
 
     for (size_t i = 0; i < sizeof(KS) / sizeof(*KS) * 4; i++) {
-        uint32_t k = KS[i / 4], m_max = k > 1200 ? 30 : 270;
+        uint32_t k = KS[i / 4], m_max = k > 1200 ? 47 : 270;
         bool     slow = strcmp(g_kernels->name, "scalar") == 0;
 
         if (kind == BT_WEIGHT_INT4) k = k < 32 ? 32 : k / 32 * 32;

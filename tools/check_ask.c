@@ -13,6 +13,7 @@
 
 #include "core/alloc.h"
 #include "core/clock.h"
+#include "core/lines.h"
 
 enum { AT_ONCE = 128 };
 #define CANNOT_START "its command cannot be started: %s"
@@ -23,8 +24,7 @@ typedef struct {
     pid_t          pid;
     uint64_t       end_ns;
     double         begun_s; /* by the wall clock */
-    size_t         n;
-    char           line[2 * BT_CHECK_TEXT];
+    bt_lines       lines;   /* of its output */
 } asked;
 
 static void end_group(int sig)
@@ -65,8 +65,8 @@ static BT_NORETURN void run_child(const char *command, pid_t parent, const int e
     _exit(0);
 }
 
-/* Its output's descriptor, or -1, which the node's last words then explain. */
-static int begin(asked *a, bt_asked_node *node, uint64_t limit_ns)
+/* False: the node's last words say why not. */
+static bool begin(asked *a, bt_asked_node *node, uint64_t limit_ns)
 {
     int   ends[2] = {-1, -1};
     pid_t self    = getpid();
@@ -77,19 +77,21 @@ static int begin(asked *a, bt_asked_node *node, uint64_t limit_ns)
     if (ends[1] >= 0) close(ends[1]);
     if (a->pid > 0) {
         setpgid(a->pid, a->pid); /* on both sides, so that nobody can be too early */
-        return ends[0];
+        fcntl(ends[0], F_SETFL, O_NONBLOCK);
+        a->lines.fd = ends[0];
+        return true;
     }
     snprintf(node->last, sizeof(node->last), CANNOT_START, strerror(errno));
     if (ends[0] >= 0) close(ends[0]);
-    return -1;
+    return false;
 }
 
-static void finish(asked *a, int fd)
+static void finish(asked *a)
 {
     kill(-a->pid, SIGKILL); /* agents may leave something behind */
     while (waitpid(a->pid, NULL, 0) < 0 && errno == EINTR)
         continue;
-    close(fd);
+    if (a->lines.fd >= 0) close(a->lines.fd);
 }
 
 /* What lies within the question and now may be right, however long the line was under way. */
@@ -101,8 +103,9 @@ static double skew(double unix_s, double begun_s)
     return unix_s >= begun_s ? 0 : unix_s - begun_s;
 }
 
-static void take_line(asked *a, const char *line)
+static void take_line(void *ctx, const char *line)
 {
+    asked         *a     = ctx;
     bt_asked_node *node  = a->node;
     bool           timed = node->facts.unix_s != 0;
 
@@ -110,29 +113,6 @@ static void take_line(asked *a, const char *line)
         snprintf(node->last, sizeof(node->last), "%.*s", BT_CHECK_TEXT - 1, line);
     bt_check_node_hear(&node->facts, line);
     if (!timed && node->facts.unix_s != 0) node->skew_s = skew(node->facts.unix_s, a->begun_s);
-}
-
-/* False at the end of its output. */
-static bool hear(asked *a, int fd)
-{
-    ssize_t got = read(fd, a->line + a->n, sizeof(a->line) - 1 - a->n);
-    char   *at  = a->line, *end;
-
-    if (got < 0 && errno == EINTR) return true;
-    if (got > 0) a->n += (size_t)got;
-    a->line[a->n] = '\0';
-    while ((end = strchr(at, '\n')) != NULL) {
-        *end = '\0';
-        take_line(a, at);
-        at = end + 1;
-    }
-    a->n = strlen(at);
-    memmove(a->line, at, a->n + 1);
-    if (a->n > 0 && (got <= 0 || a->n == sizeof(a->line) - 1)) {
-        take_line(a, a->line); /* without an end, or longer than any of ours */
-        a->n = 0;
-    }
-    return got > 0;
 }
 
 bt_status bt_check_ask(bt_asked_node *nodes, uint32_t n_nodes, uint64_t limit_ns)
@@ -146,24 +126,20 @@ bt_status bt_check_ask(bt_asked_node *nodes, uint32_t n_nodes, uint64_t limit_ns
     while (n > 0 || n_begun < n_nodes) {
         uint64_t now;
 
-        while (n < AT_ONCE && n_begun < n_nodes) {
-            fds[n] = (struct pollfd){.events = POLLIN};
-            if ((fds[n].fd = begin(&running[n], &nodes[n_begun++], limit_ns)) >= 0) n++;
-        }
+        while (n < AT_ONCE && n_begun < n_nodes)
+            if (begin(&running[n], &nodes[n_begun++], limit_ns)) n++;
+        for (uint32_t i = 0; i < n; i++)
+            fds[i] = (struct pollfd){.fd = running[i].lines.fd, .events = POLLIN};
         poll(fds, n, 100);
         now = bt_now_ns();
-        for (uint32_t i = 0; i < n;) {
-            bool goes_on = fds[i].revents == 0 || hear(&running[i], fds[i].fd);
+        for (uint32_t i = n; i-- > 0;) {
+            asked *a = &running[i];
 
-            if (goes_on && now >= running[i].end_ns) running[i].node->late = true;
-            if (goes_on && !running[i].node->late) {
-                i++;
-                continue;
-            }
-            finish(&running[i], fds[i].fd);
-            n--;
-            running[i] = running[n];
-            fds[i]     = fds[n];
+            bt_lines_read(&a->lines, take_line, a);
+            a->node->late = a->lines.fd >= 0 && now >= a->end_ns;
+            if (a->lines.fd >= 0 && !a->node->late) continue;
+            finish(a);
+            *a = running[--n];
         }
     }
 out:

@@ -19,6 +19,7 @@ MODEL = os.path.join(SOURCE, "models/demo")
 WRONGS = {  # host: what the agent does to the answer of a good node
     "good": "cat",
     "far": "{ sleep 2; cat; }",    # whose clock is not wrong because its answer takes a while
+    "zero": "{ all=$(cat); printf 'a\\0b\\n%s\\n' \"$all\"; }",
     "model": "sed 's/^model ................/model 0123456789abcdef/'",
     "bits": "sed 's/^arithmetic .*/arithmetic prompt:other,generated:other/'",
     "old": "sed 's/^version .*/version 0.0.9/'",
@@ -118,7 +119,7 @@ def main():
         out = check(code=0)
         has(out, "localhost    ok", "GB/s from its files", "Open MPI", "remedies     stop, restart, replace", "pause        a killed rank, by estimate: 0.3 s to detect\n")
         assert max(map(len, out[out.index("pause"):].split("\n"))) <= 80, out    # as wide as a terminal
-        has(check("--hosts", "good:8,far,localhost", "--agent", agent, code=0), "good         ok", "far          ok", "localhost    ok")
+        has(check("--hosts", "good:8,far,localhost,zero", "--agent", agent, code=0), "good         ok", "far          ok", "localhost    ok", "zero         ok")
         for host, words in (("model", "its model is another one (0123456789abcdef) than on localhost"),
                             ("bits", "it computes other bits (prompt:other,generated:other) than localhost"),
                             ("old", "it has Baton 0.0.9, localhost has "), ("mpi", "it has mpirun (Open MPI) 3.1.6, localhost has "),

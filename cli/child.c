@@ -13,6 +13,7 @@
 #include "core/clock.h"
 #include "core/ending.h"
 #include "core/file.h"
+#include "core/processes.h"
 
 enum { ARGUMENT_MAX = 512, STARTED_MAX = 64 };
 #define GUARD_NS (3 * BT_NS_PER_S) /* to remove what a killed launcher left */
@@ -218,7 +219,7 @@ void bt_child_adopt(void)
     if (!g_others) prctl(PR_SET_CHILD_SUBREAPER, 1);
 }
 
-static bool is_ours(long pid)
+static bool is_ours(pid_t pid)
 {
     bool found = !g_others;
 
@@ -228,36 +229,25 @@ static bool is_ours(long pid)
 }
 
 /* The launcher's guard, which removes the private directories of a launcher that was killed. */
-static bool is_guard(long pid)
+static bool is_guard(pid_t pid)
 {
-    char  path[64], name[32] = "";
-    FILE *comm;
+    char name[BT_PROCESS_NAME];
 
-    snprintf(path, sizeof(path), "/proc/%ld/comm", pid);
-    comm = fopen(path, "re");
-    if (comm == NULL) return false;
-    if (fgets(name, sizeof(name), comm) == NULL) name[0] = '\0';
-    fclose(comm);
-    return strcmp(name, "baton-guard\n") == 0;
+    bt_process_name(pid, name);
+    return strcmp(name, "baton-guard") == 0;
 }
 
-static void kill_ours(bool guards_too)
+static bool kill_if_ours(pid_t self, pid_t pid, void *guards_too)
 {
-    char  path[64];
-    FILE *list;
-    long  pid;
-
-    snprintf(path, sizeof(path), "/proc/self/task/%d/children", (int)getpid());
-    list = fopen(path, "re");
-    if (list == NULL) return;
-    while (fscanf(list, "%ld", &pid) == 1)
-        if (is_ours(pid) && (guards_too || !is_guard(pid))) kill((pid_t)pid, SIGKILL);
-    fclose(list);
+    (void)self;
+    if (is_ours(pid) && (*(const bool *)guards_too || !is_guard(pid))) kill(pid, SIGKILL);
+    return false;
 }
 
 void bt_child_end_all(uint64_t wait_ns)
 {
     uint64_t kill_at_ns = bt_awake_ns() + wait_ns, now_ns;
+    bool     guards_too;
 
     for (;;) {
         pid_t got = waitpid(-1, NULL, WNOHANG);
@@ -265,8 +255,9 @@ void bt_child_end_all(uint64_t wait_ns)
         if (got > 0) forget_started(got);
         if (got > 0 || (got < 0 && errno == EINTR)) continue;
         if (got < 0 || (g_others && g_n_started == 0)) return; /* none of ours is left */
-        now_ns = bt_awake_ns();
-        if (now_ns > kill_at_ns) kill_ours(now_ns > kill_at_ns + GUARD_NS);
+        now_ns     = bt_awake_ns();
+        guards_too = now_ns > kill_at_ns + GUARD_NS;
+        if (now_ns > kill_at_ns) bt_process_each_child(getpid(), kill_if_ours, &guards_too);
         bt_sleep_ns(10 * BT_NS_PER_MS);
     }
 }

@@ -14,9 +14,9 @@
 
 #include "core/clock.h"
 #include "core/log.h"
+#include "core/processes.h"
 #include "launch/endings.h"
 #include "launch/openmpi.h"
-#include "launch/processes.h"
 #include "launch/scratch.h"
 
 enum { HOLD_TRIES = 20 };

@@ -16,10 +16,11 @@
 #include "core/file.h"
 #include "core/limits.h"
 #include "core/machine.h"
+#include "core/passed_on.h"
+#include "core/processes.h"
 #include "launch/bind.h"
 #include "launch/endings.h"
 #include "launch/openmpi.h"
-#include "launch/processes.h"
 
 /* mpirun hangs or crashes where it cannot open its pipes: a dozen and four a rank, and its own
  * sockets and plugins. */

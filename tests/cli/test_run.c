@@ -250,35 +250,16 @@ static void run_goes_on_when_nobody_reads_its_stdout(void)
     }
 }
 
-/* Of the program as the kernel shortens its name; 0: the cell has none. */
-static pid_t find_child(const char *comm_line)
+/* Of the program as the kernel shortens its name. */
+static pid_t child_pid(const char *name)
 {
-    char  path[64], name[32];
-    long  pid, found = 0;
-    FILE *children, *comm;
-
-    snprintf(path, sizeof(path), "/proc/%d/task/%d/children", (int)g_run.pid, (int)g_run.pid);
-    children = fopen(path, "re");
-    while (children != NULL && found == 0 && fscanf(children, "%ld", &pid) == 1) {
-        snprintf(path, sizeof(path), "/proc/%ld/comm", pid);
-        comm = fopen(path, "re");
-        if (comm != NULL && fgets(name, sizeof(name), comm) != NULL && strcmp(name, comm_line) == 0)
-            found = pid;
-        if (comm != NULL) fclose(comm);
-    }
-    if (children != NULL) fclose(children);
-    return (pid_t)found;
-}
-
-static pid_t child_pid(const char *comm_line)
-{
-    pid_t found = find_child(comm_line);
+    pid_t found = bt_command_child(&g_run, name);
 
     EXPECT(found != 0);
     return found;
 }
 
-static pid_t coordinator_pid(void) { return child_pid("baton-coordinat\n"); }
+static pid_t coordinator_pid(void) { return child_pid("baton-coordinat"); }
 
 /* One that may be started again: tests/system/restarts.py. */
 static void run_coordinator_that_hangs_ends_the_cell(void)
@@ -339,7 +320,7 @@ static void run_signal_before_ranks_attach_ends_soon(void)
     double begun = bt_command_now();
 
     start_run("absent:1", TWO_RANKS);
-    while (find_child("baton-launch\n") == 0 && bt_command_now() < begun + START_S)
+    while (bt_command_child(&g_run, "baton-launch") == 0 && bt_command_now() < begun + START_S)
         bt_command_wait_for(&g_run, "\x01", 0.02);
     begun = bt_command_now();
     stop(SIGTERM);
@@ -506,7 +487,7 @@ static void run_coordinator_that_dies_with_its_ranks_is_named(void)
 
     start_run("never_ready:1", ARGS("--prefill", "1", "--decode", "1", "--on-death", "restart"));
     EXPECT(bt_command_wait_for(&g_run, "all 2 ranks have attached", START_S));
-    if ((pid = coordinator_pid()) == 0 || (launch = child_pid("baton-launch\n")) == 0) return;
+    if ((pid = coordinator_pid()) == 0 || (launch = child_pid("baton-launch")) == 0) return;
     snprintf(path, sizeof(path), "/proc/%d/stat", (int)launch);
     kill(g_run.pid, SIGSTOP);
     kill(pid, SIGKILL);
@@ -548,7 +529,7 @@ static void run_restarts_ranks_until_it_gives_up(void)
     start_run("", ARGS("--both", "1", "--on-death", "restart", "--restarts", "2"));
     if (!serving()) return;
     for (int i = 0; i < 3; i++) {
-        pid_t launch = child_pid("baton-launch\n"), coordinator = coordinator_pid();
+        pid_t launch = child_pid("baton-launch"), coordinator = coordinator_pid();
 
         if (launch == 0 || coordinator == 0) return;
         if (i == 0) say_as(launch, "2026-01-01 00:00:00.000 E rank=0 - a/b.c:1 an error of old\n");
@@ -576,7 +557,7 @@ static void run_launcher_that_hangs_is_started_again(void)
     pid_t       pid;
 
     start_run("die_in_prefill:0", ARGS("--both", "1", "--on-death", "restart", "--restarts", "1"));
-    if (!serving() || (pid = child_pid("baton-launch\n")) == 0) return;
+    if (!serving() || (pid = child_pid("baton-launch")) == 0) return;
     kill(pid, SIGSTOP);
     snprintf(program, sizeof(program), "%s/baton-generate", g_bin);
     bt_command_start(&g_client, argv, NULL);

@@ -117,27 +117,6 @@ static void launch_sigterm_at_any_moment_of_the_start(void)
     }
 }
 
-/* The child of that name, 0: there is none. */
-static pid_t child_named(pid_t parent, const char *name)
-{
-    char  path[64], comm[32];
-    FILE *list, *f;
-    long  pid;
-    pid_t found = 0;
-
-    snprintf(path, sizeof(path), "/proc/%d/task/%d/children", (int)parent, (int)parent);
-    list = fopen(path, "re");
-    while (list != NULL && found == 0 && fscanf(list, "%ld", &pid) == 1) {
-        snprintf(path, sizeof(path), "/proc/%ld/comm", pid);
-        f = fopen(path, "re");
-        if (f != NULL && fscanf(f, "%31s", comm) == 1 && strcmp(comm, name) == 0)
-            found = (pid_t)pid;
-        if (f != NULL) fclose(f);
-    }
-    if (list != NULL) fclose(list);
-    return found;
-}
-
 /* Whatever its guard, whose session is its own, is sent before but SIGKILL. */
 static void launch_killed_takes_its_ranks_along(void)
 {
@@ -145,7 +124,7 @@ static void launch_killed_takes_its_ranks_along(void)
     pid_t            guard;
 
     start(SAY "echo up $OMPI_COMM_WORLD_RANK; exec sleep 600");
-    guard = child_named(g_command.pid, "baton-guard");
+    guard = bt_command_child(&g_command, "baton-guard");
     EXPECT(guard > 0 && getsid(guard) == guard);
     for (size_t i = 0; guard > 0 && i < sizeof(SIGNALS) / sizeof(SIGNALS[0]); i++)
         kill(guard, SIGNALS[i]);
@@ -193,7 +172,7 @@ static void launch_clears_what_a_killed_guard_left(void)
     EXPECT(mkdtemp(folder) != NULL);
     snprintf(tmpdir, sizeof(tmpdir), "TMPDIR=%s", folder);
     start_with(SAY "echo up $OMPI_COMM_WORLD_RANK; exec sleep 600", own);
-    guard = child_named(g_command.pid, "baton-guard");
+    guard = bt_command_child(&g_command, "baton-guard");
     EXPECT(guard > 0);
     if (guard > 0) kill(guard, SIGKILL);
     EXPECT(bt_process_gone(guard, END_S));

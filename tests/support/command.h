@@ -114,21 +114,35 @@ static inline int bt_command_run(bt_command *c, const char *const *argv,
     return bt_command_finish(c, seconds);
 }
 
+/* A child of the program, the one that ps calls so where name is not NULL; 0: there is none. */
+static inline pid_t bt_command_child(const bt_command *c, const char *name)
+{
+    char  path[64], comm[32];
+    FILE *list, *f;
+    long  pid;
+    pid_t found = 0;
+
+    snprintf(path, sizeof(path), "/proc/%d/task/%d/children", (int)c->pid, (int)c->pid);
+    list = fopen(path, "re");
+    while (list != NULL && found == 0 && fscanf(list, "%ld", &pid) == 1) {
+        snprintf(path, sizeof(path), "/proc/%ld/comm", pid);
+        f = fopen(path, "re");
+        if (name == NULL || (f != NULL && fscanf(f, "%31s", comm) == 1 && strcmp(comm, name) == 0))
+            found = (pid_t)pid;
+        if (f != NULL) fclose(f);
+    }
+    if (list != NULL) fclose(list);
+    return found;
+}
+
 /* True when the program has started one of its own within `seconds`. */
 static inline bool bt_command_has_child(const bt_command *c, double seconds)
 {
-    double  end = bt_command_now() + seconds;
-    char    path[64], pid;
-    ssize_t n = 0;
+    double end = bt_command_now() + seconds;
 
-    snprintf(path, sizeof(path), "/proc/%d/task/%d/children", (int)c->pid, (int)c->pid);
-    while (n <= 0 && bt_command_now() < end) {
-        int fd = open(path, O_RDONLY | O_CLOEXEC);
-
-        n = fd < 0 ? 0 : read(fd, &pid, 1);
-        if (fd >= 0) close(fd);
-    }
-    return n > 0;
+    while (bt_command_child(c, NULL) == 0)
+        if (bt_command_now() >= end) return false;
+    return true;
 }
 
 /* No such process, or a zombie, within `seconds`. */

@@ -1,6 +1,6 @@
-/* launch/processes.h - other processes of this machine, as /proc tells of them. */
-#ifndef BT_LAUNCH_PROCESSES_H
-#define BT_LAUNCH_PROCESSES_H
+/* core/processes.h - other processes of this machine, as /proc tells of them. */
+#ifndef BT_CORE_PROCESSES_H
+#define BT_CORE_PROCESSES_H
 
 #include <stdbool.h>
 #include <sys/types.h>

@@ -1,4 +1,4 @@
-#include "launch/processes.h"
+#include "core/processes.h"
 
 #include <dirent.h>
 #include <limits.h>

@@ -287,8 +287,9 @@ typedef struct {
 
 bt_status bt_cell_launch_argv(const bt_cell_options *opt, const char *coordinator, char ***argv_out)
 {
-    bt_status       st = BT_OK;
-    launch_command *c  = bt_calloc(1, sizeof(*c));
+    bt_status       st    = BT_OK;
+    launch_command *c     = bt_calloc(1, sizeof(*c));
+    const char     *death = opt->replace ? "replace" : "stop";
     char          **argv;
     size_t          n = 0;
 
@@ -298,50 +299,26 @@ bt_status bt_cell_launch_argv(const bt_cell_options *opt, const char *coordinato
     snprintf(c->n_ranks, sizeof(c->n_ranks), "%u", bt_cell_n_ranks(opt));
     snprintf(c->n_first, sizeof(c->n_first), "%u", opt->n_both ? opt->n_both : opt->n_prefill);
     snprintf(c->n_second, sizeof(c->n_second), "%u", opt->n_decode);
+    snprintf(c->n_spares, sizeof(c->n_spares), "%u", opt->n_spares);
     argv = c->argv;
-#define ADD(text) argv[n++] = (char *)(text)
-    ADD(c->launch);
-    if (opt->rank_map != NULL) {
-        ADD("--rank-map");
-        ADD(opt->rank_map);
-    } else {
-        ADD("--ranks");
-        ADD(c->n_ranks);
-    }
-    if (opt->slurm) ADD("--slurm");
-    if (opt->hosts != NULL) {
-        ADD("--host");
-        ADD(opt->hosts);
-    }
-    if (opt->hostfile != NULL) {
-        ADD("--hostfile");
-        ADD(opt->hostfile);
-    }
-    ADD("--on-death");
-    ADD(opt->replace ? "replace" : "stop");
-    ADD("--");
-    ADD(c->worker);
-    ADD("--model");
-    ADD(opt->model);
-    ADD(opt->n_both != 0 ? "--both" : "--prefill");
-    ADD(c->n_first);
-    if (opt->n_both == 0) {
-        ADD("--decode");
-        ADD(c->n_second);
-    }
-    ADD("--on-death");
-    ADD(opt->replace ? "replace" : "stop");
-    if (opt->n_spares != 0) {
-        snprintf(c->n_spares, sizeof(c->n_spares), "%u", opt->n_spares);
-        ADD("--spares");
-        ADD(c->n_spares);
-    }
+    bt_add_word(argv, &n, c->launch);
+    bt_add_flag(argv, &n, "--rank-map", opt->rank_map);
+    bt_add_flag(argv, &n, "--ranks", opt->rank_map == NULL ? c->n_ranks : NULL);
+    if (opt->slurm) bt_add_word(argv, &n, "--slurm");
+    bt_add_flag(argv, &n, "--host", opt->hosts);
+    bt_add_flag(argv, &n, "--hostfile", opt->hostfile);
+    bt_add_flag(argv, &n, "--on-death", death);
+    bt_add_word(argv, &n, "--");
+    bt_add_word(argv, &n, c->worker);
+    bt_add_flag(argv, &n, "--model", opt->model);
+    bt_add_flag(argv, &n, opt->n_both != 0 ? "--both" : "--prefill", c->n_first);
+    bt_add_flag(argv, &n, "--decode", opt->n_both == 0 ? c->n_second : NULL);
+    bt_add_flag(argv, &n, "--on-death", death);
+    bt_add_flag(argv, &n, "--spares", opt->n_spares != 0 ? c->n_spares : NULL);
     for (uint32_t i = 0; i < opt->worker.n; i++)
-        ADD(opt->worker.args[i]);
-    if (opt->verbose) ADD("--verbose");
-    ADD("--coordinator");
-    ADD(coordinator);
-#undef ADD
+        bt_add_word(argv, &n, opt->worker.args[i]);
+    if (opt->verbose) bt_add_word(argv, &n, "--verbose");
+    bt_add_flag(argv, &n, "--coordinator", coordinator);
     *argv_out = argv;
     c         = NULL;
 out:

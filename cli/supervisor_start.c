@@ -6,43 +6,33 @@
 #include "core/alloc.h"
 #include "core/defaults.h"
 
-enum { N_CLIENT_ARGS = 9 };
-
 bt_status bt_supervisor_start_coordinator(supervisor *s)
 {
     bt_status             st  = BT_OK;
     const bt_run_options *opt = s->opt;
     char                  path[PATH_MAX], port[16];
-    char                 *argv[24 + BT_PASSED_ON];
-    size_t                n = 0;
+    char                 *argv[24 + BT_PASSED_ON] = {0};
+    size_t                n                       = 0;
 
     BT_TRY(bt_program_path("baton-coordinator", path));
     snprintf(port, sizeof(port), "%u", s->port);
-#define ADD(text) argv[n++] = (char *)(text)
-    ADD(path);
-    ADD("--model");
-    ADD(opt->cell.model);
-    ADD("--port");
-    ADD(port);
-    ADD("--control");
-    ADD(s->control[0] != '\0' ? s->control : opt->control); /* ranks look for it where it was */
-    ADD("--on-death");
-    ADD(opt->cell.replace ? "replace" : opt->restarts != 0 ? "restart" : "stop");
-    if (opt->cell.replace && opt->restarts != 0) { /* a cell with too few ranks comes again */
-        ADD("--cell-wait-s");
-        ADD(BT_TEXT(BT_DEFAULT_CELL_WAIT_S));
-    }
+    bt_add_word(argv, &n, path);
+    bt_add_flag(argv, &n, "--model", opt->cell.model);
+    bt_add_flag(argv, &n, "--port", port);
+    /* Ranks look for it where it was. */
+    bt_add_flag(argv, &n, "--control", s->control[0] != '\0' ? s->control : opt->control);
+    bt_add_flag(argv, &n, "--on-death",
+                opt->cell.replace    ? "replace"
+                : opt->restarts != 0 ? "restart"
+                                     : "stop");
+    if (opt->cell.replace && opt->restarts != 0) /* a cell with too few ranks comes again */
+        bt_add_flag(argv, &n, "--cell-wait-s", BT_TEXT(BT_DEFAULT_CELL_WAIT_S));
     for (uint32_t i = 0; i < opt->server.given.n; i++)
-        ADD(opt->server.given.args[i]);
-    if (s->http[0] != '\0') { /* started again: not at another free one */
-        ADD("--http-port");
-        ADD(strrchr(s->http, ':') + 1);
-    }
-    if (opt->cell.verbose) ADD("--verbose");
-    ADD("--announce-fd");
-    ADD("@report");
-    ADD(NULL);
-#undef ADD
+        bt_add_word(argv, &n, opt->server.given.args[i]);
+    if (s->http[0] != '\0') /* started again: not at another free one */
+        bt_add_flag(argv, &n, "--http-port", strrchr(s->http, ':') + 1);
+    if (opt->cell.verbose) bt_add_word(argv, &n, "--verbose");
+    bt_add_flag(argv, &n, "--announce-fd", "@report");
     st = bt_child_spawn(&(bt_child_spec){.name = "coordinator", .argv = argv, .reports = true},
                         &s->coordinator);
 out:
@@ -87,19 +77,17 @@ bt_status bt_supervisor_start_client(supervisor *s)
 {
     bt_status st = BT_OK;
     char      path[PATH_MAX];
-    char     *argv[N_CLIENT_ARGS + BT_PASSED_ON + 1] = {path,
-                                                        (char *)"--address",
-                                                        s->address,
-                                                        (char *)"--model",
-                                                        (char *)s->opt->cell.model,
-                                                        (char *)"--max-tokens",
-                                                        (char *)s->opt->max_tokens,
-                                                        (char *)"--message",
-                                                        (char *)s->opt->chat};
+    char     *argv[12 + BT_PASSED_ON] = {0};
+    size_t    n                       = 0;
 
-    for (uint32_t i = 0; i < s->opt->client.n; i++)
-        argv[N_CLIENT_ARGS + i] = (char *)s->opt->client.args[i];
     BT_TRY(bt_program_path("baton-chat", path));
+    bt_add_word(argv, &n, path);
+    bt_add_flag(argv, &n, "--address", s->address);
+    bt_add_flag(argv, &n, "--model", s->opt->cell.model);
+    bt_add_flag(argv, &n, "--max-tokens", s->opt->max_tokens);
+    bt_add_flag(argv, &n, "--message", s->opt->chat);
+    for (uint32_t i = 0; i < s->opt->client.n; i++)
+        bt_add_word(argv, &n, s->opt->client.args[i]);
     st = bt_child_spawn(&(bt_child_spec){.name = "chat", .argv = argv, .in_front = true},
                         &s->client);
 out:

@@ -202,52 +202,31 @@ static bt_status make_command(const bt_mpirun_options *options, const bt_scratch
     c->argv = bt_calloc(OWN_ARGS + n_args + 1, sizeof(*c->argv));
     BT_REQUIRE(c->argv != NULL, BT_ERR_NO_MEMORY, "%zu arguments", n_args);
     snprintf(c->n_ranks, sizeof(c->n_ranks), "%u", options->n_ranks);
-#define ADD(text) c->argv[n++] = (char *)(text)
-    ADD(c->mpirun);
-    ADD("-n");
-    ADD(c->n_ranks);
+    bt_add_word(c->argv, &n, c->mpirun);
+    bt_add_flag(c->argv, &n, "-n", c->n_ranks);
     if (c->major >= 5 && srun != NULL) {
-        ADD("--prtemca");
-        ADD("plm_slurm_args");
-        ADD(srun);
+        bt_add_word(c->argv, &n, "--prtemca");
+        bt_add_flag(c->argv, &n, "plm_slurm_args", srun);
     }
-    if (options->hostfile != NULL) {
-        ADD("--hostfile");
-        ADD(options->hostfile);
-    }
-    if (options->hosts != NULL) {
-        ADD("--host");
-        ADD(options->hosts);
-    }
+    bt_add_flag(c->argv, &n, "--hostfile", options->hostfile);
+    bt_add_flag(c->argv, &n, "--host", options->hosts);
     if (options->map != NULL) {
         BT_TRY(write_places(options->map, scratch, c->places));
         BT_TRY(bt_bind_text(options->map, &c->bind));
-        ADD("--hostfile");
-        ADD(c->places);
-        ADD("--map-by");
-        ADD("seq");
+        bt_add_flag(c->argv, &n, "--hostfile", c->places);
+        bt_add_flag(c->argv, &n, "--map-by", "seq");
     }
     /* By name alone: values on a command line are everybody's to read. */
-    for (size_t i = 0; i < sizeof(FORWARDED) / sizeof(FORWARDED[0]); i++) {
-        if (getenv(FORWARDED[i]) == NULL) continue;
-        ADD("-x");
-        ADD(FORWARDED[i]);
-    }
-    ADD(c->exe);
-    ADD("--as-rank");
-    if (bt_mpirun_is_far(options)) {
-        ADD("--shm");
-        ADD(scratch->shm);
-    }
-    if (c->bind != NULL) {
-        ADD("--bind");
-        ADD(c->bind);
-    }
-    if (bt_mpirun_survives_far(options)) ADD("--tell-end");
-    ADD("--");
+    for (size_t i = 0; i < sizeof(FORWARDED) / sizeof(FORWARDED[0]); i++)
+        if (getenv(FORWARDED[i]) != NULL) bt_add_flag(c->argv, &n, "-x", FORWARDED[i]);
+    bt_add_word(c->argv, &n, c->exe);
+    bt_add_word(c->argv, &n, "--as-rank");
+    if (bt_mpirun_is_far(options)) bt_add_flag(c->argv, &n, "--shm", scratch->shm);
+    bt_add_flag(c->argv, &n, "--bind", c->bind);
+    if (bt_mpirun_survives_far(options)) bt_add_word(c->argv, &n, "--tell-end");
+    bt_add_word(c->argv, &n, "--");
     BT_ASSERT(n <= OWN_ARGS);
     memcpy(c->argv + n, options->argv, n_args * sizeof(*c->argv));
-#undef ADD
 out:
     return st;
 }

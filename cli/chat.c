@@ -1,6 +1,5 @@
 /* baton-chat - a conversation with a running cell, in the model's own chat template. */
 #include <argp.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,7 +7,6 @@
 
 #include "cli/talk.h"
 #include "core/alloc.h"
-#include "core/limits.h"
 #include "core/parse.h"
 
 enum { OPT_MESSAGE = 256, OPT_SYSTEM, OPT_THINK };
@@ -36,7 +34,7 @@ static const struct argp_option OPTIONS[] = {
 };
 
 typedef struct {
-    bt_talk_options talk;
+    bt_talk_options talk; /* first */
     const char     *message, *system;
     bt_chat_think   think;
 } options;
@@ -204,11 +202,12 @@ out:
     return st;
 }
 
-static bt_status chat(const options *opt)
+static bt_status chat(const bt_talk_options *common)
 {
-    bt_status st   = BT_OK;
-    bt_talk   talk = {0};
-    history   h    = {.think = opt->think};
+    bt_status      st   = BT_OK;
+    const options *opt  = (const options *)common;
+    bt_talk        talk = {0};
+    history        h    = {.think = opt->think};
 
     BT_TRY(bt_talk_open(&opt->talk, &talk));
     if (opt->system != NULL) BT_TRY(say(&h, "system", opt->system));
@@ -225,19 +224,8 @@ out:
 
 int main(int argc, char **argv)
 {
-    const struct argp_child children[] = {
-        {&bt_talk_argp, 0, NULL, 0},
-        {NULL,          0, NULL, 0}
-    };
-    const struct argp parser = {OPTIONS, parse, NULL, DOC, children, NULL, NULL};
-    options           opt    = {0};
-    int               code;
+    const struct argp own = {OPTIONS, parse, NULL, DOC, NULL, NULL, NULL};
+    options           opt = {0};
 
-    signal(SIGPIPE, SIG_IGN); /* a reader who has gone is an error of a write */
-    argp_parse(&parser, argc, argv, 0, NULL, &opt);
-    bt_log_init_verb("chat", BT_LOG_WARN);
-    if (bt_limits_check() != BT_OK) return EXIT_FAILURE;
-    code = bt_talk_exit_code(chat(&opt));
-    bt_request_options_fini(&opt.talk.request);
-    return code;
+    return bt_talk_main("chat", &own, argc, argv, &opt.talk, chat);
 }

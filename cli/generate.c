@@ -1,12 +1,10 @@
 /* baton-generate - sends one prompt to a running cell and writes what it generates. */
 #include <argp.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "cli/talk.h"
 #include "core/alloc.h"
-#include "core/limits.h"
 #include "core/parse.h"
 
 enum { OPT_PROMPT = 256, OPT_BOS, OPT_NO_BOS };
@@ -35,7 +33,7 @@ static const struct argp_option OPTIONS[] = {
 typedef enum { BOS_BY_MODEL, BOS_YES, BOS_NO } bos_rule;
 
 typedef struct {
-    bt_talk_options talk;
+    bt_talk_options talk; /* first */
     const char     *prompt;
     bos_rule        bos;
 } options;
@@ -80,14 +78,15 @@ out:
     return st;
 }
 
-static bt_status generate(const options *opt)
+static bt_status generate(const bt_talk_options *common)
 {
-    bt_status   st    = BT_OK;
-    bt_talk     talk  = {0};
-    char       *input = NULL;
-    const char *text  = opt->prompt;
-    uint32_t   *ids   = NULL;
-    size_t      n_bytes, n;
+    bt_status      st    = BT_OK;
+    const options *opt   = (const options *)common;
+    bt_talk        talk  = {0};
+    char          *input = NULL;
+    const char    *text  = opt->prompt;
+    uint32_t      *ids   = NULL;
+    size_t         n_bytes, n;
 
     BT_TRY(bt_talk_open(&opt->talk, &talk));
     if (text == NULL) {
@@ -110,19 +109,8 @@ out:
 
 int main(int argc, char **argv)
 {
-    const struct argp_child children[] = {
-        {&bt_talk_argp, 0, NULL, 0},
-        {NULL,          0, NULL, 0}
-    };
-    const struct argp parser = {OPTIONS, parse, NULL, DOC, children, NULL, NULL};
-    options           opt    = {0};
-    int               code;
+    const struct argp own = {OPTIONS, parse, NULL, DOC, NULL, NULL, NULL};
+    options           opt = {0};
 
-    signal(SIGPIPE, SIG_IGN); /* a reader who has gone is an error of a write */
-    argp_parse(&parser, argc, argv, 0, NULL, &opt);
-    bt_log_init_verb("generate", BT_LOG_WARN);
-    if (bt_limits_check() != BT_OK) return EXIT_FAILURE;
-    code = bt_talk_exit_code(generate(&opt));
-    bt_request_options_fini(&opt.talk.request);
-    return code;
+    return bt_talk_main("generate", &own, argc, argv, &opt.talk, generate);
 }

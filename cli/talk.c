@@ -15,6 +15,7 @@
 #include "core/alloc.h"
 #include "core/clock.h"
 #include "core/defaults.h"
+#include "core/limits.h"
 #include "core/parse.h"
 #include "core/terminal.h"
 
@@ -99,7 +100,7 @@ static const struct argp_child CHILDREN[] = {
     {&bt_tls_argp,     0, NULL, 0},
     {NULL,             0, NULL, 0}
 };
-const struct argp bt_talk_argp = {OPTIONS, parse, NULL, NULL, CHILDREN, NULL, NULL};
+static const struct argp COMMON = {OPTIONS, parse, NULL, NULL, CHILDREN, NULL, NULL};
 
 bt_status bt_talk_open(const bt_talk_options *opt, bt_talk *talk)
 {
@@ -243,8 +244,23 @@ out:
     return st;
 }
 
-int bt_talk_exit_code(bt_status st)
+int bt_talk_main(const char *verb, const struct argp *own, int argc, char **argv,
+                 bt_talk_options *opt, bt_status (*run)(const bt_talk_options *opt))
 {
+    const struct argp_child children[] = {
+        {&COMMON, 0, NULL, 0},
+        {NULL,    0, NULL, 0}
+    };
+    struct argp parser = *own;
+    bt_status   st;
+
+    parser.children = children;
+    signal(SIGPIPE, SIG_IGN); /* a reader who has gone is an error of a write */
+    argp_parse(&parser, argc, argv, 0, NULL, opt);
+    bt_log_init_verb(verb, BT_LOG_WARN);
+    if (bt_limits_check() != BT_OK) return EXIT_FAILURE;
+    st = run(opt);
+    bt_request_options_fini(&opt->request);
     if (st == BT_ERR_CANCELLED) return 130;
     return st == BT_OK ? EXIT_SUCCESS : EXIT_FAILURE;
 }

@@ -1,5 +1,5 @@
-/* cli/talk.h - what `generate` and `chat` share: the options of a request, the model's tokenizer,
- * text as it streams, and the account at the end. */
+/* cli/talk.h - what `generate` and `chat` share: main, the options of a request, the model's
+ * tokenizer, text as it streams, and the account at the end. */
 #ifndef BT_CLI_TALK_H
 #define BT_CLI_TALK_H
 
@@ -18,9 +18,6 @@ typedef struct {
     bool               json, quiet;
     uint64_t           limit_ns;
 } bt_talk_options;
-
-/* A child parser; its input is the options, which it initialises. */
-extern const struct argp bt_talk_argp;
 
 typedef struct {
     const bt_talk_options *opt; /* borrowed */
@@ -47,7 +44,9 @@ bt_status bt_talk_ask(bt_talk *talk, const uint32_t *ids, size_t n, char **reply
  * logged. */
 bt_status bt_talk_read_all(const char *what, char **text_out, size_t *n_out);
 
-/* What main returns: 130 after a signal. */
-int bt_talk_exit_code(bt_status st);
+/* Such a verb's main.  own: its own parser, without children, which gives the first child's input,
+ * `opt`, to these options'.  opt is the first member of what the verb's parser and `run` take. */
+int bt_talk_main(const char *verb, const struct argp *own, int argc, char **argv,
+                 bt_talk_options *opt, bt_status (*run)(const bt_talk_options *opt));
 
 #endif

@@ -102,6 +102,8 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case ARGP_KEY_END:
         if (opt->in == NULL) argp_error(state, "--ids is missing: the cases to compute");
         if (opt->out == NULL) argp_error(state, "--out is missing: where the answers go");
+        if (opt->cell.n_spares != 0)
+            argp_error(state, "--rank-map has a spare: leave it out, since no rank is replaced");
         bt_places_check_control(state, &opt->cell, opt->control);
         if (opt->control == NULL) opt->control = BT_DEFAULT_CONTROL;
         return 0;

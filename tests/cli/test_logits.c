@@ -1,6 +1,7 @@
 /* baton-logits against ranks that compute formulas (fake_worker.c): every row goes to its place,
  * and every way in which ranks or inputs can fail ends with a clear error and nothing left. */
 #include <stdint.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 
 #include "model/safetensors.h"
@@ -256,7 +257,16 @@ static void logits_bad_command_lines_are_refused(void)
     const char *const both[]  = {"--both", "1", "--decode", "1", NULL};
     const char *const chunk[] = {"--chunk", "0", NULL};
     const char *const bytes[] = {"--kv-bytes", "2X", NULL};
+    const char        MAP[]   = "both localhost\nspare localhost\n";
+    int               map     = memfd_create("map", 0);
+    char              path[64];
+    const char *const spare[] = {"--rank-map", path, NULL};
 
+    EXPECT(write(map, MAP, sizeof(MAP) - 1) > 0);
+    snprintf(path, sizeof(path), "/proc/%d/fd/%d", (int)getpid(), map);
+    EXPECT_EQ(logits("", spare), 64);
+    EXPECT_HAS(g_command.output, "--rank-map has a spare");
+    close(map);
     EXPECT_EQ(logits("", form), 64);
     EXPECT_HAS(g_command.output, "sideways");
     EXPECT_EQ(logits("", both), 64);

@@ -12,18 +12,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "bench/need.h"
 #include "core/alloc.h"
 #include "core/clock.h"
 #include "model/grammar/matcher.h"
 
 enum { LINE_BYTES = 1 << 20, MOST_TOKENS = 1 << 14 };
-
-static void need(bool holds, const char *what)
-{
-    if (holds) return;
-    fprintf(stderr, "bench_grammar: %s\n", what);
-    exit(EXIT_FAILURE);
-}
 
 static bt_constraint_kind kind_of(const char *name)
 {

@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <time.h>
 
+#include "bench/need.h"
 #include "bench/stats.h"
 #include "coordinator/relay.h"
 #include "core/alloc.h"
@@ -32,13 +33,6 @@ typedef struct {
     } aborts[2]; /* [n_aborts]: of a request, not answered yet */
     uint32_t n_aborts;
 } bench;
-
-static void need(bool holds, const char *what)
-{
-    if (holds) return;
-    fprintf(stderr, "bench_placement: %s\n", what);
-    exit(EXIT_FAILURE);
-}
 
 static uint64_t cpu_ns(void)
 {

@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "bench/need.h"
 #include "bench/stats.h"
 #include "core/alloc.h"
 #include "core/clock.h"
@@ -45,13 +46,6 @@ typedef struct {
     bt_sampler   samplers[MAX_THREADS];
     const way   *way;
 } bench;
-
-static void need(bool holds, const char *what)
-{
-    if (holds) return;
-    fprintf(stderr, "bench_sampler: %s\n", what);
-    exit(EXIT_FAILURE);
-}
 
 static void choose(void *ctx, uint32_t row, uint32_t thread)
 {

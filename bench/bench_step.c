@@ -19,6 +19,7 @@
 #include <sys/resource.h>
 #include <time.h>
 
+#include "bench/need.h"
 #include "bench/stats.h"
 #include "core/alloc.h"
 #include "core/clock.h"
@@ -88,13 +89,6 @@ typedef struct {
 typedef struct {
     double wall, cpu; /* seconds; CPU: a thread's share */
 } cost;
-
-static void need(bool ok, const char *what)
-{
-    if (ok) return;
-    fprintf(stderr, "bench_step: %s\n", what);
-    exit(EXIT_FAILURE);
-}
 
 static cost now(const bench *b)
 {

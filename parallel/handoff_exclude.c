@@ -2,7 +2,6 @@
  *
  * What it may still read or write (a payload granted to it, one that has begun to arrive) stays
  * where it is, in a block of requests that never complete; the slot goes on in a new block. */
-#include "core/alloc.h"
 #include "core/clock.h"
 #include "parallel/handoff_parts.h"
 
@@ -10,19 +9,13 @@
 static bt_status renew(bt_handoff *h, uint8_t **memory, MPI_Request **request)
 {
     bt_status st    = BT_OK;
-    size_t    head  = bt_wreck_pad(sizeof(bt_wreck) + sizeof(MPI_Request));
-    uint8_t  *block = bt_calloc_aligned(head + bt_handoff_stage_bytes(h), 1);
-    bt_wreck *wreck = (bt_wreck *)(void *)block;
+    bt_wreck *wreck = bt_wreck_create(bt_handoff_stage_bytes(h));
 
-    BT_REQUIRE(block != NULL, BT_ERR_NO_MEMORY, "a staging slot in place of one that is lost");
-    wreck->memory      = block;
-    wreck->requests    = (MPI_Request *)(void *)(wreck + 1);
-    wreck->requests[0] = MPI_REQUEST_NULL;
-    wreck->n_requests  = 1;
-    wreck->next        = h->extra;
-    h->extra           = wreck;
-    *memory            = block + head;
-    *request           = wreck->requests;
+    BT_REQUIRE(wreck != NULL, BT_ERR_NO_MEMORY, "a staging slot in place of one that is lost");
+    wreck->next = h->extra;
+    h->extra    = wreck;
+    *memory     = bt_wreck_room(wreck);
+    *request    = wreck->requests;
 out:
     return st;
 }

@@ -4,7 +4,6 @@
 #include <string.h>
 #include <xxhash.h>
 
-#include "core/alloc.h"
 #include "core/clock.h"
 #include "parallel/handoff_line.h"
 #include "parallel/handoff_parts.h"
@@ -21,31 +20,12 @@ typedef struct {
     uint64_t sum; /* XXH3 of all before */
 } note;
 
-typedef struct {
-    bt_wreck    wreck;
-    MPI_Request request;
-    note        note;
-} note_block;
-
-static note_block *new_block(void)
-{
-    note_block *b = bt_calloc_aligned(1, sizeof(*b));
-
-    if (b == NULL) return NULL;
-    b->wreck.memory     = b;
-    b->wreck.requests   = &b->request;
-    b->wreck.n_requests = 1;
-    b->request          = MPI_REQUEST_NULL;
-    return b;
-}
-
 bt_status bt_line_take_note_memory(bt_line *line)
 {
-    bt_status   st = BT_OK;
-    note_block *b  = new_block();
+    bt_status st = BT_OK;
 
-    BT_REQUIRE(b != NULL, BT_ERR_NO_MEMORY, "a note of the hand-off");
-    line->note = &b->wreck;
+    line->note = bt_wreck_create(sizeof(note));
+    BT_REQUIRE(line->note != NULL, BT_ERR_NO_MEMORY, "a note of the hand-off");
 out:
     return st;
 }
@@ -53,21 +33,23 @@ out:
 /* A note that cannot be sent counts as lost: after a deadline another one is sent. */
 static void send_note(bt_handoff *h, uint32_t to, uint32_t kind, uint64_t number, const uint8_t *id)
 {
-    note_block *b;
+    bt_wreck *wreck;
+    note     *n;
 
     if (bt_world_has_died(h->world, to, MPI_SUCCESS)) return;
-    b = new_block();
-    if (b == NULL) {
+    wreck = bt_wreck_create(sizeof(*n));
+    if (wreck == NULL) {
         BT_WARN("no memory for a note to rank %u", to);
         return;
     }
-    b->note = (note){.magic = MAGIC, .kind = kind, .number = number};
-    if (id != NULL) memcpy(b->note.id, id, BT_NCCL_ID_BYTES);
-    b->note.sum = XXH3_64bits(&b->note, offsetof(note, sum));
-    if (MPI_Isend(&b->note, (int)sizeof(b->note), MPI_BYTE, (int)to, BT_TAG_LINE,
-                  h->world->handoff_comm, &b->request) != MPI_SUCCESS)
-        b->request = MPI_REQUEST_NULL;
-    bt_world_abandon(h->world, &b->wreck);
+    n  = bt_wreck_room(wreck);
+    *n = (note){.magic = MAGIC, .kind = kind, .number = number};
+    if (id != NULL) memcpy(n->id, id, BT_NCCL_ID_BYTES);
+    n->sum = XXH3_64bits(n, offsetof(note, sum));
+    if (MPI_Isend(n, (int)sizeof(*n), MPI_BYTE, (int)to, BT_TAG_LINE, h->world->handoff_comm,
+                  wreck->requests) != MPI_SUCCESS)
+        wreck->requests[0] = MPI_REQUEST_NULL;
+    bt_world_abandon(h->world, wreck);
 }
 
 void bt_line_say_here(bt_handoff *h)
@@ -166,15 +148,16 @@ static void take_note(bt_handoff *h, uint32_t from, const note *n, size_t n_byte
 
 bool bt_line_receive_notes(bt_handoff *h, uint64_t now_ns)
 {
-    note_block *b = (note_block *)(void *)h->line->note;
-    MPI_Message message;
-    MPI_Status  status;
-    int         found = 0, n_bytes = 0, done = 0;
+    MPI_Request *request = h->line->note->requests;
+    note        *n       = bt_wreck_room(h->line->note);
+    MPI_Message  message;
+    MPI_Status   status;
+    int          found = 0, n_bytes = 0, done = 0;
 
-    if (b->request != MPI_REQUEST_NULL) {
-        if (MPI_Test(&b->request, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS || !done) return false;
-        b->request = MPI_REQUEST_NULL;
-        take_note(h, h->line->note_from, &b->note, sizeof(b->note), now_ns);
+    if (*request != MPI_REQUEST_NULL) {
+        if (MPI_Test(request, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS || !done) return false;
+        *request = MPI_REQUEST_NULL;
+        take_note(h, h->line->note_from, n, sizeof(*n), now_ns);
         return true;
     }
     if (MPI_Improbe(MPI_ANY_SOURCE, BT_TAG_LINE, h->world->handoff_comm, &found, &message,
@@ -183,11 +166,11 @@ bool bt_line_receive_notes(bt_handoff *h, uint64_t now_ns)
         return false;
     MPI_Get_count(&status, MPI_BYTE, &n_bytes);
     h->line->note_from = (uint32_t)status.MPI_SOURCE;
-    if (n_bytes != (int)sizeof(b->note)) {
+    if (n_bytes != (int)sizeof(*n)) {
         bt_world_drain(h->world, &message, (size_t)n_bytes);
-        take_note(h, h->line->note_from, &b->note, (size_t)n_bytes, now_ns);
-    } else if (MPI_Imrecv(&b->note, n_bytes, MPI_BYTE, &message, &b->request) != MPI_SUCCESS) {
-        b->request = MPI_REQUEST_NULL;
+        take_note(h, h->line->note_from, n, (size_t)n_bytes, now_ns);
+    } else if (MPI_Imrecv(n, n_bytes, MPI_BYTE, &message, request) != MPI_SUCCESS) {
+        *request = MPI_REQUEST_NULL;
     }
     return true;
 }

@@ -79,6 +79,19 @@ bool bt_world_has_died(bt_world *world, uint32_t peer, int code)
     return world->died[peer];
 }
 
+bt_wreck *bt_wreck_create(size_t bytes)
+{
+    size_t    head  = bt_wreck_pad(sizeof(bt_wreck) + sizeof(MPI_Request));
+    bt_wreck *wreck = bt_calloc_aligned(head + bytes, 1);
+
+    if (wreck == NULL) return NULL;
+    wreck->memory      = wreck;
+    wreck->requests    = (MPI_Request *)(void *)(wreck + 1);
+    wreck->n_requests  = 1;
+    wreck->requests[0] = MPI_REQUEST_NULL;
+    return wreck;
+}
+
 void bt_world_abandon(bt_world *world, bt_wreck *wreck)
 {
     wreck->next   = world->wrecks;
@@ -106,19 +119,14 @@ void bt_world_sweep(bt_world *world)
 
 void bt_world_drain(bt_world *world, MPI_Message *message, size_t n_bytes)
 {
-    size_t    head  = sizeof(bt_wreck) + sizeof(MPI_Request);
-    bt_wreck *wreck = bt_calloc(1, head + n_bytes);
+    bt_wreck *wreck = bt_wreck_create(n_bytes);
 
     if (wreck == NULL) {
         BT_WARN("no memory to drain a message of %zu bytes: its sender will wait for ever",
                 n_bytes);
         return;
     }
-    wreck->memory      = wreck;
-    wreck->requests    = (MPI_Request *)(void *)(wreck + 1);
-    wreck->n_requests  = 1;
-    wreck->requests[0] = MPI_REQUEST_NULL;
-    if (MPI_Imrecv((uint8_t *)wreck + head, (int)n_bytes, MPI_BYTE, message, wreck->requests) !=
+    if (MPI_Imrecv(bt_wreck_room(wreck), (int)n_bytes, MPI_BYTE, message, wreck->requests) !=
         MPI_SUCCESS)
         wreck->requests[0] = MPI_REQUEST_NULL;
     bt_world_abandon(world, wreck);

@@ -26,6 +26,13 @@ typedef struct bt_wreck {
 } bt_wreck;
 /* What lies in that block begins on cache lines. */
 static inline size_t bt_wreck_pad(size_t bytes) { return (bytes + 63) / 64 * 64; }
+/* One for a single request, without one yet, and so many bytes of room; NULL: no memory. */
+bt_wreck *bt_wreck_create(size_t bytes);
+/* Those bytes. */
+static inline void *bt_wreck_room(bt_wreck *wreck)
+{
+    return (uint8_t *)wreck + bt_wreck_pad(sizeof(*wreck) + sizeof(MPI_Request));
+}
 
 struct bt_world {
     MPI_Comm      group_comm, handoff_comm;

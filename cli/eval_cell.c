@@ -63,7 +63,6 @@ static void send_to(bt_eval_cell *cell, uint32_t rank, bt_down *m)
 static void wake_group(bt_eval_cell *cell, int group)
 {
     uint32_t first = 0, end = cell->opt.n_ranks;
-    bt_down  m = {.kind = BT_DOWN_WAKE};
 
     if (both_roles(cell)) {
         group = PREFILL_GROUP;
@@ -72,12 +71,9 @@ static void wake_group(bt_eval_cell *cell, int group)
     } else {
         first = cell->opt.n_prefill;
     }
-    m.u.wake.wake = ++cell->wake[group];
-    for (uint32_t r = first; r < end; r++) {
-        bt_down copy = m;
-
-        send_to(cell, r, &copy);
-    }
+    cell->wake[group]++;
+    for (uint32_t r = first; r < end; r++)
+        send_to(cell, r, &(bt_down){.kind = BT_DOWN_WAKE, .u.wake.wake = cell->wake[group]});
 }
 
 static void *copy_of(const void *from, size_t n, size_t size)

@@ -87,19 +87,8 @@ static bt_status ask(supervisor *s, bool all, uint64_t now_ns)
 {
     static char names[1 << 16];
     bt_status   st = BT_OK;
-    char        path[PATH_MAX], limit[16];
-    char       *argv[] = {(char *)"/bin/sh",
-                          (char *)"-c",
-                          (char *)"exec \"$0\" \"$@\" >&2", /* where we read */
-                          path,
-                          (char *)"--quick",
-                          (char *)"--node-timeout-s",
-                          limit,
-                          (char *)"--control",
-                          s->control,
-                          (char *)"--hosts",
-                          names,
-                          NULL};
+    char        path[PATH_MAX], limit[16], *argv[16] = {0};
+    size_t      n = 0;
 
     s->hosts.limit_s = s->hosts.waits ? bt_min_u32(2 * s->hosts.limit_s, MOST_S) : ASK_S;
     snprintf(limit, sizeof(limit), "%u", s->hosts.limit_s);
@@ -110,6 +99,13 @@ static bt_status ask(supervisor *s, bool all, uint64_t now_ns)
         snprintf(s->hosts.at[i].why, sizeof(s->hosts.at[i].why), "nobody could ask it");
     }
     BT_TRY(bt_program_path("baton-check", path));
+    bt_add_word(argv, &n, "/bin/sh");
+    bt_add_flag(argv, &n, "-c", "exec \"$0\" \"$@\" >&2"); /* where we read */
+    bt_add_word(argv, &n, path);
+    bt_add_word(argv, &n, "--quick");
+    bt_add_flag(argv, &n, "--node-timeout-s", limit);
+    bt_add_flag(argv, &n, "--control", s->control);
+    bt_add_flag(argv, &n, "--hosts", names);
     s->hosts.asked_ns = now_ns;
     st = bt_child_spawn(&(bt_child_spec){.name = "baton-check", .argv = argv}, &s->asker);
 out:

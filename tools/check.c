@@ -357,18 +357,18 @@ static void judge_alone(const options *opt, const bt_asked_node *n, double share
             gib(f->weight_bytes), f->read_rate * 1e-9, f->arithmetic, f->mpi);
 }
 
-static void judge_together(const options *opt, const bt_asked_node *nodes)
+static void judge_together(const bt_asked_node *nodes, uint32_t n)
 {
     const bt_asked_node *first = NULL;
 
-    for (uint32_t i = 0; i < opt->n_nodes; i++) {
+    for (uint32_t i = 0; i < n; i++) {
         const bt_node_facts *f = &nodes[i].facts, *g;
-        const char          *a, *b = opt->names[i];
+        const char          *a, *b = nodes[i].host;
 
         if (!f->answered) continue;
         if (first == NULL) first = &nodes[i];
         g = &first->facts;
-        a = opt->names[first - nodes];
+        a = first->host;
         if (strcmp(f->version, g->version) != 0)
             wrong(b, "it has Baton %s, %s has %s", f->version, a, g->version);
         if (f->fingerprint != 0 && g->fingerprint != 0 && f->fingerprint != g->fingerprint)
@@ -470,7 +470,7 @@ int main(int argc, char **argv)
                                      .timeout_s      = BT_DEFAULT_TIMEOUT_S,
                                      .rank_timeout_s = BT_DEFAULT_RANK_TIMEOUT_S,
                                      .node_s         = NODE_TIMEOUT_S};
-    bt_asked_node         *nodes;
+    static bt_asked_node   nodes[NODES_MAX];
     int                    port = -1;
 
     bt_log_init_verb("check", BT_LOG_INFO); /* reading a rank map may fail */
@@ -482,20 +482,17 @@ int main(int argc, char **argv)
                            opt.control[0] != '\0' ? opt.control : NULL, opt.kernels);
         return EXIT_SUCCESS;
     }
-    nodes = bt_calloc(opt.n_nodes, sizeof(*nodes));
-    if (nodes == NULL) return EXIT_FAILURE;
     if (opt.control[0] != '\0' && !opt.quick) port = hold_port(opt.control);
     if (ask_all(&opt, nodes) != BT_OK) return EXIT_FAILURE;
     for (uint32_t i = 0; i < opt.n_nodes; i++)
         judge_alone(&opt, &nodes[i], opt.share[i]);
-    judge_together(&opt, nodes);
+    judge_together(nodes, opt.n_nodes);
     if (!opt.quick) {
         tell_remedies(nodes, opt.n_nodes);
         tell_pause(&opt, nodes);
     }
     if (g_wrong != 0) printf("%u found wrong: a cell would not start, or not serve\n", g_wrong);
     if (port >= 0) close(port);
-    bt_free(nodes);
     bt_rank_map_fini(&opt.places);
     return g_wrong == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
 }

@@ -378,7 +378,8 @@ static void open_tokenizer(bt_public *pub, const char *model)
     bt_tokenizer_file(model, path);
     there = access(path, F_OK) == 0;
     if (!there)
-        BT_WARN("no stop strings and no structured output: %s: %s", path, strerror(errno));
+        BT_WARN("no stop strings, no structured output and no GetTokenizer: %s: %s", path,
+                strerror(errno));
     else if (bt_tokenizer_open(model, &pub->tokenizer) != BT_OK)
         BT_WARN("no stop strings and no structured output: %s", bt_error_text());
     if (there && bt_archive_create(model, &pub->archive) != BT_OK)

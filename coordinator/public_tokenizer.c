@@ -5,7 +5,6 @@
  * becomes of the files later; and packed into messages that all calls share, so that a client which
  * reads nothing holds none of its bytes.  Stored, not compressed, and without times: equal files
  * make equal bytes. */
-#include <errno.h>
 #include <limits.h>
 #include <minizip/zip.h>
 #include <openssl/evp.h>
@@ -45,30 +44,25 @@ static int zip_close(voidpf opaque, voidpf stream)
     return fflush(stream);
 }
 
-static bt_status add_file(zipFile zip, const char *path, uint64_t *n_all)
+static bt_status add_file(zipFile zip, const char *path, size_t *n_all)
 {
-    static const zip_fileinfo INFO = {.dosDate = 1 << 21 | 1 << 16}; /* 1980-01-01 */
-    bt_status                 st   = BT_OK;
-    const char               *why  = NULL;
-    FILE                     *f    = bt_open_regular(path, &why);
-    char                      bytes[16 << 10];
-    bool                      ok;
+    static const zip_fileinfo INFO  = {.dosDate = 1 << 21 | 1 << 16}; /* 1980-01-01 */
+    bt_status                 st    = BT_OK;
+    char                     *bytes = NULL;
     size_t                    n;
 
-    BT_REQUIRE(f != NULL, BT_ERR_IO, "%s: %s", path, why);
-    ok = zipOpenNewFileInZip(zip, strrchr(path, '/') + 1, &INFO, NULL, 0, NULL, 0, NULL, 0, 0) ==
-         ZIP_OK;
-    while (ok && (n = fread(bytes, 1, sizeof(bytes), f)) > 0) {
-        *n_all += n;
-        BT_REQUIRE(*n_all <= FILES_BYTES, BT_ERR_FORMAT,
-                   "%s: expected at most %d bytes in all files of the tokenizer, found more", path,
-                   FILES_BYTES);
-        ok = zipWriteInFileInZip(zip, bytes, (unsigned)n) == ZIP_OK;
-    }
-    BT_REQUIRE(!ferror(f), BT_ERR_IO, "%s: %s", path, strerror(errno));
-    BT_REQUIRE(ok && zipCloseFileInZip(zip) == ZIP_OK, BT_ERR_NO_MEMORY, ARCHIVE);
+    BT_TRY(bt_read_regular(path, FILES_BYTES, &bytes, &n));
+    *n_all += n;
+    BT_REQUIRE(*n_all <= FILES_BYTES, BT_ERR_FORMAT,
+               "%s: expected at most %d bytes in all files of the tokenizer, found more", path,
+               FILES_BYTES);
+    BT_REQUIRE(zipOpenNewFileInZip(zip, strrchr(path, '/') + 1, &INFO, NULL, 0, NULL, 0, NULL, 0,
+                                   0) == ZIP_OK &&
+                   zipWriteInFileInZip(zip, bytes, (unsigned)n) == ZIP_OK &&
+                   zipCloseFileInZip(zip) == ZIP_OK,
+               BT_ERR_NO_MEMORY, ARCHIVE);
 out:
-    if (f != NULL) fclose(f);
+    bt_free(bytes);
     return st;
 }
 
@@ -79,7 +73,7 @@ static bt_status add_files(zipFile zip, const char *model)
                                          "chat_template.jinja",   "chat_template.json",
                                          "config.json",           "generation_config.json"};
     bt_status                st       = BT_OK;
-    uint64_t                 n_all    = 0;
+    size_t                   n_all    = 0;
     char                     path[PATH_MAX];
 
     bt_tokenizer_file(model, path);

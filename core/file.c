@@ -53,6 +53,7 @@ bt_status bt_read_regular(const char *path, size_t max_bytes, char **text_out, s
     const char *why  = NULL;
     FILE       *f    = bt_open_regular(path, &why);
     struct stat info;
+    size_t      n;
 
     BT_REQUIRE(f != NULL, BT_ERR_IO, "%s: %s", path, why);
     BT_REQUIRE(fstat(fileno(f), &info) == 0, BT_ERR_IO, "%s: %s", path, strerror(errno));
@@ -62,9 +63,10 @@ bt_status bt_read_regular(const char *path, size_t max_bytes, char **text_out, s
     text = bt_calloc((size_t)info.st_size + 1, 1);
     BT_REQUIRE(text != NULL, BT_ERR_NO_MEMORY, "%s: reading %jd bytes", path,
                (intmax_t)info.st_size);
-    *n_out = fread(text, 1, (size_t)info.st_size, f);
+    n = fread(text, 1, (size_t)info.st_size, f);
     BT_REQUIRE(ferror(f) == 0, BT_ERR_IO, "%s: %s", path, strerror(errno));
     *text_out = text;
+    *n_out    = n;
     text      = NULL; /* handed over */
 out:
     bt_free(text);

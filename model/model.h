@@ -32,13 +32,12 @@ extern "C" {
 typedef struct bt_model bt_model;
 
 typedef struct {
-    bt_device *dev;   /* borrowed */
-    bt_group  *group; /* borrowed; NULL: no experts yet, regroup() comes before a step */
-    const bt_placement
-             *placement; /* borrowed; of no matter where the model has no experts, or no group */
-    uint32_t  max_rows;  /* rows of this rank in one step, >= 1 */
-    uint32_t  max_logit_rows;
-    bool      normal, absorbed; /* forms that this rank will run */
+    bt_device          *dev;   /* borrowed */
+    bt_group           *group; /* borrowed; NULL: no experts yet, regroup() comes before a step */
+    const bt_placement *placement; /* borrowed; not used without experts or a group */
+    uint32_t            max_rows;  /* rows of this rank in one step, >= 1 */
+    uint32_t            max_logit_rows;
+    bool                normal, absorbed; /* forms that this rank will run */
     bt_store *store;         /* of this machine's ranks, for load(); borrowed for the model's life;
                                 NULL: none */
     const bt_packed *packed; /* the same of an earlier start */

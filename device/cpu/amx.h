@@ -115,8 +115,8 @@ typedef struct {
     bt_cpu_wide_table *tables; /* [AMX_STREAM_BLOCKS] */
 } bt_cpu_amx_narrow;
 
-/* As bt_cpu_amx_stream_run(); b and block are not used.  Past three tile rows at most two
- * blocks go. */
+/* As bt_cpu_amx_stream_run(); b and block are not used.  Against three tile rows at most
+ * two blocks go. */
 void bt_cpu_amx_stream_narrow(const bt_cpu_amx_stream *s, const bt_cpu_amx_narrow *n,
                               uint32_t n_tile_rows, uint32_t n_blocks);
 

@@ -37,7 +37,7 @@ class Start(unittest.TestCase):
             c.line("ready")
         told = [line for line in c.text().splitlines() if "tokenizer.json" in line]
         self.assertEqual(len(told), 1, told)
-        self.assertRegex(told[0], " W coordinator .* no stop strings and no structured output: .*/tokenizer.json: No such file or directory$")
+        self.assertRegex(told[0], " W coordinator .* no stop strings, no structured output and no GetTokenizer: .*/tokenizer.json: No such file or directory$")
 
     def test_port_opens_only_when_every_rank_is_ready(self):
         port = free_port()

@@ -5,7 +5,7 @@
 #include "tests/device/twin.h"
 #include "tests/support/test.h"
 
-enum { MAX_M = 270, MAX_N = 97, MAX_K = 4130, GUARD = 0x5a };
+enum { MAX_M = 270, MAX_N = 97, MAX_K = 6178, GUARD = 0x5a };
 enum { FAR_M = 17, FAR_LD = 1 << 15 }; /* rows of many results */
 
 static const bt_cpu_kernels *g_kernels;
@@ -492,7 +492,7 @@ static void check_narrow_tiles(const narrow *b, uint32_t m, uint32_t n, uint32_t
 /* With the bits of the weights that were widened before. */
 static void mm_of_narrow_weights_equals_that_of_bf16(bt_weight_kind kind)
 {
-    static const uint32_t KS[] = {1, 2, 31, 32, 64, 100, 128, 160, 257, 1057, 4130};
+    static const uint32_t KS[] = {1, 2, 31, 32, 64, 100, 128, 160, 257, 1057, 6178};
     narrow                b    = {.kind   = kind,
                                   .packed = bt_calloc_aligned(bt_cpu_packed_elems(MAX_N, MAX_K), 1),
                                   .scale = bt_calloc_aligned((MAX_N / 16 + 1) * SCALES, sizeof(float))};

@@ -39,7 +39,7 @@ extern "C" {
 
 enum { BT_ATTN_SPLIT_TOKENS = 2048, BT_ATTN_FEW_TOKENS = 256 };
 
-/* That so many positions, at least one, are in. */
+/* Parts that the first n_keys >= 1 positions lie in. */
 static inline uint32_t bt_attn_parts(uint32_t n_keys)
 {
     return (n_keys - 1) / BT_ATTN_SPLIT_TOKENS + 1;

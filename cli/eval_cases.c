@@ -123,9 +123,8 @@ static bt_status read_forced(const bt_safetensors *file, const char *path, bt_ev
                "%s: %s.experts has %u layers, another case has %u", path, c->name,
                (unsigned)t->shape[0], cases->n_moe);
     cases->n_moe = (uint32_t)t->shape[0];
-    c->forced    = bt_calloc(1, t->bytes);
+    c->forced    = bt_copy(t->data, t->bytes, 1);
     BT_REQUIRE(c->forced != NULL, BT_ERR_NO_MEMORY, "%zu bytes of experts", t->bytes);
-    memcpy(c->forced, t->data, t->bytes);
 out:
     return st;
 }

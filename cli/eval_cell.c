@@ -1,7 +1,6 @@
 #include "cli/eval_cell.h"
 
 #include <stdio.h>
-#include <string.h>
 
 #include "core/alloc.h"
 #include "proto/control_server.h"
@@ -76,14 +75,6 @@ static void wake_group(bt_eval_cell *cell, int group)
         send_to(cell, r, &(bt_down){.kind = BT_DOWN_WAKE, .u.wake.wake = cell->wake[group]});
 }
 
-static void *copy_of(const void *from, size_t n, size_t size)
-{
-    void *to = bt_calloc(n, size);
-
-    if (to != NULL && n != 0) memcpy(to, from, n * size);
-    return to;
-}
-
 /* A copy of the case's forced routing, or NULL and 0 bytes. */
 static bool copy_forced(const bt_eval_cases *cases, const bt_eval_case *c, void **bytes_out,
                         size_t *n_out)
@@ -93,7 +84,7 @@ static bool copy_forced(const bt_eval_cases *cases, const bt_eval_case *c, void 
     *bytes_out = NULL;
     *n_out     = 0;
     if (c->forced == NULL) return true;
-    *bytes_out = copy_of(c->forced, n, sizeof(*c->forced));
+    *bytes_out = bt_copy(c->forced, n, sizeof(*c->forced));
     *n_out     = n * sizeof(*c->forced);
     return *bytes_out != NULL;
 }
@@ -125,7 +116,7 @@ static bt_status reserve(bt_eval_cell *cell, size_t i)
     q->prefill_rank = r->prefill_rank;
     q->eval         = true;
     q->n_eval       = c->n_tokens - c->n_prompt;
-    q->eval_tokens  = copy_of(c->ids + c->n_prompt, q->n_eval, sizeof(*c->ids));
+    q->eval_tokens  = bt_copy(c->ids + c->n_prompt, q->n_eval, sizeof(*c->ids));
     if (q->eval_tokens == NULL ||
         !copy_forced(cell->cases, c, &q->eval_experts, &q->n_eval_expert_bytes)) {
         bt_down_free(&m);
@@ -167,7 +158,7 @@ static bt_status prefill(bt_eval_cell *cell, size_t i, bt_up *ticket)
     q->pages       = ticket->u.ticket.pages;
 
     ticket->u.ticket.pages = NULL; /* taken over */
-    q->prompt              = copy_of(c->ids, c->n_prompt, sizeof(*c->ids));
+    q->prompt              = bt_copy(c->ids, c->n_prompt, sizeof(*c->ids));
     if (q->prompt == NULL ||
         !copy_forced(cell->cases, c, &q->eval_experts, &q->n_eval_expert_bytes)) {
         bt_down_free(&m);

@@ -51,9 +51,8 @@ static bt_status take_prompt(const bt_ask *ask, const bt_intake_limits *limits,
         BT_INTAKE_REFUSE_UNLESS(ask->ids[i] < limits->vocab_size,
                                 "token %zu of the prompt is %u, but the vocabulary has %u ids", i,
                                 ask->ids[i], limits->vocab_size);
-    r->prompt = bt_calloc(n, sizeof(*r->prompt));
+    r->prompt = bt_copy(ask->ids, n, sizeof(*r->prompt));
     BT_INTAKE_NEED(r->prompt != NULL);
-    memcpy(r->prompt, ask->ids, n * sizeof(*r->prompt));
     r->n_prompt = (uint32_t)n;
     return BT_OK;
 }

@@ -98,9 +98,8 @@ static bt_status take_stop_ids(const bt_ask *p, const bt_intake_limits *limits, 
         BT_INTAKE_REFUSE_UNLESS(p->stop_token_ids[i] < limits->vocab_size,
                                 "stop_token_ids holds %u, but the vocabulary has %u ids",
                                 p->stop_token_ids[i], limits->vocab_size);
-    s->stop_tokens = bt_calloc(n, sizeof(*s->stop_tokens));
+    s->stop_tokens = bt_copy(p->stop_token_ids, n, sizeof(*s->stop_tokens));
     BT_INTAKE_NEED(s->stop_tokens != NULL);
-    memcpy(s->stop_tokens, p->stop_token_ids, n * sizeof(*s->stop_tokens));
     s->n_stop = (uint32_t)n;
     return BT_OK;
 }

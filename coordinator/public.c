@@ -373,17 +373,17 @@ static uint32_t added_id(const bt_public *pub, const char *text)
 static void open_tokenizer(bt_public *pub, const char *model)
 {
     char path[PATH_MAX];
-    bool there;
 
     bt_tokenizer_file(model, path);
-    there = access(path, F_OK) == 0;
-    if (!there)
+    if (access(path, F_OK) != 0) {
         BT_WARN("no stop strings, no structured output and no GetTokenizer: %s: %s", path,
                 strerror(errno));
-    else if (bt_tokenizer_open(model, &pub->tokenizer) != BT_OK)
-        BT_WARN("no stop strings and no structured output: %s", bt_error_text());
-    if (there && bt_archive_create(model, &pub->archive) != BT_OK)
-        BT_WARN("no GetTokenizer: %s", bt_error_text());
+    } else {
+        if (bt_tokenizer_open(model, &pub->tokenizer) != BT_OK)
+            BT_WARN("no stop strings and no structured output: %s", bt_error_text());
+        if (bt_archive_create(model, &pub->archive) != BT_OK)
+            BT_WARN("no GetTokenizer: %s", bt_error_text());
+    }
     pub->limits.tokenizer   = pub->tokenizer != NULL;
     pub->limits.think_begin = added_id(pub, "<think>");
     pub->limits.think_end   = added_id(pub, "</think>");

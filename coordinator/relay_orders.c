@@ -7,10 +7,7 @@
 /* What an order takes along; NULL: of nothing, or when memory is short. */
 static void *copy_of(const void *from, size_t bytes)
 {
-    void *to = bytes == 0 ? NULL : bt_calloc(1, bytes);
-
-    if (to != NULL) memcpy(to, from, bytes);
-    return to;
+    return bytes == 0 ? NULL : bt_copy(from, bytes, 1);
 }
 
 /* For a decode rank whose choices, cache or drafts depend on it. */

@@ -522,7 +522,9 @@ static void run_int4(const bt_cpu_mm_tiles *mm)
 
 void bt_cpu_mm_tile32_amx_tiles(const bt_cpu_mm_tiles *mm)
 {
-    if (mm->m > (mm->kind == BT_WEIGHT_BF16 ? (int)AMX_STREAM_ROWS : (int)AMX_NARROW_ROWS))
+    uint32_t most = mm->kind == BT_WEIGHT_BF16 ? AMX_STREAM_ROWS : AMX_NARROW_ROWS;
+
+    if (mm->m > most)
         run_panels(mm);
     else if (mm->kind == BT_WEIGHT_INT4)
         run_int4(mm);

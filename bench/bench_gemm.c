@@ -11,7 +11,7 @@
  * With one thread, and where the family has such a kernel, also a block of keys of a strip of
  * queries.
  *
- *     bench_gemm [family [threads [MiB of the set [bf16|e4m3|int4 [rows]]]]]
+ *     bench_gemm [family [threads [MiB of the set [bf16|bf12|e4m3|int4 [rows]]]]]
  *                      without: all families of this CPU, 1 and 2 threads, 128 MiB, bf16, all rows
  */
 #include <math.h>
@@ -124,6 +124,10 @@ static void fill_int4_row(void *ctx, uint32_t n, uint32_t *row, bt_bf16 *scale)
 static bt_status make_linear(bench *b, bt_linear **linear_out)
 {
     switch (b->kind) {
+    case BT_WEIGHT_BF12:
+        return bt_cpu_linear_create(b->dev, b->n, b->k,
+                                    (bt_cpu_rows){.kind = b->kind, .bf16 = fill_row, .ctx = b},
+                                    linear_out);
     case BT_WEIGHT_FP8:
         return bt_device_linear_create_fp8(b->dev, b->n, b->k, fill_fp8_row, b, linear_out);
     case BT_WEIGHT_INT4:
@@ -281,6 +285,20 @@ static void run_family(const char *kernels, uint32_t n_threads, size_t set_bytes
     bt_device_destroy(b.dev);
 }
 
+static bool find_kind(const char *name, bt_weight_kind *kind_out)
+{
+    static const char *const NAMES[] = {[BT_WEIGHT_BF16] = "bf16",
+                                        [BT_WEIGHT_FP8]  = "e4m3",
+                                        [BT_WEIGHT_INT4] = "int4",
+                                        [BT_WEIGHT_BF12] = "bf12"};
+
+    for (size_t i = 0; i < sizeof(NAMES) / sizeof(*NAMES); i++) {
+        *kind_out = (bt_weight_kind)i;
+        if (strcmp(name, NAMES[i]) == 0) return true;
+    }
+    return false;
+}
+
 int main(int argc, char **argv)
 {
     char           names[64], *rest = names, *name;
@@ -292,10 +310,9 @@ int main(int argc, char **argv)
     bt_bf16 *x = aligned_alloc(64, MAX_X * sizeof(*x)), *y = aligned_alloc(64, MAX_Y * sizeof(*y));
 
     if (x == NULL || y == NULL) return EXIT_FAILURE;
-    if (argc > 4) kind = strcmp(argv[4], "e4m3") == 0 ? BT_WEIGHT_FP8 : BT_WEIGHT_INT4;
-    if (argc > 4 && strcmp(argv[4], "bf16") == 0) kind = BT_WEIGHT_BF16;
-    if (argc > 4 && kind == BT_WEIGHT_INT4 && strcmp(argv[4], "int4") != 0) {
-        fprintf(stderr, "bench_gemm: weights of \"%s\", expected bf16, e4m3 or int4\n", argv[4]);
+    if (argc > 4 && !find_kind(argv[4], &kind)) {
+        fprintf(stderr, "bench_gemm: weights of \"%s\", expected bf16, bf12, e4m3 or int4\n",
+                argv[4]);
         return EXIT_FAILURE;
     }
     if (mib < SET_MIB) {

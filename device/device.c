@@ -7,7 +7,10 @@
 uint32_t       bt_linear_n(const bt_linear *linear) { return linear->n; }
 uint32_t       bt_linear_k(const bt_linear *linear) { return linear->k; }
 size_t         bt_linear_bytes(const bt_linear *linear) { return linear->bytes; }
-bt_weight_kind bt_linear_kind(const bt_linear *linear) { return linear->kind; }
+bt_weight_kind bt_linear_kind(const bt_linear *linear)
+{
+    return linear->kind == BT_WEIGHT_BF12 ? BT_WEIGHT_BF16 : linear->kind;
+}
 
 bt_status bt_device_alloc_array(bt_device *dev, size_t n, size_t elem_bytes, size_t *bytes,
                                 void *ptr_out)

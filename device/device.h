@@ -51,7 +51,12 @@ enum { BT_FP8_BLOCK = 128 };
 typedef void (*bt_linear_int4_fn)(void *ctx, uint32_t n, uint32_t *row, bt_bf16 *scale);
 enum { BT_INT4_GROUP = 32, BT_INT4_IN_WORD = 8 };
 /* What a weight matrix is made of. */
-typedef enum { BT_WEIGHT_BF16, BT_WEIGHT_FP8, BT_WEIGHT_INT4 } bt_weight_kind;
+typedef enum {
+    BT_WEIGHT_BF16,
+    BT_WEIGHT_FP8,
+    BT_WEIGHT_INT4,
+    BT_WEIGHT_BF12 /* bf16 in 12 bits, of the CPU back end alone (device/cpu/kernels.h) */
+} bt_weight_kind;
 /* Finite, and not subnormal: arithmetic would take it for 0. */
 static inline bool bt_int4_scale_is_valid(bt_bf16 scale)
 {
@@ -232,7 +237,7 @@ static inline void bt_device_linear_destroy(bt_device *dev, bt_linear *linear)
 uint32_t       bt_linear_n(const bt_linear *linear);
 uint32_t       bt_linear_k(const bt_linear *linear);
 size_t         bt_linear_bytes(const bt_linear *linear); /* as packed */
-bt_weight_kind bt_linear_kind(const bt_linear *linear);
+bt_weight_kind bt_linear_kind(const bt_linear *linear);  /* of its rows: never BF12 */
 
 static inline bt_status bt_device_alloc(bt_device *dev, size_t bytes, void **ptr_out)
 {

@@ -6,7 +6,7 @@
 #include "model/model.h"
 
 /* Of the layout in device/cpu/kernels.h, which all kernel families share. */
-enum { PACKING_VERSION = 2 };
+enum { PACKING_VERSION = 3 };
 
 static void add_tensor(XXH3_state_t *hash, const bt_tensor *t)
 {
@@ -78,14 +78,14 @@ static uint64_t files_key(const bt_safetensors *st)
     return key;
 }
 
-/* A matrix packed is hardly larger than its tensor, FP8 and what is there in two forms aside; a
- * small one has padding. */
+/* A matrix packed is hardly larger than its tensor, FP8 and what is there in two forms aside (of
+ * bf16 that of ranks that prefill and that of others); a small one has padding. */
 void bt_model_store_options(const bt_model_config *cfg, const bt_safetensors *st,
                             bt_store_options *opt_out)
 {
     enum { MOST_TIMES = 4, PADDING_BYTES = (60 << 10) + BT_STORE_PAGE_BYTES };
     uint64_t key[3] = {bt_model_fingerprint(cfg, st), files_key(st), PACKING_VERSION}, bytes = 0;
-    size_t   n = bt_safetensors_count(st) + 3ul * cfg->n_layers * cfg->mla.n_heads;
+    size_t   n = 2 * bt_safetensors_count(st) + 3ul * cfg->n_layers * cfg->mla.n_heads;
 
     for (size_t i = 0; i < bt_safetensors_count(st); i++)
         bytes += bt_safetensors_at(st, i)->bytes;

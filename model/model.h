@@ -38,6 +38,7 @@ typedef struct {
     uint32_t            max_rows;  /* rows of this rank in one step, >= 1 */
     uint32_t            max_logit_rows;
     bool                normal, absorbed; /* forms that this rank will run */
+    bool                few_rows;         /* its steps have: see bt_weights_options */
     bt_store *store;         /* of this machine's ranks, for load(); borrowed for the model's life;
                                 NULL: none */
     const bt_packed *packed; /* the same of an earlier start */

@@ -303,7 +303,9 @@ static bt_status walk(bt_loader *l)
     for (uint32_t layer = 0; layer < cfg->n_layers; layer++)
         BT_TRY(load_layer(l, layer, &l->w->layers[layer]));
     BT_TRY(bt_loader_vector(l, cfg->hidden, "model.norm.weight", &l->w->norm));
+    l->few_rows = true;
     BT_TRY(bt_loader_matrix(l, cfg->vocab_size, cfg->hidden, head_name(cfg), &l->w->lm_head));
+    l->few_rows = l->w->few_rows;
     if (cfg->mtp) BT_TRY(load_mtp(l, &l->w->mtp));
 out:
     return st;
@@ -461,9 +463,10 @@ bt_status bt_weights_load(const bt_model_config *cfg, const bt_safetensors *set,
                      .n_layers  = bt_model_n_served_layers(cfg),
                      .n_heads   = cfg->mla.n_heads,
                      .n_experts = cfg->moe.gate.n_experts,
+                     .few_rows  = opt->few_rows,
                      .store     = opt->store,
                      .packed    = opt->packed};
-    bt_loader  l  = {.cfg = cfg, .st = set, .opt = opt, .w = &w};
+    bt_loader  l  = {.cfg = cfg, .st = set, .opt = opt, .w = &w, .few_rows = opt->few_rows};
     bt_status  st = BT_OK;
 
     w.layers = bt_calloc(w.n_layers, sizeof(*w.layers));
@@ -486,12 +489,14 @@ static void drop_matrix(bt_loader *l, bt_linear **linear, const char *name)
 {
     bt_weights *w      = l->w;
     bool        shared = (*linear)->borrowed;
+    char        entry[BT_ENTRY_NAME];
 
+    bt_loader_entry_name(name, (*linear)->kind, entry);
     w->bytes -= bt_linear_bytes(*linear);
     if (shared) w->shared_bytes -= bt_linear_bytes(*linear);
     bt_device_linear_destroy(l->opt->dev, *linear);
     *linear = NULL;
-    if (shared && w->store != NULL) bt_store_drop(w->store, name);
+    if (shared && w->store != NULL) bt_store_drop(w->store, entry);
 }
 
 static void drop_expert(bt_loader *l, uint32_t layer, uint32_t e, bt_moe_weights *w)
@@ -527,7 +532,7 @@ out:
 bt_status bt_weights_move_experts(const bt_model_config *cfg, const bt_safetensors *set,
                                   const bt_weights_options *opt, bt_weights *w)
 {
-    bt_loader l  = {.cfg = cfg, .st = set, .opt = opt, .w = w};
+    bt_loader l  = {.cfg = cfg, .st = set, .opt = opt, .w = w, .few_rows = w->few_rows};
     bt_status st = BT_OK;
 
     for (int pass = 0; pass < 2 + (l.n_busy != 0); pass++) {

@@ -6,6 +6,9 @@
  * rows that the device takes together have different scales (device.h: fp8_rows).  These are
  * dequantised to bf16 while they are packed.  fp32 matrices are rounded to bf16.
  *
+ * What is in bf16 and only products read, a CPU may pack in 12 bits, which loses nothing
+ * (device/cpu/kernels.h).
+ *
  * Weights of 4 bits (symmetric, a bf16 scale for 32 of a row; which matrices have them the tensors
  * say) stay so likewise, but for what of kv_b is read as bf16. */
 #ifndef BT_MODEL_WEIGHTS_H
@@ -41,6 +44,7 @@ typedef struct {
     bt_mtp_weights    mtp;          /* where cfg->mtp says so, beside the last of these */
     size_t            bytes;        /* device memory of all of these, */
     size_t            shared_bytes; /* and how many of them lie in the store or in `packed` */
+    bool              few_rows;     /* as it was loaded */
     bt_store         *store;        /* borrowed: holds matrices and embedding; or NULL */
     const bt_packed  *packed;       /* the same, packed earlier */
 } bt_weights;
@@ -50,8 +54,10 @@ typedef struct {
     /* [n_experts]: true for this rank's; NULL when the model has none. */
     const bool *own_experts;
     bool        normal, absorbed; /* forms that this rank will run */
-    bt_store   *store; /* where this machine's ranks share packed weights, for the CPU back end
-                          only; borrowed for the weights' life.  NULL: this rank has its own */
+    bool        few_rows; /* a CPU packs what is in bf16 in 12 bits, which come from memory sooner
+                             and are widened for each product: so it does with the head always */
+    bt_store *store;      /* where this machine's ranks share packed weights, for the CPU back end
+                             only; borrowed for the weights' life.  NULL: this rank has its own */
     const bt_packed *packed; /* what need not be packed, for the CPU back end only; borrowed for the
                                 weights' life; or NULL */
     void (*progress)(void *ctx, uint64_t done_bytes, uint64_t total_bytes); /* or NULL */

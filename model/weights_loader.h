@@ -17,6 +17,7 @@ typedef struct {
     const bt_weights_options *opt;
     bt_weights               *w;
     bool                      dry, again; /* again: only what another rank was packing */
+    bool                      few_rows;   /* of the next matrices: see bt_weights_options */
     bool                     *used;       /* of a dry walk: for each tensor, has it been counted? */
     uint32_t                  n_busy;     /* left out, since another rank packs it */
     uint64_t                  total_bytes, done_bytes;
@@ -27,7 +28,7 @@ typedef struct {
 typedef struct {
     bt_matrix part[2];
     uint32_t  first, n;
-    bool      widened; /* narrow weights become bf16, on any device */
+    bool      widened; /* narrow weights become bf16, on any device, and stay so */
 } bt_row_source;
 
 /* bt_linear_row_fn over a bt_row_source: its rows, and the columns of its first part. */
@@ -42,6 +43,9 @@ bt_status bt_loader_find(const bt_loader *l, const char *name, uint32_t n, uint3
                          bt_matrix *matrix_out);
 /* The tensor is done with: counts its bytes, tells of the progress, gives its pages back. */
 void bt_loader_count(bt_loader *l, const bt_matrix *m);
+enum { BT_ENTRY_NAME = 256 };
+/* Under which name a matrix is shared.  What ranks pack in bf16 and in 12 bits are two. */
+void bt_loader_entry_name(const char *name, bt_weight_kind kind, char out[BT_ENTRY_NAME]);
 /* What was packed earlier, or a part of the store; FULL where there is none, or it has no room: the
  * rank then has its own. */
 bt_store_claim bt_loader_take_shared(bt_loader *l, const char *name, size_t bytes,

@@ -36,10 +36,22 @@ static bt_weight_kind packed_kind(const bt_row_source *s, uint32_t n, uint32_t f
 {
     bt_weight_kind kind = s->part[0].kind;
 
-    if (s->widened || (n > s->n && s->part[1].kind != kind)) return BT_WEIGHT_BF16;
+    if (n > s->n && s->part[1].kind != kind) return BT_WEIGHT_BF16;
     if (kind == BT_WEIGHT_FP8 && (s->first % fp8_rows != 0 || (n > s->n && s->n % fp8_rows != 0)))
         return BT_WEIGHT_BF16;
     return kind;
+}
+
+/* The same on this device, of any rows. */
+static bt_weight_kind kind_of(const bt_loader *l, bt_linear_row_fn rows, const bt_row_source *s,
+                              uint32_t n)
+{
+    const bt_device *dev = l->opt->dev;
+    bt_weight_kind   kind;
+
+    if (rows != bt_source_row || s->widened) return BT_WEIGHT_BF16;
+    kind = packed_kind(s, n, dev->fp8_rows);
+    return kind == BT_WEIGHT_BF16 && dev->host_memory && l->few_rows ? BT_WEIGHT_BF12 : kind;
 }
 
 void bt_source_column(void *ctx, uint32_t n, bt_bf16 *row)
@@ -137,6 +149,11 @@ out:
     return st;
 }
 
+void bt_loader_entry_name(const char *name, bt_weight_kind kind, char out[BT_ENTRY_NAME])
+{
+    snprintf(out, BT_ENTRY_NAME, "%s%s", name, kind == BT_WEIGHT_BF12 ? " in 12 bits" : "");
+}
+
 bt_store_claim bt_loader_take_shared(bt_loader *l, const char *name, size_t bytes,
                                      bt_store_entry *entry)
 {
@@ -152,38 +169,68 @@ bt_store_claim bt_loader_take_shared(bt_loader *l, const char *name, size_t byte
     return got;
 }
 
+/* A matrix of this rank alone. */
+static bt_status create_own(bt_device *dev, bt_weight_kind kind, uint32_t n, uint32_t k,
+                            bt_linear_row_fn rows, bt_row_source *source, bt_linear **linear_out)
+{
+    switch (kind) {
+    case BT_WEIGHT_FP8:
+        return bt_device_linear_create_fp8(dev, n, k, source_fp8_row, source, linear_out);
+    case BT_WEIGHT_INT4:
+        return bt_device_linear_create_int4(dev, n, k, source_int4_row, source, linear_out);
+    case BT_WEIGHT_BF12:
+        return bt_cpu_linear_create(
+            dev, n, k, (bt_cpu_rows){.kind = kind, .bf16 = rows, .ctx = source}, linear_out);
+    default: return bt_device_linear_create(dev, n, k, rows, source, linear_out);
+    }
+}
+
+/* A matrix over the entry, which this rank fills if it is its own to fill; of 12 bits NULL, and the
+ * entry given up, where they are not enough. */
+static bt_status over_entry(bt_loader *l, bt_store_claim got, bt_store_entry *entry,
+                            const char *name, bt_weight_kind kind, uint32_t n, uint32_t k,
+                            bt_linear_row_fn rows, bt_row_source *source, bt_linear **linear_out)
+{
+    bt_status st    = BT_OK;
+    size_t    bytes = bt_cpu_linear_bytes(n, k, kind);
+
+    if (got == BT_STORE_MINE) {
+        store_source in   = {l->w->store, rows, source};
+        bt_cpu_rows  from = {kind, store_row, store_fp8_row, store_int4_row, &in};
+
+        BT_TRY(bt_cpu_linear_pack(l->opt->dev, n, k, from, entry->fill));
+        bt_store_commit(l->w->store, entry);
+    }
+    if (!bt_cpu_linear_is_whole(n, k, kind, entry->data)) {
+        if (l->w->store != NULL) bt_store_drop(l->w->store, name);
+        goto out;
+    }
+    bt_bring_weights(entry->data, bytes);
+    BT_TRY(bt_cpu_linear_over(n, k, kind, entry->data, linear_out));
+    l->w->shared_bytes += bytes;
+out:
+    return st;
+}
+
 bt_status bt_loader_pack(bt_loader *l, const char *what, uint32_t n, uint32_t k,
                          bt_linear_row_fn rows, bt_row_source *source, bt_linear **linear_out)
 {
-    bt_status      st  = BT_OK;
-    bt_device     *dev = l->opt->dev;
-    bt_weight_kind kind =
-        rows == bt_source_row ? packed_kind(source, n, dev->fp8_rows) : BT_WEIGHT_BF16;
-    size_t         bytes = bt_cpu_linear_bytes(n, k, kind); /* only the CPU's are shared */
+    bt_status      st    = BT_OK;
+    bt_weight_kind kind  = kind_of(l, rows, source, n);
     bt_store_entry entry = {0};
     bt_store_claim got;
+    char           name[BT_ENTRY_NAME];
 
     if (*linear_out != NULL) goto out; /* of the walk before */
-    got = bt_loader_take_shared(l, what, bytes, &entry);
+    bt_loader_entry_name(what, kind, name);
+    got = bt_loader_take_shared(l, name, bt_cpu_linear_bytes(n, k, kind), &entry);
     if (got == BT_STORE_BUSY) goto out;
-    if (got == BT_STORE_FULL && kind == BT_WEIGHT_FP8) {
-        BT_TRY(bt_device_linear_create_fp8(dev, n, k, source_fp8_row, source, linear_out));
-    } else if (got == BT_STORE_FULL && kind == BT_WEIGHT_INT4) {
-        BT_TRY(bt_device_linear_create_int4(dev, n, k, source_int4_row, source, linear_out));
-    } else if (got == BT_STORE_FULL) {
-        BT_TRY(bt_device_linear_create(dev, n, k, rows, source, linear_out));
-    } else {
-        if (got == BT_STORE_MINE) {
-            store_source in   = {l->w->store, rows, source};
-            bt_cpu_rows  from = {kind, store_row, store_fp8_row, store_int4_row, &in};
-
-            BT_TRY(bt_cpu_linear_pack(dev, n, k, from, entry.fill));
-            bt_store_commit(l->w->store, &entry);
-        }
-        bt_bring_weights(entry.data, bytes);
-        BT_TRY(bt_cpu_linear_over(n, k, kind, entry.data, linear_out));
-        l->w->shared_bytes += bytes;
-    }
+    if (got != BT_STORE_FULL)
+        BT_TRY(over_entry(l, got, &entry, name, kind, n, k, rows, source, linear_out));
+    else
+        BT_TRY(create_own(l->opt->dev, kind, n, k, rows, source, linear_out));
+    if (*linear_out == NULL) /* in 12 bits it does not fit */
+        BT_TRY(create_own(l->opt->dev, BT_WEIGHT_BF16, n, k, rows, source, linear_out));
     l->w->bytes += bt_linear_bytes(*linear_out);
 out:
     return st;

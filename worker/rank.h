@@ -43,6 +43,7 @@ typedef struct {
     bt_store          *store;       /* what this machine's ranks share, or NULL */
     bt_packed         *packed;      /* what an earlier start has packed, or NULL */
     char              *packed_path; /* owned: where that is, or is to be; NULL: nowhere */
+    bool               few_rows;    /* what the model is loaded for (model.h) */
     bt_model          *model;
     bt_kv_pool        *pool;
     bt_handoff        *handoff;

@@ -247,6 +247,35 @@ static void choose_forms(const bt_rank *r, bool *normal_out, bool *absorbed_out)
     }
 }
 
+/* A spare may come to. */
+static bool only_prefills(const bt_rank *r, uint32_t rank)
+{
+    const bt_seats *groups = r->seating.groups;
+    uint32_t        first  = groups[BT_GROUP_PREFILL].n;
+
+    return !bt_rank_has_both(&r->facts) &&
+           (rank < first || rank >= first + groups[BT_GROUP_DECODE].n);
+}
+
+/* Whether this rank's steps count as those of few rows, which want bf16 weights in 12 bits; many,
+ * as a prompt has, want them as they are.  Ranks of one machine that are of two minds share no
+ * weights, so it has to have plenty of memory: `all` is what they load together in bf16.  Returns
+ * how much of that they have twice. */
+static uint64_t choose_rows(bt_rank *r, uint64_t all)
+{
+    bool many = false, few = false, both;
+
+    if (!r->dev->host_memory) return 0;
+    for (uint32_t rank = 0; rank < r->facts.n_ranks; rank++) {
+        if (!bt_world_same_machine(r->world, r->facts.rank, rank)) continue;
+        many |= only_prefills(r, rank);
+        few |= !only_prefills(r, rank);
+    }
+    both        = many && few && 2 * all <= r->memory.available / 2;
+    r->few_rows = !only_prefills(r, r->facts.rank) && (!many || both);
+    return both && r->store != NULL ? all : 0;
+}
+
 /* Of the step's tokens, and of drafts behind it. */
 static uint32_t n_draw_lists(const bt_rank *r) { return r->opt.mtp != 0 ? 2 : 1; }
 
@@ -282,6 +311,7 @@ static bt_status draw_account(bt_rank *r)
         m->available = r->gpu_left;
     else if (m->on_gpu)
         BT_TRY(bt_memory_available_on(r->dev, &m->available));
+    m->shared += choose_rows(r, all);
     m->max_rows = r->opt.max_rows;
     m->step     = bt_model_step_bytes(&r->cfg, group, r->opt.max_rows) +
               bt_mla_large_bytes(r->dev, &r->cfg.mla, r->opt.max_rows) +
@@ -363,6 +393,7 @@ static bt_status load(bt_rank *r)
                                  .progress_ctx   = r};
 
     choose_forms(r, &opt.normal, &opt.absorbed);
+    opt.few_rows = r->few_rows;
     BT_TRY(bt_model_load(&r->cfg, r->st, &opt, &r->model));
     BT_INFO(
         "loaded in %.2f s: weights %.1f MiB, of them %.1f MiB shared with this machine's ranks, "

@@ -59,14 +59,10 @@ static inline void widen_pair(wide_pair *w, const bt_cpu_narrow *from, uint32_t 
     publish(w);
 }
 
-/* The i-th of packed weights, a multiple of 32; and of the scales that e4m3 has. */
+/* The i-th of packed weights, a multiple of 32. */
 static inline const void *weight_at(const void *packed, bt_weight_kind kind, size_t i)
 {
     return (const char *)packed + bt_cpu_weight_bytes(kind, i);
-}
-static inline const float *scale_at(bt_weight_kind kind, const float *scale, size_t i)
-{
-    return kind == BT_WEIGHT_FP8 ? scale + i : NULL;
 }
 
 /* ---- mm_amx_stream.c ---- */
@@ -108,7 +104,7 @@ typedef struct {
  * three blocks go. */
 void bt_cpu_amx_stream_run(const bt_cpu_amx_stream *s, uint32_t n_tile_rows, uint32_t n_blocks);
 
-/* Weights of 8 bits, that are widened on their way. */
+/* Weights of 8 or 12 bits, that are widened on their way. */
 typedef struct {
     bt_cpu_narrow      from;   /* the first block, from its first k on */
     uint32_t           k0;     /* where the steps begin */

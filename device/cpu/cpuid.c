@@ -60,11 +60,12 @@ static void detect(void)
     if (!covers(state, STATE_AVX512) || !has(b, 16) || !has(b, 17) || !has(b, 30) || !has(b, 31))
         return;
     g_features |= BT_CPU_AVX512;
-    if (has(c, 1)) g_features |= BT_CPU_AVX512VBMI;
+    if (has(c, 1) && has(c, 6)) g_features |= BT_CPU_AVX512VBMI;
     if (!has(sub_a, 5)) return;
     g_features |= BT_CPU_AVX512BF16;
     if (has_slow_pairs()) g_features |= BT_CPU_SLOW_PAIRS;
-    if (has(c, 1) && covers(state, STATE_TILE) && has(d, 22) && has(d, 24) && tiles_granted())
+    if ((g_features & BT_CPU_AVX512VBMI) != 0 && covers(state, STATE_TILE) && has(d, 22) &&
+        has(d, 24) && tiles_granted())
         g_features |= BT_CPU_AMX;
 }
 

@@ -5,7 +5,7 @@
 enum {
     BT_CPU_AVX2       = 1, /* with FMA */
     BT_CPU_AVX512     = 2, /* F, BW, DQ, VL */
-    BT_CPU_AVX512VBMI = 4,
+    BT_CPU_AVX512VBMI = 4, /* and VBMI2 */
     BT_CPU_AVX512BF16 = 8,
     BT_CPU_AMX        = 16, /* tile and bf16, after the kernel has granted the tile state; with all
                                of the above */

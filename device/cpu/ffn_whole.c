@@ -39,7 +39,7 @@ static void multiply(const whole_job *job, const bt_linear *w, uint32_t n, uint3
         mm->n      = bt_min_u32(n - n0, cols);
         mm->packed = bt_cpu_linear_columns(w, n0);
         mm->kind   = w->kind;
-        mm->scale  = bt_cpu_linear_scale(w, n0);
+        mm->side   = bt_cpu_linear_side(w, n0);
         mm->y      = y + n0 * y_col;
         mm->next   = n0 + mm->n < n ? bt_cpu_linear_columns(w, n0 + mm->n) : after;
         job->cpu->kernels->mm_tiles(mm);

@@ -14,6 +14,14 @@
  * lie their scales, [n16/16][k128/128] fp32, one for 16 columns and 128 k; a weight is
  * bf16(value * scale), fp32 inside, and what is padding is +0.
  *
+ * Weights in bf16 that only products read may be packed in 12 bits (BF12), without loss: of 128
+ * in the order above the lower bytes, then codes of the upper ones, 4 bits each:
+ *     byte 64 p + 2 i + 1    of element 64 p + i, and byte 64 p + 2 i of element 64 p + 32 + i
+ *     bits 4 p .. 4 p + 3    of byte 128 + 2 i: the code of element 64 p + i, and of byte
+ *                            129 + 2 i: that of element 64 p + 32 + i        (p < 2, i < 32)
+ * Behind all weights lies for each 16 columns what the codes are, and the few weights whose upper
+ * byte has none (bt_cpu_bf12_side).
+ *
  * Weights of 4 bits are packed [n16/16][k/32], k a multiple of 32, of bt_cpu_int4_group.  Of its
  * column a word has the 8 even of 16 k, or the 8 odd ones, the first in the lowest bits, in two's
  * complement: so words that are shifted alike are neighbours among packed bf16.  A weight is
@@ -49,7 +57,7 @@ typedef struct {
     size_t         ld_x;
     const void    *packed;
     bt_weight_kind kind;     /* of packed; */
-    const float   *scale;    /* of e4m3: the scales from its first column on */
+    const void    *side;     /* and what stands beside it, from its first column on */
     uint32_t       k_packed; /* of bf16, where only the first k of more are multiplied; else 0 */
     float         *y;        /* [m, n], row stride ld_y elements */
     size_t         ld_y;
@@ -74,10 +82,10 @@ typedef struct {
                          beyond m are read, and change no other */
     const void    *packed;
     bt_weight_kind kind;  /* of packed; */
-    const float   *scale; /* of e4m3: the scales from its first column on */
+    const void    *side;  /* and what stands beside it, from its first column on */
     size_t         up;    /* or 0 */
     const void    *next;  /* where this thread probably goes on: columns, as if of this k, to be
-                             fetched towards the caches meanwhile; or NULL */
+                              fetched towards the caches meanwhile; or NULL */
     void        *y;       /* [m, n] of y_dtype; with `up`, tiles as x has them, of bf16 */
     size_t       ld_y;    /* elements from row to row, or from tile row to tile row */
     bt_dtype     y_dtype; /* BT_F32, or BT_BF16: rounded */
@@ -159,6 +167,17 @@ static inline uint32_t bt_cpu_order_of(float x)
     return bits >> 31 != 0 ? ~bits : bits | 0x80000000u;
 }
 
+/* A weight of 12 bits that is another. */
+typedef struct {
+    uint32_t at; /* in its block of 16 columns; the one behind the last: UINT32_MAX */
+    bt_bf16  value;
+} bt_cpu_rare;
+/* What stands beside 16 columns of 12 bits. */
+typedef struct {
+    uint8_t     high[16]; /* upper bytes, by their code */
+    bt_cpu_rare rare[];   /* bt_cpu_n_rare() at most, and the one behind */
+} bt_cpu_bf12_side;
+
 /* Packing, and work on one row at a time. */
 typedef struct {
     /* Packs src[n][k] (row stride ld elements): column n of B is row n of src.  Weights; keys for
@@ -169,6 +188,9 @@ typedef struct {
      * a multiple of 32. */
     void (*pack_cols)(const bt_bf16 *src, size_t ld, uint32_t k, uint32_t n, uint32_t k_packed,
                       bt_bf16 *packed);
+    /* 16 columns of k rows, packed in bf16, become 12 bits a weight, and `side` what stands beside
+     * them.  false: too many have no code (bt_cpu_n_rare()); what has been written is no matrix. */
+    bool (*pack_bf12)(const bt_bf16 *w, uint32_t k, uint8_t *out, bt_cpu_bf12_side *side);
 
     /* y[i] = bf16(x[i]) of results of additions and products, none of which is subnormal */
     void (*to_bf16)(const float *x, size_t n, bt_bf16 *y);
@@ -235,8 +257,12 @@ typedef struct {
 /* Bytes of so many of its elements, a multiple of 32; of 4 bits with their scales. */
 static inline size_t bt_cpu_weight_bytes(bt_weight_kind kind, size_t n_elems)
 {
-    if (kind == BT_WEIGHT_INT4) return n_elems / 32 * (sizeof(bt_cpu_int4_group) / 16);
-    return kind == BT_WEIGHT_FP8 ? n_elems : n_elems * sizeof(bt_bf16);
+    switch (kind) {
+    case BT_WEIGHT_FP8: return n_elems;
+    case BT_WEIGHT_INT4: return n_elems / 32 * (sizeof(bt_cpu_int4_group) / 16);
+    case BT_WEIGHT_BF12: return n_elems / 2 * 3;
+    default: return n_elems * sizeof(bt_bf16);
+    }
 }
 
 enum { BT_CPU_SCALE_COLS = 16, BT_CPU_SCALE_K = 128 };
@@ -245,12 +271,31 @@ static inline size_t bt_cpu_scale_ld(uint32_t k)
 {
     return bt_cpu_pad(k, BT_CPU_SCALE_K) / BT_CPU_SCALE_K;
 }
-/* Bytes of the scales of the first n columns that lie behind the weights. */
-static inline size_t bt_cpu_scale_bytes(bt_weight_kind kind, uint32_t n, uint32_t k)
+
+/* One in 256, and 16. */
+static inline uint32_t bt_cpu_n_rare(uint32_t k) { return bt_cpu_pad(k, 32) / 16 + 16; }
+
+enum { BT_CPU_BF12_GROUP = 128, BT_CPU_BF12_GROUP_BYTES = 192 };
+/* high[0] of a matrix's first block, which no code is, where the matrix could not be packed. */
+enum { BT_CPU_BF12_NONE = 0x80 };
+/* Bytes that stand beside 16 columns: of e4m3 fp32 scales, bt_cpu_scale_ld() of them; of 12 bits a
+ * bt_cpu_bf12_side; else none. */
+static inline size_t bt_cpu_side_bytes(bt_weight_kind kind, uint32_t k)
 {
-    if (kind != BT_WEIGHT_FP8) return 0;
-    return bt_cpu_pad(n, BT_CPU_SCALE_COLS) / BT_CPU_SCALE_COLS * bt_cpu_scale_ld(k) *
-           sizeof(float);
+    switch (kind) {
+    case BT_WEIGHT_FP8: return bt_cpu_scale_ld(k) * sizeof(float);
+    case BT_WEIGHT_BF12:
+        return sizeof(bt_cpu_bf12_side) + (bt_cpu_n_rare(k) + 1) * sizeof(bt_cpu_rare);
+    default: return 0;
+    }
+}
+/* From this block of 16 columns on. */
+static inline const void *bt_cpu_side_at(const void *side, bt_weight_kind kind, uint32_t k,
+                                         size_t block)
+{
+    size_t bytes = bt_cpu_side_bytes(kind, k);
+
+    return bytes == 0 ? NULL : (const char *)side + block * bytes;
 }
 
 /* Elements of x [m, k] as tiles. */

@@ -16,23 +16,55 @@ typedef struct {
     uint32_t                  n, k;
     void                     *packed;
     bt_cpu_rows               rows;
-    void                     *scratch; /* [n_threads][BLOCK_ROWS][k + GAP] weights */
-    void                     *scales;  /* of e4m3: [n_threads][2][ld]: of a row, and of the first;
+    void                     *scratch; /* [n_threads][BLOCK_ROWS][k + GAP] weights, and of bf12 as
+                                          many as it is packed from */
+    void *scales;                      /* of e4m3: [n_threads][2][ld]: of a row, and of the first;
                                           of int4: [n_threads][k / 32] */
-    atomic_uint n_strange; /* scales that are none, or not the same for a block's rows */
+    atomic_uint n_strange; /* scales that are none, or not the same for a block's rows; of bf12
+                              blocks that do not fit */
 } pack_job;
+
+/* Where the columns from n0 on are, and what stands beside them. */
+static void *columns_at(void *packed, bt_weight_kind kind, uint32_t k, uint32_t n0)
+{
+    return (char *)packed + bt_cpu_weight_bytes(kind, bt_cpu_packed_elems(n0, k));
+}
+static void *side_at(void *packed, bt_weight_kind kind, uint32_t n, uint32_t k, uint32_t block)
+{
+    return (char *)columns_at(packed, kind, k, n) + block * bt_cpu_side_bytes(kind, k);
+}
+
+/* 16 rows in bf16, by way of scratch. */
+static void pack_rows(const pack_job *job, uint32_t n0, bt_bf16 *scratch, bt_bf16 *packed)
+{
+    uint32_t n  = bt_min_u32(job->n - n0, BLOCK_ROWS);
+    size_t   ld = job->k + GAP;
+
+    for (uint32_t j = 0; j < n; j++)
+        job->rows.bf16(job->rows.ctx, n0 + j, scratch + j * ld);
+    job->kernels->pack_rows(scratch, ld, n, job->k, packed);
+}
 
 static void pack_block(void *ctx, uint32_t chunk, uint32_t member)
 {
     const pack_job *job = ctx;
-    uint32_t        k = job->k, n0 = chunk * BLOCK_ROWS;
-    uint32_t        n     = bt_min_u32(job->n - n0, BLOCK_ROWS);
-    size_t          ld    = k + GAP;
-    bt_bf16        *block = (bt_bf16 *)job->scratch + member * BLOCK_ROWS * ld;
+    uint32_t        n0  = chunk * BLOCK_ROWS;
 
-    for (uint32_t j = 0; j < n; j++)
-        job->rows.bf16(job->rows.ctx, n0 + j, block + j * ld);
-    job->kernels->pack_rows(block, ld, n, k, (bt_bf16 *)job->packed + bt_cpu_packed_elems(n0, k));
+    pack_rows(job, n0, (bt_bf16 *)job->scratch + member * BLOCK_ROWS * ((size_t)job->k + GAP),
+              columns_at(job->packed, BT_WEIGHT_BF16, job->k, n0));
+}
+
+static void pack_bf12_block(void *ctx, uint32_t chunk, uint32_t member)
+{
+    pack_job *job     = ctx;
+    size_t    elems   = BLOCK_ROWS * (bt_cpu_pad(job->k, 32) + (size_t)GAP);
+    bt_bf16  *scratch = (bt_bf16 *)job->scratch + member * 2 * elems, *packed = scratch + elems;
+
+    pack_rows(job, chunk * BLOCK_ROWS, scratch, packed);
+    if (!job->kernels->pack_bf12(
+            packed, job->k, columns_at(job->packed, BT_WEIGHT_BF12, job->k, chunk * BLOCK_ROWS),
+            side_at(job->packed, BT_WEIGHT_BF12, job->n, job->k, chunk)))
+        atomic_fetch_add(&job->n_strange, 1);
 }
 
 /* 16 rows of e4m3 in the order of kernels.h: two k of a row follow each other, so they go as one.
@@ -54,7 +86,6 @@ static void pack_fp8_block(void *ctx, uint32_t chunk, uint32_t member)
     size_t    ld = bt_cpu_pad(k, 32) + GAP, n_scales = bt_cpu_scale_ld(k);
     uint8_t  *block = (uint8_t *)job->scratch + member * BLOCK_ROWS * ld;
     float    *scale = (float *)job->scales + member * 2 * n_scales, *first = scale + n_scales;
-    float    *out = (float *)(void *)((uint8_t *)job->packed + bt_cpu_packed_elems(job->n, k));
 
     memset(block, 0, BLOCK_ROWS * ld);
     for (uint32_t j = 0; j < n; j++) {
@@ -64,8 +95,8 @@ static void pack_fp8_block(void *ctx, uint32_t chunk, uint32_t member)
     }
     for (size_t i = 0; i < n_scales; i++)
         if (!isfinite(first[i]) || signbit(first[i])) atomic_fetch_add(&job->n_strange, 1);
-    pack_bytes(block, ld, k, (uint8_t *)job->packed + bt_cpu_packed_elems(n0, k));
-    memcpy(out + chunk * n_scales, first, n_scales * sizeof(*first));
+    pack_bytes(block, ld, k, columns_at(job->packed, BT_WEIGHT_FP8, k, n0));
+    memcpy(side_at(job->packed, BT_WEIGHT_FP8, job->n, k, chunk), first, n_scales * sizeof(*first));
 }
 
 /* Of eight k those at 0, 2, 4 and 6, one after the other. */
@@ -119,6 +150,7 @@ static bt_status alloc_scratch(pack_job *job, uint32_t n_threads)
 
     switch (job->rows.kind) {
     case BT_WEIGHT_BF16: job->scratch = bt_calloc(n_elems, sizeof(bt_bf16)); break;
+    case BT_WEIGHT_BF12: job->scratch = bt_calloc_aligned(n_elems, 2 * sizeof(bt_bf16)); break;
     case BT_WEIGHT_FP8:
         job->scratch = bt_calloc(n_elems, 1);
         scales       = 2 * bt_cpu_scale_ld(k) * sizeof(float);
@@ -141,6 +173,7 @@ bt_status bt_cpu_linear_pack(bt_device *dev, uint32_t n, uint32_t k, bt_cpu_rows
         [BT_WEIGHT_BF16] = pack_block,
         [BT_WEIGHT_FP8]  = pack_fp8_block,
         [BT_WEIGHT_INT4] = pack_int4_block,
+        [BT_WEIGHT_BF12] = pack_bf12_block,
     };
     bt_status    st   = BT_OK;
     bt_cpu_pool *pool = bt_device_cpu_pool(dev);
@@ -152,6 +185,12 @@ bt_status bt_cpu_linear_pack(bt_device *dev, uint32_t n, uint32_t k, bt_cpu_rows
                BT_INT4_GROUP);
     BT_TRY(alloc_scratch(&job, bt_cpu_pool_n_threads(pool)));
     bt_cpu_pool_run(pool, bt_cpu_pad(n, BLOCK_ROWS) / BLOCK_ROWS, PACK[rows.kind], &job);
+    if (rows.kind == BT_WEIGHT_BF12) {
+        bt_cpu_bf12_side *first = side_at(packed, rows.kind, n, k, 0);
+
+        if (atomic_load(&job.n_strange) != 0) first->high[0] = BT_CPU_BF12_NONE;
+        goto out;
+    }
     BT_REQUIRE(atomic_load(&job.n_strange) == 0, BT_ERR_INVALID_ARG,
                "a weight matrix [%u, %u] of %s, found others at %u places", n, k,
                rows.kind == BT_WEIGHT_FP8
@@ -166,7 +205,18 @@ out:
 
 size_t bt_cpu_linear_bytes(uint32_t n, uint32_t k, bt_weight_kind kind)
 {
-    return bt_cpu_weight_bytes(kind, bt_cpu_packed_elems(n, k)) + bt_cpu_scale_bytes(kind, n, k);
+    return bt_cpu_weight_bytes(kind, bt_cpu_packed_elems(n, k)) +
+           bt_cpu_pad(n, BLOCK_ROWS) / BLOCK_ROWS * bt_cpu_side_bytes(kind, k);
+}
+
+bool bt_cpu_linear_is_whole(uint32_t n, uint32_t k, bt_weight_kind kind, const void *packed)
+{
+    const bt_cpu_bf12_side *first;
+
+    if (kind != BT_WEIGHT_BF12) return true;
+    first =
+        (const void *)((const char *)packed + bt_cpu_weight_bytes(kind, bt_cpu_packed_elems(n, k)));
+    return first->high[0] != BT_CPU_BF12_NONE;
 }
 
 static bt_status create_header(uint32_t n, uint32_t k, bt_weight_kind kind, bt_linear **linear_out)
@@ -189,11 +239,9 @@ out:
 
 static void set_packed(bt_linear *linear, void *packed)
 {
-    size_t elems = bt_cpu_packed_elems(linear->n, linear->k);
-
     linear->packed = packed;
-    if (linear->kind == BT_WEIGHT_FP8)
-        linear->scale = (char *)packed + bt_cpu_weight_bytes(linear->kind, elems);
+    if (bt_cpu_side_bytes(linear->kind, linear->k) != 0)
+        linear->scale = side_at(packed, linear->kind, linear->n, linear->k, 0);
 }
 
 bt_status bt_cpu_linear_create(bt_device *dev, uint32_t n, uint32_t k, bt_cpu_rows rows,
@@ -208,6 +256,7 @@ bt_status bt_cpu_linear_create(bt_device *dev, uint32_t n, uint32_t k, bt_cpu_ro
                bt_linear_bytes(linear));
     set_packed(linear, linear->packed);
     BT_TRY(bt_cpu_linear_pack(dev, n, k, rows, linear->packed));
+    if (!bt_cpu_linear_is_whole(n, k, rows.kind, linear->packed)) goto out;
     *linear_out = linear;
     linear      = NULL;
 out:
@@ -244,10 +293,9 @@ const void *bt_cpu_linear_columns(const bt_linear *linear, uint32_t n0)
            bt_cpu_weight_bytes(linear->kind, bt_cpu_packed_elems(n0, linear->k));
 }
 
-const float *bt_cpu_linear_scale(const bt_linear *linear, uint32_t n0)
+const void *bt_cpu_linear_side(const bt_linear *linear, uint32_t n0)
 {
-    if (linear->scale == NULL) return NULL;
-    return (const float *)linear->scale + n0 / BT_CPU_SCALE_COLS * bt_cpu_scale_ld(linear->k);
+    return bt_cpu_side_at(linear->scale, linear->kind, linear->k, n0 / BLOCK_ROWS);
 }
 
 const bt_bf16 *bt_linear_packed(const bt_linear *linear)

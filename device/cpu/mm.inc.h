@@ -7,8 +7,8 @@
  *     tile(rows, blocks, args)   y += x b for a tile; rows and blocks are constants in each call
  *     TILE_CASES                 the tiles that there are
  * k goes in pieces, multiples of 32, whose x is in a near cache; between pieces the accumulators
- * wait in y, which is exact, so the pieces change no bit.  B in 8 or 4 bits is widened a few k at a
- * time, just before they are multiplied. */
+ * wait in y, which is exact, so the pieces change no bit.  B in 12, 8 or 4 bits is widened a few k
+ * at a time, just before they are multiplied. */
 #include <string.h>
 
 #include "core/log.h"
@@ -39,10 +39,10 @@ typedef struct {
     size_t          pair;  /* and from one pair of k to the next */
     const char     *next;  /* this piece of what is read after these columns, or what lies there */
     uint32_t        k0;    /* where the piece begins */
-    uint32_t        n_pairs;  /* in it */
-    bt_weight_kind  kind;     /* of b; */
-    const float    *scale;    /* of e4m3: of the first column block, */
-    size_t          ld_scale; /* and to the next one's */
+    uint32_t        n_pairs; /* in it */
+    bt_weight_kind  kind;    /* of b; */
+    const void     *side;    /* what stands beside the first column block, */
+    size_t          ld_side; /* and bytes to the next one's */
     bt_cpu_widen_fn widen;
     bt_cpu_wide_table *tables; /* [WIDE_BLOCKS] */
     bt_bf16           *wide;   /* [WIDE_BLOCKS], WIDE_LD apart */
@@ -92,7 +92,7 @@ INLINE void widen_pairs(const tile_args *a, uint32_t p0, uint32_t n_pairs, uint3
 {
     const char *from_0 = a->b - a->k0 / 2 * a->pair;
 
-    a->widen(&(bt_cpu_narrow){a->kind, from_0, a->block, a->scale, a->ld_scale}, a->k0 + 2 * p0,
+    a->widen(&(bt_cpu_narrow){a->kind, from_0, a->block, a->side, a->ld_side}, a->k0 + 2 * p0,
              2 * n_pairs, blocks, a->tables, out, ld_out);
 }
 
@@ -115,23 +115,23 @@ INLINE const bt_bf16 *wide_b(const tile_args *a, uint32_t p0, uint32_t blocks, u
 INLINE void skip_blocks(tile_args *a, uint32_t blocks)
 {
     a->b += blocks * a->block;
-    if (a->kind == BT_WEIGHT_FP8) a->scale += blocks * a->ld_scale;
+    if (a->ld_side != 0) a->side = (const char *)a->side + blocks * a->ld_side;
 }
 
 /* What all pieces of a product have in common; of a narrow B, tables and wide are set. */
 INLINE tile_args args_of(const bt_cpu_mm *mm, bt_cpu_wide_table *tables, bt_bf16 *wide)
 {
     bool      narrow = mm->kind != BT_WEIGHT_BF16;
-    tile_args a      = {.block  = bt_cpu_weight_bytes(mm->kind, bt_cpu_block_elems(mm)),
-                        .pair   = bt_cpu_weight_bytes(mm->kind, 2 * LANES),
-                        .kind   = mm->kind,
-                        .scale  = mm->scale,
-                        .tables = tables,
-                        .wide   = wide,
-                        .y      = mm->y,
-                        .ld_y   = mm->ld_y};
+    tile_args a      = {.block   = bt_cpu_weight_bytes(mm->kind, bt_cpu_block_elems(mm)),
+                        .pair    = bt_cpu_weight_bytes(mm->kind, 2 * LANES),
+                        .kind    = mm->kind,
+                        .side    = mm->side,
+                        .ld_side = bt_cpu_side_bytes(mm->kind, mm->k),
+                        .tables  = tables,
+                        .wide    = wide,
+                        .y       = mm->y,
+                        .ld_y    = mm->ld_y};
 
-    a.ld_scale = bt_cpu_scale_ld(mm->k);
     if (narrow) a.widen = bt_cpu_widen_best();
     for (int c = 0; narrow && c < WIDE_BLOCKS; c++)
         bt_cpu_wide_begin(&tables[c]);

@@ -159,11 +159,9 @@ static const void *b_after(const bt_cpu_mm *mm, uint32_t n0, uint32_t k0, uint32
 /* The blocks from n0 on, narrow. */
 static bt_cpu_narrow narrow_at(const bt_cpu_mm *mm, uint32_t n0)
 {
-    size_t ld = bt_cpu_scale_ld(mm->k);
-
-    return (bt_cpu_narrow){mm->kind, b_at(mm, n0 / TILE, 0),
-                           bt_cpu_weight_bytes(mm->kind, bt_cpu_block_elems(mm)),
-                           scale_at(mm->kind, mm->scale, n0 / TILE * ld), ld};
+    return (bt_cpu_narrow){
+        mm->kind, b_at(mm, n0 / TILE, 0), bt_cpu_weight_bytes(mm->kind, bt_cpu_block_elems(mm)),
+        bt_cpu_side_at(mm->side, mm->kind, mm->k, n0 / TILE), bt_cpu_side_bytes(mm->kind, mm->k)};
 }
 
 /* Rows m0 .. m0+rows, whole tiles or fewer rows than one, of the piece from k0 to k1, whose tiles

@@ -321,11 +321,12 @@ static const void *b_at(const bt_cpu_mm_tiles *mm, uint32_t n0, uint32_t k0)
 /* The blocks from n0 on, of what lies `behind` weights further on. */
 static bt_cpu_narrow narrow_at(const bt_cpu_mm_tiles *mm, uint32_t n0, size_t behind)
 {
-    size_t tile_row = (size_t)bt_cpu_pad(mm->k, STEP) * TILE, ld = bt_cpu_scale_ld(mm->k);
+    size_t tile_row = (size_t)bt_cpu_pad(mm->k, STEP) * TILE;
 
     return (bt_cpu_narrow){mm->kind, weight_at(b_at(mm, n0, 0), mm->kind, behind),
                            bt_cpu_weight_bytes(mm->kind, tile_row),
-                           scale_at(mm->kind, mm->scale, (n0 / TILE + behind / tile_row) * ld), ld};
+                           bt_cpu_side_at(mm->side, mm->kind, mm->k, n0 / TILE + behind / tile_row),
+                           bt_cpu_side_bytes(mm->kind, mm->k)};
 }
 
 /* A piece of a narrow panel, whose second block lies `block` weights behind the first. */
@@ -335,7 +336,7 @@ static void widen_panel(run *r, uint32_t n0, size_t block, uint32_t k0, uint32_t
     bt_cpu_narrow          from = narrow_at(mm, n0, 0);
 
     from.block = bt_cpu_weight_bytes(mm->kind, block);
-    from.ld_scale *= block / ((size_t)bt_cpu_pad(mm->k, STEP) * TILE);
+    from.ld_side *= block / ((size_t)bt_cpu_pad(mm->k, STEP) * TILE);
     widen_pair(r->wide, &from, k0, n_k, p->block == 0 ? 1 : 2);
     p->b     = r->wide->b[0];
     p->block = p->block == 0 ? 0 : WIDE_LD;

@@ -84,9 +84,10 @@ INLINE void multiply_pair(const int rows, const int vecs, const b_source from, c
 INLINE void dp2_tile(const int rows, const int blocks, const b_source from, const tile_args *a)
 {
     const int      vecs  = blocks * LANES / VEC;
-    const uint32_t ahead = a->kind == BT_WEIGHT_BF16  ? AHEAD(rows, blocks)
-                           : a->kind == BT_WEIGHT_FP8 ? NARROW_AHEAD(rows, blocks, 2)
-                                                      : NARROW_AHEAD(rows, blocks, 4);
+    const uint32_t ahead = a->kind == BT_WEIGHT_BF16   ? AHEAD(rows, blocks)
+                           : a->kind == BT_WEIGHT_BF12 ? NARROW_AHEAD(rows, blocks, 1)
+                           : a->kind == BT_WEIGHT_FP8  ? NARROW_AHEAD(rows, blocks, 2)
+                                                       : NARROW_AHEAD(rows, blocks, 4);
     const x_elem  *x     = a->x;
     weights       *panel = a->panel;
     vec            acc[MAX_ROWS][MAX_VECS];

@@ -37,15 +37,15 @@ static void block_dp2(const bt_bf16 *x, uint32_t k, uint32_t n_k, const bt_bf16 
 /* A block of narrow weights, some k after the other. */
 static void narrow_block_dp2(const bt_cpu_mm *mm, const bt_bf16 *x, uint32_t block, float *acc)
 {
-    uint32_t      k    = mm->k;
-    size_t        at   = bt_cpu_weight_bytes(mm->kind, block * bt_cpu_block_elems(mm));
-    bt_cpu_narrow from = {
-        .kind = mm->kind, .packed = (const char *)mm->packed + at, .scale = mm->scale};
+    uint32_t             k    = mm->k;
+    size_t               at   = bt_cpu_weight_bytes(mm->kind, block * bt_cpu_block_elems(mm));
+    bt_cpu_narrow        from = {.kind   = mm->kind,
+                                 .packed = (const char *)mm->packed + at,
+                                 .side   = bt_cpu_side_at(mm->side, mm->kind, k, block)};
     bt_cpu_wide_table    table;
     _Alignas(64) bt_bf16 wide[STEP * LANES];
     bt_cpu_widen_fn      widen = bt_cpu_widen_best();
 
-    if (mm->kind == BT_WEIGHT_FP8) from.scale += block * bt_cpu_scale_ld(k);
     bt_cpu_wide_begin(&table);
     for (uint32_t k0 = 0; k0 < k; k0 += STEP) {
         widen(&from, k0, STEP, 1, &table, wide, 0);

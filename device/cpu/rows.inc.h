@@ -296,9 +296,11 @@ static void swiglu_row(const bt_bf16 *gate, const bt_bf16 *up, size_t n, bt_bf16
 }
 
 #include "device/cpu/pack.inc.h"
+#include "device/cpu/pack_bf12.inc.h"
 
 const bt_cpu_row_kernels ROWS_TABLE = {
     .pack_rows    = pack_rows,
+    .pack_bf12    = pack_bf12,
     .pack_cols    = pack_cols,
     .to_bf16      = to_bf16,
     .scale        = scale,

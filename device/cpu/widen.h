@@ -1,4 +1,4 @@
-/* device/cpu/widen.h - weights of 8 and 4 bits become bf16 on their way to a kernel.
+/* device/cpu/widen.h - weights of 12, 8 and 4 bits become bf16 on their way to a kernel.
  *
  * A weight is bf16(value * scale).  In e4m3 a scale holds for 16 columns and 128 k at least, so
  * each of its 128 magnitudes is rounded once, to a table, and a weight is looked up; in 4 bits it
@@ -9,19 +9,20 @@
 
 #include "device/cpu/kernels.h"
 
-/* Packed weights in e4m3 or 4 bits, from their first k on (kernels.h). */
+/* Packed weights that are narrower, from their first k on (kernels.h). */
 typedef struct {
     bt_weight_kind kind;
     const void    *packed; /* of the first block of 16 columns, */
     size_t         block;  /* and bytes from one to the next */
-    const float   *scale;  /* of e4m3 likewise, one for each BT_CPU_SCALE_K */
-    size_t         ld_scale;
+    const void    *side;   /* what stands beside them, likewise */
+    size_t         ld_side;
 } bt_cpu_narrow;
 
 typedef struct {
-    float scale;
-    bool  regular;                                  /* rows are enough */
-    _Alignas(64) uint8_t low[128], high[128];       /* bytes of bf16(magnitude * scale) */
+    const bt_cpu_rare *rare, *first;          /* of 12 bits: the next one, and its block's first */
+    float              scale;                 /* of e4m3, as all that follows */
+    bool               regular;               /* rows are enough */
+    _Alignas(64) uint8_t low[128], high[128]; /* bytes of bf16(magnitude * scale) */
     _Alignas(16) uint8_t row_low[16], row_high[16]; /* mantissas of any exponent, without it; those
                                                        of exponent 0 */
     _Alignas(16) uint8_t two_low[16], two_high[16]; /* those of even exponents and of odd ones,
@@ -29,7 +30,11 @@ typedef struct {
 } bt_cpu_wide_table;
 
 /* A table of no scale yet. */
-static inline void bt_cpu_wide_begin(bt_cpu_wide_table *t) { t->scale = __builtin_nanf(""); }
+static inline void bt_cpu_wide_begin(bt_cpu_wide_table *t)
+{
+    t->scale = __builtin_nanf("");
+    t->first = NULL;
+}
 
 /* n_k weights from k0 on, multiples of 32, of some blocks of 16 columns become what kernels.h packs
  * of bf16 ones: from block to block ld_out elements.  Of e4m3 a table each, begun, of which

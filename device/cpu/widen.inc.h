@@ -1,5 +1,9 @@
 /* device/cpu/widen.inc.h - widen.h for the instruction set that a file is compiled for, which names
- * the function WIDEN, or takes no more than widen_groups() and table_of() for e4m3.
+ * the function WIDEN, or takes no more than widen_groups() and table_of() for e4m3, and for 12 bits
+ * widen_codes() and put_rare().
+ *
+ * Of 12 bits the upper bytes are looked up, 64 by one shuffle, and come beside the lower ones
+ * without another: words of upper bytes and of lower ones are shifted against each other.
  *
  * With VBMI one instruction looks up 64 bytes.  With AVX2, AVX-512 or NEON a row of 16 entries is
  * enough: from one exponent to the next the rounded weights differ in nothing else, unless they
@@ -76,6 +80,27 @@ static void fill_table(float scale, bt_cpu_wide_table *t)
     t->scale   = scale;
 }
 
+#if defined(__AVX2__)
+/* Registers of 512 bits where there are shuffles of their bytes, else of 256. */
+#if defined(__AVX512BW__)
+typedef __m512i wide_reg;
+#define OP(name)          _mm512_##name
+#define LOGIC(name)       _mm512_##name##_si512
+#define EQUAL_BYTES(a, b) _mm512_movm_epi8(_mm512_cmpeq_epi8_mask(a, b))
+#define ANY_BIT(a)        (_mm512_test_epi8_mask(a, a) != 0)
+#define ROW(entries) \
+    _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)(const void *)(entries)))
+#else
+typedef __m256i wide_reg;
+#define OP(name)          _mm256_##name
+#define LOGIC(name)       _mm256_##name##_si256
+#define EQUAL_BYTES(a, b) _mm256_cmpeq_epi8(a, b)
+#define ANY_BIT(a)        (!_mm256_testz_si256(a, a))
+#define ROW(entries) \
+    _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)(entries)))
+#endif
+#endif
+
 /* One after the other: n_groups of 64 weights. */
 static inline void widen_singly(const uint8_t *src, uint32_t n_groups, const bt_cpu_wide_table *t,
                                 bt_bf16 *out)
@@ -112,25 +137,6 @@ static inline void widen_groups(const uint8_t *src, uint32_t n_groups, const bt_
 }
 
 #elif defined(__AVX2__)
-
-/* Registers of 512 bits where there are shuffles of their bytes, else of 256. */
-#if defined(__AVX512BW__)
-typedef __m512i wide_reg;
-#define OP(name)          _mm512_##name
-#define LOGIC(name)       _mm512_##name##_si512
-#define EQUAL_BYTES(a, b) _mm512_movm_epi8(_mm512_cmpeq_epi8_mask(a, b))
-#define ANY_BIT(a)        (_mm512_test_epi8_mask(a, a) != 0)
-#define ROW(entries) \
-    _mm512_broadcast_i32x4(_mm_load_si128((const __m128i *)(const void *)(entries)))
-#else
-typedef __m256i wide_reg;
-#define OP(name)          _mm256_##name
-#define LOGIC(name)       _mm256_##name##_si256
-#define EQUAL_BYTES(a, b) _mm256_cmpeq_epi8(a, b)
-#define ANY_BIT(a)        (!_mm256_testz_si256(a, a))
-#define ROW(entries) \
-    _mm256_broadcastsi128_si256(_mm_load_si128((const __m128i *)(const void *)(entries)))
-#endif
 
 /* Whether some exponent is 0, or some weight NaN: twice such a byte, and 2, is 16 at most. */
 static inline bool has_rare(wide_reg v)
@@ -235,6 +241,87 @@ static inline void widen_groups(const uint8_t *src, uint32_t n_groups, const bt_
 #define widen_groups widen_singly
 #endif
 
+/* ---- weights of 12 bits ---- */
+
+#if defined(__AVX2__)
+
+#if defined(__AVX512VBMI2__)
+#define SHIFT_IN(h, l) _mm512_shldi_epi16(h, l, 8)
+/* Only the lowest four bits count: the table is there four times. */
+#define LOOK_UP(codes) _mm512_permutexvar_epi8(codes, high)
+#else
+#define SHIFT_IN(h, l) LOGIC(or)(OP(slli_epi16)(h, 8), OP(srli_epi16)(l, 8))
+#define LOOK_UP(codes) OP(shuffle_epi8)(high, LOGIC(and)(codes, OP(set1_epi8)(15)))
+#endif
+#if defined(__AVX512BW__)
+#define UPPER_OF(h, l) _mm512_ternarylogic_epi32(OP(set1_epi16)((short)0xff00), h, l, 0xca)
+#else
+#define UPPER_OF(h, l) _mm256_blendv_epi8(l, h, OP(set1_epi16)((short)0xff00))
+#endif
+
+/* n_groups of 128 weights but for the rare ones. */
+static inline void widen_codes(const uint8_t *src, uint32_t n_groups, const uint8_t *table,
+                               bt_bf16 *out)
+{
+    const wide_reg high = ROW(table);
+
+    for (uint32_t g = 0; g < n_groups; g++, src += 3 * GROUP, out += 2 * GROUP) {
+        for (size_t i = 0; i < GROUP; i += sizeof(wide_reg)) {
+            wide_reg codes, low, upper, line;
+
+            memcpy(&codes, src + 2 * GROUP + i, sizeof(codes));
+            for (int p = 0; p < 2; p++) {
+                bt_bf16 *to = out + p * GROUP + i / 2;
+
+                memcpy(&low, src + p * GROUP + i, sizeof(low));
+                upper = LOOK_UP(p == 0 ? codes : OP(srli_epi16)(codes, 4));
+                line  = SHIFT_IN(upper, low);
+                memcpy(to, &line, sizeof(line));
+                line = UPPER_OF(upper, low);
+                memcpy(to + GROUP / 2, &line, sizeof(line));
+            }
+        }
+    }
+}
+
+#else
+
+/* n_groups of 128 weights but for the rare ones. */
+static inline void widen_codes(const uint8_t *src, uint32_t n_groups, const uint8_t *table,
+                               bt_bf16 *out)
+{
+    for (uint32_t g = 0; g < n_groups; g++, src += 3 * GROUP, out += 2 * GROUP) {
+        for (int i = 0; i < 2 * GROUP; i++) {
+            int p = i / GROUP, at = i % (GROUP / 2) * 2, second = i / (GROUP / 2) % 2;
+
+            out[i] = (bt_bf16)(table[src[2 * GROUP + at + second] >> 4 * p & 15] << 8 |
+                               src[p * GROUP + at + 1 - second]);
+        }
+    }
+}
+
+#endif
+
+/* The first of the rare weights from this one of the block on. */
+static inline const bt_cpu_rare *rare_from(const bt_cpu_bf12_side *side, uint32_t at,
+                                           bt_cpu_wide_table *t)
+{
+    if (t->first != side->rare || (t->rare != t->first && t->rare[-1].at >= at))
+        t->first = t->rare = side->rare;
+    while (t->rare->at < at)
+        t->rare++;
+    return t->rare;
+}
+
+/* Rare weights take their place, of those from `at` on to `end`.  Returns the one behind. */
+static inline const bt_cpu_rare *put_rare(const bt_cpu_rare *rare, uint32_t at, uint32_t end,
+                                          bt_bf16 *out)
+{
+    for (; rare->at < end; rare++)
+        out[rare->at - at] = rare->value;
+    return rare;
+}
+
 /* The table of a scale: the last one that was used, or that of the block. */
 static inline bt_cpu_wide_table *table_of(float scale, bt_cpu_wide_table *last,
                                           bt_cpu_wide_table *own)
@@ -335,6 +422,19 @@ static void widen_int4(const bt_cpu_narrow *from, uint32_t k0, uint32_t n_k, uin
     }
 }
 
+static void widen_bf12(BT_CPU_WIDEN_ARGS)
+{
+    for (uint32_t c = 0; c < n_blocks; c++, out += ld_out) {
+        const bt_cpu_bf12_side *side = (const void *)((const char *)from->side + c * from->ld_side);
+        const char             *packed = (const char *)from->packed + c * from->block;
+
+        widen_codes((const uint8_t *)packed + (size_t)k0 * COLUMNS / 2 * 3,
+                    n_k * COLUMNS / (2 * GROUP), side->high, out);
+        tables[c].rare = put_rare(rare_from(side, k0 * COLUMNS, &tables[c]), k0 * COLUMNS,
+                                  (k0 + n_k) * COLUMNS, out);
+    }
+}
+
 void WIDEN(BT_CPU_WIDEN_ARGS)
 {
     bt_cpu_wide_table *t = tables;
@@ -343,13 +443,18 @@ void WIDEN(BT_CPU_WIDEN_ARGS)
         widen_int4(from, k0, n_k, n_blocks, out, ld_out);
         return;
     }
+    if (from->kind == BT_WEIGHT_BF12) {
+        widen_bf12(from, k0, n_k, n_blocks, tables, out, ld_out);
+        return;
+    }
 
     for (uint32_t k = k0, end; k < k0 + n_k; k = end) {
         end = (k / BT_CPU_SCALE_K + 1) * BT_CPU_SCALE_K;
         if (end > k0 + n_k) end = k0 + n_k;
         for (uint32_t c = 0; c < n_blocks; c++) {
-            const char *packed = (const char *)from->packed + c * from->block;
-            float       scale  = from->scale[c * from->ld_scale + k / BT_CPU_SCALE_K];
+            const char  *packed = (const char *)from->packed + c * from->block;
+            const float *scales = (const void *)((const char *)from->side + c * from->ld_side);
+            float        scale  = scales[k / BT_CPU_SCALE_K];
 
             t = table_of(scale, t, &tables[c]);
             widen_groups((const uint8_t *)packed + (size_t)k * 16, (end - k) * 16 / GROUP, t,

@@ -519,6 +519,7 @@ int bt_cuda_gemm_run(void *stream, const bt_cuda_gemm *g)
     case BT_WEIGHT_FP8: return run_any<BT_WEIGHT_FP8>(stream, g);
     case BT_WEIGHT_INT4:
         return g->k % BT_INT4_GROUP == 0 ? run_any<BT_WEIGHT_INT4>(stream, g) : INVALID_VALUE;
+    case BT_WEIGHT_BF12: break; /* of a CPU */
     }
     return INVALID_VALUE;
 }

@@ -346,14 +346,12 @@ static void mm_of_pages_equals_its_twin(void)
     bt_free(b);
 }
 
-/* ---- weights in 8 and 4 bits ---- */
-
-enum { SCALES = (MAX_K + BT_CPU_SCALE_K - 1) / BT_CPU_SCALE_K };
+/* ---- weights in 12, 8 and 4 bits ---- */
 
 typedef struct {
     bt_weight_kind kind;
     uint8_t       *packed;
-    float         *scale; /* of e4m3: [n16/16][k128/128] */
+    void          *side;
 } narrow;
 
 /* Any numbers of 4 bits, with scales of `size`, of either sign and 0 too.  A start of -0 tells +0
@@ -392,10 +390,11 @@ static void fill_fp8(const narrow *b, twin_kind kind, uint32_t k, uint64_t seed)
     static const float SIZES[] = {0x1p-3f, 0x1p-118f, 0x1p118f, 0x1p-6f};
     uint32_t           k_pad = bt_cpu_pad(k, 32), n_pad = bt_cpu_pad(MAX_N, 16);
     size_t             ld = bt_cpu_scale_ld(k), size = seed % 4;
+    float             *scale = b->side;
 
     fill(kind, k, seed);
     for (size_t i = 0; i < n_pad / 16 * ld; i++) /* neighbours share one, some of the time */
-        b->scale[i] = SIZES[size] * (1.0f + (float)(twin_random(&seed) % 3) / 7);
+        scale[i] = SIZES[size] * (1.0f + (float)(twin_random(&seed) % 3) / 7);
     memset(b->packed, 0, (size_t)n_pad * k_pad);
     for (uint32_t n = 0; n < MAX_N; n++) {
         for (uint32_t i = 0; i < k; i++) {
@@ -404,7 +403,7 @@ static void fill_fp8(const narrow *b, twin_kind kind, uint32_t k, uint64_t seed)
             uint32_t e = (i % 4 / 2) * 32 + n % 16 * 2 + i % 2;
 
             g_w[(size_t)n * k + i] =
-                bt_bf16_from_f32(bt_e4m3_to_f32(v) * b->scale[n / 16 * ld + i / BT_CPU_SCALE_K]);
+                bt_bf16_from_f32(bt_e4m3_to_f32(v) * scale[n / 16 * ld + i / BT_CPU_SCALE_K]);
             b->packed[(size_t)(n / 16) * 16 * k_pad + i / 4 * 64 + e % 32 / 8 * 16 + e / 32 * 8 +
                       e % 8] = v;
         }
@@ -412,11 +411,27 @@ static void fill_fp8(const narrow *b, twin_kind kind, uint32_t k, uint64_t seed)
     g_kernels->rows->pack_rows(g_w, k, MAX_N, k, g_packed);
 }
 
+/* Those of `kind`, and some of any bits. */
+static void fill_bf12(const narrow *b, twin_kind kind, uint32_t k, uint64_t seed)
+{
+    size_t block = bt_cpu_packed_elems(16, k), side = bt_cpu_side_bytes(BT_WEIGHT_BF12, k);
+
+    fill(kind == TWIN_BITS ? TWIN_SPARSE : kind, k, seed);
+    for (size_t i = seed % 7; i < (size_t)MAX_N * k; i += 500)
+        g_w[i] = (bt_bf16)twin_random(&seed);
+    g_kernels->rows->pack_rows(g_w, k, MAX_N, k, g_packed);
+    for (uint32_t n = 0; n < (MAX_N + 15) / 16; n++)
+        EXPECT(g_kernels->rows->pack_bf12(g_packed + n * block, k, b->packed + n * block / 2 * 3,
+                                          (void *)((char *)b->side + n * side)));
+}
+
 static void fill_narrow(const narrow *b, twin_kind kind, uint32_t k, uint64_t seed)
 {
     static const float SIZES[] = {0x1p-3f, 0x1p-126f, 0x1p125f, 0x1p-6f};
 
-    if (b->kind == BT_WEIGHT_FP8)
+    if (b->kind == BT_WEIGHT_BF12)
+        fill_bf12(b, kind, k, seed);
+    else if (b->kind == BT_WEIGHT_FP8)
         fill_fp8(b, kind, k, seed);
     else
         fill_int4(b, kind, k, SIZES[seed % 4], seed);
@@ -434,7 +449,7 @@ static void check_narrow(const narrow *b, bt_role role, uint32_t m, uint32_t n, 
     g_kernels->mm[role](&mm);
     mm.kind   = b->kind;
     mm.packed = b->packed + bt_cpu_weight_bytes(b->kind, block);
-    mm.scale  = b->scale + n0 / 16 * bt_cpu_scale_ld(k);
+    mm.side   = bt_cpu_side_at(b->side, b->kind, k, n0 / 16);
     mm.after  = m % 2 == 0 ? b->packed : NULL;
     mm.y      = g_y;
     memset(g_y, GUARD, bytes + n * sizeof(*g_y));
@@ -481,7 +496,7 @@ static void check_narrow_tiles(const narrow *b, uint32_t m, uint32_t n, uint32_t
     g_kernels->mm_tiles(&mm);
     mm.kind   = b->kind;
     mm.packed = b->packed;
-    mm.scale  = b->scale;
+    mm.side   = b->side;
     mm.next   = m % 2 == 0 ? b->packed : NULL;
     mm.y      = g_y;
     memset(g_y, GUARD, bytes);
@@ -494,8 +509,9 @@ static void mm_of_narrow_weights_equals_that_of_bf16(bt_weight_kind kind)
 {
     static const uint32_t KS[] = {1, 2, 31, 32, 64, 100, 128, 160, 257, 1057, 6178};
     narrow                b    = {.kind   = kind,
-                                  .packed = bt_calloc_aligned(bt_cpu_packed_elems(MAX_N, MAX_K), 1),
-                                  .scale = bt_calloc_aligned((MAX_N / 16 + 1) * SCALES, sizeof(float))};
+                                  .packed = bt_calloc_aligned(bt_cpu_packed_elems(MAX_N, MAX_K), 2),
+                                  .side =
+                                      bt_calloc_aligned(MAX_N / 16 + 1, bt_cpu_side_bytes(BT_WEIGHT_BF12, MAX_K))};
     float   *sums = bt_calloc_aligned(bt_cpu_pad(MAX_M, 32) * bt_cpu_pad(MAX_N, 32), sizeof(*sums));
     bt_bf16 *tiles = bt_calloc_aligned((size_t)bt_cpu_pad(MAX_M, 16) * bt_cpu_pad(MAX_K, 32), 2);
 
@@ -517,11 +533,15 @@ static void mm_of_narrow_weights_equals_that_of_bf16(bt_weight_kind kind)
         }
     }
     bt_free(b.packed);
-    bt_free(b.scale);
+    bt_free(b.side);
     bt_free(sums);
     bt_free(tiles);
 }
 
+static void mm_of_12_bits_equals_that_of_bf16(void)
+{
+    mm_of_narrow_weights_equals_that_of_bf16(BT_WEIGHT_BF12);
+}
 static void mm_of_e4m3_equals_that_of_bf16(void)
 {
     mm_of_narrow_weights_equals_that_of_bf16(BT_WEIGHT_FP8);
@@ -579,6 +599,7 @@ int main(int argc, char **argv)
         BT_TEST(mm_of_the_first_k_equals_its_twin),
         BT_TEST(mm_of_tiles_equals_its_twin),
         BT_TEST(mm_of_pages_equals_its_twin),
+        BT_TEST(mm_of_12_bits_equals_that_of_bf16),
         BT_TEST(mm_of_e4m3_equals_that_of_bf16),
         BT_TEST(mm_of_int4_equals_that_of_bf16),
         BT_TEST(pack_cols_equals_pack_rows_of_the_transpose),

@@ -1,5 +1,5 @@
 /* Weights of 8 and of 4 bits that are widened, by every instruction set, are bf16(value * scale) in
- * the order of the packed operand, whatever the scale. */
+ * the order of the packed operand, whatever the scale; those of 12 bits are what they were. */
 #include "device/cpu/widen.h"
 
 #include <math.h>
@@ -71,7 +71,8 @@ static void widened_weights_are_rounded_products(void)
     uint64_t seed = 5;
 
     for (uint32_t turn = 0; turn < N_SCALES * 9; turn++) {
-        const bt_cpu_narrow from = {BT_WEIGHT_FP8, g_bytes, BLOCK, g_scale, LD_SCALE};
+        const bt_cpu_narrow from = {BT_WEIGHT_FP8, g_bytes, BLOCK, g_scale,
+                                    LD_SCALE * sizeof(float)};
 
         fill_bytes(turn / 3 % 3, &seed);
         for (uint32_t i = 0; i < BLOCKS * LD_SCALE; i++) /* all the same, or often, or never */
@@ -153,6 +154,98 @@ static void weights_of_4_bits_are_rounded_products(void)
     }
 }
 
+/* ---- 12 bits ---- */
+
+enum { BF12_BLOCK = BLOCK / 2 * 3, LONG = K / 16 + 64 /* more than there is room for */ };
+
+static bt_bf16 g_w[BLOCKS][BLOCK];
+static _Alignas(64) uint8_t g_codes[BLOCKS][BF12_BLOCK];
+static _Alignas(8) uint8_t g_side[BLOCKS][sizeof(bt_cpu_bf12_side) + LONG * sizeof(bt_cpu_rare)];
+
+static bool pack_bf12(uint32_t block)
+{
+    const bt_cpu_row_kernels *rows = bt_cpu_kernels_find("auto")->rows;
+
+    return rows->pack_bf12(g_w[block], K, g_codes[block], (void *)g_side[block]);
+}
+
+/* Sixteen exponents, from a first one on; every `rare`-th may be anything. */
+static void fill_bf12(uint32_t exponent, uint32_t rare, uint64_t *seed)
+{
+    for (uint32_t i = 0; i < BLOCKS * BLOCK; i++) {
+        uint32_t v = (uint32_t)twin_random(seed);
+
+        g_w[i / BLOCK][i % BLOCK] =
+            (bt_bf16)(i % rare == rare - 1 ? v : (v & 0x807f) | (exponent + v / 0x10000 % 16) << 7);
+    }
+}
+
+static uint32_t n_wrong_bf12(uint32_t k0, uint32_t n_k, uint32_t n_blocks)
+{
+    uint32_t wrong = 0;
+
+    for (uint32_t b = 0; b < BLOCKS; b++)
+        for (uint32_t i = 0; i < LD_OUT; i++)
+            wrong += g_out[b * LD_OUT + i] !=
+                     (b < n_blocks && i < n_k * 16 ? g_w[b][k0 * 16 + i] : 0x5a5a);
+    return wrong;
+}
+
+/* In any order of the pieces, as one continues another or goes back. */
+static void weights_of_12_bits_are_what_they_were(void)
+{
+    static const uint32_t PIECES[][3] = {
+        {0,   K,  BLOCKS},
+        {0,   32, 1     },
+        {32,  32, 1     },
+        {96,  64, 2     },
+        {320, 32, BLOCKS},
+        {32,  32, BLOCKS}
+    };
+    static const uint32_t RARE[] = {UINT32_MAX, 4099, 512, 300};
+    const bt_cpu_narrow   from   = {BT_WEIGHT_BF12, g_codes, BF12_BLOCK, g_side, sizeof(g_side[0])};
+    uint64_t              seed   = 7;
+
+    for (uint32_t turn = 0; turn < 4 * 240; turn += 3) {
+        fill_bf12(turn / 4 / 2 * 2, RARE[turn % 4], &seed);
+        for (uint32_t b = 0; b < BLOCKS; b++)
+            EXPECT(pack_bf12(b));
+        for (size_t s = 0; s < sizeof(SETS) / sizeof(*SETS); s++) {
+            bt_cpu_widen_fn   widen = bt_cpu_widen_find(SETS[s]);
+            bt_cpu_wide_table tables[BLOCKS];
+
+            for (int i = 0; i < BLOCKS; i++)
+                bt_cpu_wide_begin(&tables[i]);
+            for (size_t p = 0; widen != NULL && p < sizeof(PIECES) / sizeof(*PIECES); p++) {
+                memset(g_out, 0x5a, BLOCKS * LD_OUT * sizeof(*g_out));
+                widen(&from, PIECES[p][0], PIECES[p][1], PIECES[p][2], tables, g_out, LD_OUT);
+                EXPECT_EQ(n_wrong_bf12(PIECES[p][0], PIECES[p][1], PIECES[p][2]), 0);
+            }
+        }
+    }
+}
+
+/* As many of another exponent as there is room for, the last weight among them; and one more. */
+static void only_few_weights_have_no_code(void)
+{
+    const bt_cpu_narrow from = {BT_WEIGHT_BF12, g_codes, BF12_BLOCK, g_side, sizeof(g_side[0])};
+    bt_cpu_wide_table   table;
+    uint64_t            seed = 8;
+    uint32_t            n    = bt_cpu_n_rare(K);
+
+    EXPECT_EQ(n, K / 16 + 16);
+    fill_bf12(100, UINT32_MAX, &seed);
+    for (uint32_t i = 0; i < n; i++)
+        g_w[0][BLOCK - 1 - 7 * i] = (bt_bf16)(i % 2 == 0 ? 0x7f80 : 0x8001);
+    EXPECT(pack_bf12(0));
+    bt_cpu_wide_begin(&table);
+    memset(g_out, 0x5a, BLOCKS * LD_OUT * sizeof(*g_out));
+    bt_cpu_widen_best()(&from, 0, K, 1, &table, g_out, LD_OUT);
+    EXPECT_EQ(n_wrong_bf12(0, K, 1), 0);
+    g_w[0][7] = 0x7f80;
+    EXPECT(!pack_bf12(0));
+}
+
 static void the_best_is_one_of_those_there_are(void)
 {
     bt_cpu_widen_fn best = NULL;
@@ -167,6 +260,8 @@ int main(int argc, char **argv)
 {
     static const bt_test TESTS[] = {BT_TEST(widened_weights_are_rounded_products),
                                     BT_TEST(weights_of_4_bits_are_rounded_products),
+                                    BT_TEST(weights_of_12_bits_are_what_they_were),
+                                    BT_TEST(only_few_weights_have_no_code),
                                     BT_TEST(the_best_is_one_of_those_there_are)};
 
     bt_cpu_flush_denormals();

@@ -23,6 +23,7 @@ typedef struct {
     bt_tensor       tensors[MAX_TENSORS];
     size_t          n;
     bool            own[MAX_EXPERTS];
+    bool            few_rows;
     bt_store       *store;  /* where load() shares what it packs, or NULL */
     bt_packed      *packed; /* what it need not pack, or NULL */
 } checkpoint;
@@ -60,6 +61,7 @@ static inline bt_status load(const checkpoint *c, const bt_safetensors *set, bt_
                               .own_experts = c->own,
                               .normal      = true,
                               .absorbed    = true,
+                              .few_rows    = c->few_rows,
                               .store       = c->store,
                               .packed      = c->packed};
 

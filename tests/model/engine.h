@@ -96,8 +96,9 @@ static inline void engine_open(engine *e, const goldens *g, bt_world *world, uin
             memcpy(e->placement.owner, opt->owner, gate->n_experts * sizeof(*opt->owner));
         m_opt.placement = &e->placement;
     }
-    m_opt.dev   = e->dev;
-    m_opt.group = e->group;
+    m_opt.dev      = e->dev;
+    m_opt.group    = e->group;
+    m_opt.few_rows = e->self % 2 != 0; /* not for all ranks the same: no bit depends on it */
     NEED(bt_model_load(&g->cfg, g->weights, &m_opt, &e->model) == BT_OK);
     NEED(bt_kv_pool_create(e->dev, &pool, &e->pool) == BT_OK);
 }

@@ -7,11 +7,12 @@
 
 static void weights_are_what_the_file_holds(void)
 {
-    for (size_t i = 0; i < sizeof(MODELS) / sizeof(MODELS[0]); i++) {
+    for (size_t i = 0; i < 2 * sizeof(MODELS) / sizeof(MODELS[0]); i++) {
         checkpoint c;
         bt_weights w;
 
-        checkpoint_open(&c, MODELS[i]);
+        checkpoint_open(&c, MODELS[i / 2]);
+        c.few_rows = i % 2 != 0;
         EXPECT_EQ(load(&c, c.set, &w), BT_OK);
         EXPECT_EQ(w.shared_bytes, 0);
         expect_weights(&c, &w);
@@ -111,6 +112,32 @@ static void weights_in_8_bits_stay_so(void)
     EXPECT(bt_linear_kind(moe->router) == BT_WEIGHT_BF16 &&
            bt_linear_kind(w.lm_head) == BT_WEIGHT_BF16);
     bt_weights_fini(&w);
+    checkpoint_close(&c);
+}
+
+/* What products alone read; the head for any rows. */
+static void weights_in_bf16_are_in_12_bits_for_few_rows(void)
+{
+    checkpoint c;
+
+    checkpoint_open(&c, "v2-lite");
+    for (int few = 0; few < 2; few++) {
+        uint32_t                n = c.cfg.hidden, k = c.cfg.moe.expert_dim;
+        bt_weight_kind          kind = few != 0 ? BT_WEIGHT_BF12 : BT_WEIGHT_BF16;
+        const bt_layer_weights *moe;
+        bt_weights              w;
+
+        c.few_rows = few != 0;
+        NEED(load(&c, c.set, &w) == BT_OK);
+        moe = &w.layers[2];
+        EXPECT_EQ(bt_linear_bytes(moe->moe.down[1]), bt_cpu_linear_bytes(n, k, kind));
+        EXPECT_EQ(bt_linear_bytes(moe->moe.gate_up[1]), bt_cpu_linear_bytes(2 * k, n, kind));
+        EXPECT(moe->mla.q->kind == kind && w.layers[0].down->kind == kind);
+        EXPECT(moe->mla.uv[0]->kind == BT_WEIGHT_BF16 && moe->mla.uk[0]->kind == BT_WEIGHT_BF16);
+        EXPECT(w.lm_head->kind == BT_WEIGHT_BF12);
+        EXPECT_EQ(bt_linear_kind(w.lm_head), BT_WEIGHT_BF16);
+        bt_weights_fini(&w);
+    }
     checkpoint_close(&c);
 }
 
@@ -271,20 +298,21 @@ static void weights_report_progress_to_the_end(void)
     checkpoint_close(&c);
 }
 
-static void model_unwinds_at_every_allocation(const char *model)
+static void model_unwinds_at_every_allocation(const char *model, bool few_rows)
 {
     checkpoint c;
     bt_weights w = {0};
 
     checkpoint_open(&c, model);
+    c.few_rows = few_rows;
     EXPECT(BT_SWEEP(load(&c, c.set, &w), bt_weights_fini(&w)) > 100);
     checkpoint_close(&c);
 }
 
 static void weights_unwind_at_every_allocation(void)
 {
-    model_unwinds_at_every_allocation("v3-fp8");
-    model_unwinds_at_every_allocation("k2-int4");
+    model_unwinds_at_every_allocation("v3-fp8", false);
+    model_unwinds_at_every_allocation("k2-int4", true);
 }
 
 static const bt_test TESTS[] = {
@@ -293,6 +321,7 @@ static const bt_test TESTS[] = {
     BT_TEST(weights_take_only_their_own_experts),
     BT_TEST(weights_leave_out_the_form_that_is_not_run),
     BT_TEST(weights_in_8_bits_stay_so),
+    BT_TEST(weights_in_bf16_are_in_12_bits_for_few_rows),
     BT_TEST(weights_in_4_bits_stay_so),
     BT_TEST(weights_in_4_bits_may_be_any),
     BT_TEST(weights_read_fp32),

@@ -6,12 +6,25 @@
 #include <sys/syscall.h>
 
 #include "device/cpu/linear.h"
+#include "model/weights_loader.h"
 #include "tests/model/weights_check.h"
 
-static bt_weight_kind expert_kind(const bt_model_config *cfg)
+/* An expert's matrix in the store. */
+typedef struct {
+    char   name[BT_ENTRY_NAME];
+    size_t bytes;
+} expert_entry;
+
+static expert_entry entry_of_expert(const checkpoint *c)
 {
-    if (cfg->int4) return BT_WEIGHT_INT4;
-    return cfg->fp8 ? BT_WEIGHT_FP8 : BT_WEIGHT_BF16;
+    bt_weight_kind kind = c->cfg.int4   ? BT_WEIGHT_INT4
+                          : c->cfg.fp8  ? BT_WEIGHT_FP8
+                          : c->few_rows ? BT_WEIGHT_BF12
+                                        : BT_WEIGHT_BF16;
+    expert_entry   e = {.bytes = bt_cpu_linear_bytes(c->cfg.hidden, c->cfg.moe.expert_dim, kind)};
+
+    bt_loader_entry_name("model.layers.2.mlp.experts.1.down_proj.weight", kind, e.name);
+    return e;
 }
 
 static bt_store *open_store(const checkpoint *c, int fd, uint32_t member)
@@ -48,16 +61,16 @@ static void weights_are_packed_once_for_ranks_that_share(void)
         checkpoint     c;
         bt_store      *store[3];
         bt_store_entry left;
+        expert_entry   expert;
         bt_weights     w[2];
         uint64_t       packed, before;
 
         checkpoint_open(&c, MODELS[i]);
+        c.few_rows = i % 2 != 0;
+        expert     = entry_of_expert(&c);
         for (uint32_t m = 0; m < 3; m++)
             store[m] = open_store(&c, fd, m);
-        packed = bt_cpu_linear_bytes(c.cfg.hidden, c.cfg.moe.expert_dim, expert_kind(&c.cfg));
-        EXPECT_EQ(
-            bt_store_take(store[2], "model.layers.2.mlp.experts.1.down_proj.weight", packed, &left),
-            BT_STORE_MINE);
+        EXPECT_EQ(bt_store_take(store[2], expert.name, expert.bytes, &left), BT_STORE_MINE);
         c.store = store[0];
         EXPECT_EQ(load(&c, c.set, &w[0]), BT_OK);
         packed  = bt_store_bytes(store[0]);
@@ -115,17 +128,20 @@ static void packing_shows_signs_of_life(void)
 
 /* Experts that move at a regroup: memory goes with the last rank that has them; what a third has
  * left unfinished, the one that needs it packs. */
-static void experts_of_a_model_move(const char *model)
+static void experts_of_a_model_move(const char *model, bool few_rows)
 {
     int                fd  = memfd_create("test-weights", MFD_CLOEXEC);
     bt_weights_options opt = {.dev = g_dev};
     checkpoint         c;
     bt_store          *store[3];
     bt_store_entry     left;
+    expert_entry       expert;
     bt_weights         w[2];
     uint64_t           all;
 
     checkpoint_open(&c, model);
+    c.few_rows      = few_rows;
+    expert          = entry_of_expert(&c);
     opt.own_experts = c.own;
     for (uint32_t m = 0; m < 2; m++) {
         c.store = store[m] = open_store(&c, fd, m);
@@ -141,11 +157,7 @@ static void experts_of_a_model_move(const char *model)
     EXPECT_EQ(bt_weights_move_experts(&c.cfg, c.set, &opt, &w[1]), BT_OK);
     EXPECT_EQ(bt_store_bytes(store[0]), w[0].shared_bytes);
     c.own[1] = true;
-    EXPECT_EQ(
-        bt_store_take(store[2], "model.layers.2.mlp.experts.1.down_proj.weight",
-                      bt_cpu_linear_bytes(c.cfg.hidden, c.cfg.moe.expert_dim, expert_kind(&c.cfg)),
-                      &left),
-        BT_STORE_MINE);
+    EXPECT_EQ(bt_store_take(store[2], expert.name, expert.bytes, &left), BT_STORE_MINE);
     EXPECT_EQ(bt_weights_move_experts(&c.cfg, c.set, &opt, &w[1]), BT_OK);
     EXPECT_EQ(bt_weights_move_experts(&c.cfg, c.set, &opt, &w[0]), BT_OK);
     EXPECT_EQ(bt_store_bytes(store[0]), all);
@@ -162,9 +174,10 @@ static void experts_of_a_model_move(const char *model)
 
 static void shared_experts_move(void)
 {
-    experts_of_a_model_move("v2-lite");
-    experts_of_a_model_move("v3-fp8");
-    experts_of_a_model_move("k2-int4");
+    experts_of_a_model_move("v2-lite", false);
+    experts_of_a_model_move("v2-lite", true);
+    experts_of_a_model_move("v3-fp8", false);
+    experts_of_a_model_move("k2-int4", true);
 }
 
 /* One start of a rank: returns how many bytes it had to pack, and keeps them. */
@@ -208,6 +221,7 @@ static void weights_are_kept_for_the_next_start(void)
         uint64_t   first, second;
 
         checkpoint_open(&c, MODELS[i]);
+        c.few_rows = i % 2 == 0;
         snprintf(path, sizeof(path), "%s.packed", c.file);
         c.own[1] = false;
         first    = start_with(&c, path);
@@ -218,6 +232,62 @@ static void weights_are_kept_for_the_next_start(void)
         unlink(path);
         checkpoint_close(&c);
     }
+}
+
+/* Gives the expert's matrix as much of every exponent; what is returned is to be freed. */
+static bt_bf16 *spread_exponents(checkpoint *c)
+{
+    bt_safetensors *set  = NULL;
+    bt_bf16        *data = NULL;
+
+    for (size_t i = 0; i < c->n && data == NULL; i++) {
+        bt_tensor *t = &c->tensors[i];
+
+        if (strcmp(t->name, "model.layers.2.mlp.experts.1.down_proj.weight") != 0) continue;
+        data = malloc(t->bytes);
+        NEED(data != NULL && t->dtype == BT_ST_BF16);
+        for (size_t j = 0; j < t->bytes / sizeof(*data); j++)
+            data[j] = (bt_bf16)((j * 2654435761u >> 9) % 0x7f80);
+        t->data = data;
+    }
+    NEED(data != NULL && bt_safetensors_write(c->file, c->n, c->tensors) == BT_OK);
+    NEED(bt_safetensors_open(c->file, &set) == BT_OK);
+    bt_safetensors_close(c->set);
+    c->set = set;
+    return data;
+}
+
+/* What 12 bits do not hold stays in bf16, with a store or without: each rank's own. */
+static void weights_that_do_not_fit_are_of_each_rank(void)
+{
+    int        fd = memfd_create("test-weights", MFD_CLOEXEC);
+    checkpoint c;
+    bt_store  *store[2];
+    bt_weights w[3];
+    bt_bf16   *data;
+
+    checkpoint_open(&c, "v2-lite");
+    c.few_rows = true;
+    data       = spread_exponents(&c);
+    for (uint32_t m = 0; m < 2; m++)
+        store[m] = open_store(&c, fd, m);
+    for (uint32_t m = 0; m < 3; m++) {
+        c.store = m < 2 ? store[m] : NULL;
+        NEED(load(&c, c.set, &w[m]) == BT_OK);
+        EXPECT(w[m].layers[2].moe.down[1]->kind == BT_WEIGHT_BF16 &&
+               !w[m].layers[2].moe.down[1]->borrowed);
+        EXPECT(w[m].layers[2].moe.down[2]->kind == BT_WEIGHT_BF12);
+        expect_weights(&c, &w[m]);
+    }
+    EXPECT_EQ(bt_store_bytes(store[0]), w[0].shared_bytes); /* nothing is left of the attempt */
+    EXPECT_EQ(w[1].shared_bytes, w[0].shared_bytes);
+    for (uint32_t m = 0; m < 3; m++)
+        bt_weights_fini(&w[m]);
+    for (uint32_t m = 0; m < 2; m++)
+        bt_store_close(store[m]);
+    close(fd);
+    checkpoint_close(&c);
+    free(data);
 }
 
 /* How often each was advised; the C library's function is not called. */
@@ -313,6 +383,7 @@ static const bt_test TESTS[] = {
     BT_TEST(packing_shows_signs_of_life),
     BT_TEST(shared_experts_move),
     BT_TEST(weights_are_kept_for_the_next_start),
+    BT_TEST(weights_that_do_not_fit_are_of_each_rank),
     BT_TEST(fingerprint_reads_no_more_than_its_samples),
     BT_TEST(fingerprint_tells_models_apart),
     BT_TEST(store_key_is_of_the_files_that_are_mapped),

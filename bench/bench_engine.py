@@ -14,7 +14,8 @@ The prompts of a batch are computed before its probe and come again then, from t
 once; what the decode ranks wait for is counted, what prompts take is not.
 
 Work is counted as for the peers: every token goes through every layer, and a step is bound by its operations or its bytes, whichever
-takes longer.  *Computed* is the wall's share of what is computed, part after part.  A prompt needs less: in the last layer tokens without
+takes longer; a weight in bf16 is two bytes, though ranks that decode, and any head, have it in 12 bits, so that a share can be above 1.
+*Computed* is the wall's share of what is computed and read, part after part.  A prompt needs less: in the last layer tokens without
 logits only fill their pages.  A step of decode needs more: projections, attention, dense layers, experts and the head wait for each other,
 so each is bound by its own operations or bytes.
 
@@ -89,6 +90,13 @@ class Work:
         self.always_bytes = self.attention_bytes + width * self.dense + self.shared_bytes
         self.experts_bytes = self.expert_width * self.n_moe * self.experts * self.expert
         self.weight_bytes = self.always_bytes + self.experts_bytes + 2 * 2 * self.head
+        # The same as a rank that decodes reads it: bf16 in 12 bits, but for heads of kv_b.
+        read, expert_read = (1.5 if w == 2 else w for w in (width, self.expert_width))
+        self.heads = layers * expansion
+        self.attention_read = read * self.attention + (2 - read) * self.heads
+        self.dense_read, self.head_read = read * self.dense, 1.5 * self.head
+        self.shared_read = read * self.shared + (1.5 - read) * self.n_moe * self.experts * h
+        self.experts_read = expert_read * self.n_moe * self.experts * self.expert
 
     def prefill(self, n):
         """(operations, bytes) of a prompt: weights once a chunk, attention in the normal form, one row of logits."""
@@ -100,21 +108,23 @@ class Work:
         """The same without what the last layer leaves out: of n tokens one goes on, n - 1 need no attention."""
         ops, size = self.prefill(n)
         skipped = 2 * (n - 1) * self.on + 2 * self.last_qk_v * n * (n - 1) / 2
-        return ops - skipped, size - self.expert_width * self.others_experts
+        return ops - skipped, size - self.expert_width * self.others_experts - 2 * self.head + self.head_read
 
     def decode(self, batch, context):
         """(operations, bytes) of a step: the experts that random tokens choose are read once each."""
-        read = 1 - (1 - self.top_k / self.experts) ** batch  # of the experts
         ops = 2 * batch * (self.always + self.n_moe * self.top_k * self.expert + self.head)
-        return ops, self.always_bytes + read * self.experts_bytes + 2 * self.head + batch * context * self.kv_row
+        return ops, self.always_bytes + self.chosen(batch) * self.experts_bytes + 2 * self.head + batch * context * self.kv_row
+
+    def chosen(self, batch):
+        """The part of the experts that so many random tokens choose."""
+        return 1 - (1 - self.top_k / self.experts) ** batch
 
     def decode_parts(self, batch, context):
-        """The same, with the operations of attention (absorbed), as the parts that wait for each other.  Routed and shared experts do not."""
-        ops, size = self.decode(batch, context)
-        kv = batch * context * self.kv_row
-        products = [(2 * batch * n, read) for n, read in ((self.attention, self.attention_bytes), (self.dense, self.width * self.dense), (self.head, 2 * self.head))]
-        attention = batch * context * self.absorbed, kv
-        experts = ops - sum(o for o, _ in products), size - kv - sum(b for _, b in products)
+        """The same as it is read, with the operations of attention (absorbed), as the parts that wait for each other.  Routed and shared experts do not."""
+        ops, _ = self.decode(batch, context)
+        products = [(2 * batch * n, read) for n, read in ((self.attention, self.attention_read), (self.dense, self.dense_read), (self.head, self.head_read))]
+        attention = batch * context * self.absorbed, batch * context * self.kv_row
+        experts = ops - sum(o for o, _ in products), self.shared_read + self.chosen(batch) * self.experts_read
         return [*products, attention, experts]
 
 
@@ -411,7 +421,8 @@ def markdown(report):
         lines.append(f"| {c['name']} | {c['tokens_per_s']:.1f} | {c['bound']} | {c['wall_share']:.2f} | {c['computed_share']:.2f} | {c['cpu_share']:.2f} | {ops:.2f} | {size:.2f} | "
                      f"{c['cpu_seconds']:.3f} | {c['others_cores']:.1f} cores |")
     lines += ["", "Shares count every token through every layer, as for the peers; *computed* counts what is computed, part after part: of a prompt's tokens without logits "
-              "only the latents in the last layer; of a step projections, attention, dense layers, experts and head, each at its own roof. CPU s: of both ranks, for one prompt or one step; *others used*: cores' worth of time that other programs took meanwhile. With more than "
+              "only the latents in the last layer; of a step projections, attention, dense layers, experts and head, each at its own roof, "
+              "and weights in bf16 that are packed in 12 bits as 12 bits (elsewhere as two bytes, so that a share can be above 1). CPU s: of both ranks, for one prompt or one step; *others used*: cores' worth of time that other programs took meanwhile. With more than "
               "0.1 of that, read the CPU column: the wall's tokens/s are then a lower bound."]
     for name, rows in report["profiles"].items():
         lines += ["", f"## Where time goes: {name}", "", "| share | function |", "|---|---|"]
@@ -426,7 +437,7 @@ def commit():
 
 def need_room(weight_bytes, folder, have_model):
     available = int(re.search(r"MemAvailable:\s*(\d+)", read("/proc/meminfo"))[1]) * 1024
-    need = 1.05 * weight_bytes + (5 << 30)  # packed once for both ranks
+    need = 1.85 * weight_bytes + (5 << 30)  # packed for each rank in its own way
     if available < need:
         skip(f"two ranks of this model need {need / 2**30:.1f} GiB of memory, {available / 2**30:.1f} GiB are free")
     if not have_model and shutil.disk_usage(folder).free < 1.1 * weight_bytes:

@@ -17,7 +17,7 @@ typedef struct {
     const bt_weights_options *opt;
     bt_weights               *w;
     bool                      dry, again; /* again: only what another rank was packing */
-    bool                      few_rows;   /* of the next matrices: see bt_weights_options */
+    bool                      few_rows;   /* of the next matrices, on a device that minds */
     bool                     *used;       /* of a dry walk: for each tensor, has it been counted? */
     uint32_t                  n_busy;     /* left out, since another rank packs it */
     uint64_t                  total_bytes, done_bytes;

@@ -51,7 +51,8 @@ static bt_weight_kind kind_of(const bt_loader *l, bt_linear_row_fn rows, const b
 
     if (rows != bt_source_row || s->widened) return BT_WEIGHT_BF16;
     kind = packed_kind(s, n, dev->fp8_rows);
-    return kind == BT_WEIGHT_BF16 && dev->host_memory && l->few_rows ? BT_WEIGHT_BF12 : kind;
+    if (kind != BT_WEIGHT_BF16 || !l->few_rows || !dev->host_memory) return kind;
+    return bt_device_cpu_table(dev)->bf12 ? BT_WEIGHT_BF12 : kind;
 }
 
 void bt_source_column(void *ctx, uint32_t n, bt_bf16 *row)

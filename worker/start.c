@@ -265,7 +265,7 @@ static uint64_t choose_rows(bt_rank *r, uint64_t all)
 {
     bool many = false, few = false, both;
 
-    if (!r->dev->host_memory) return 0;
+    if (!r->dev->host_memory || !bt_device_cpu_table(r->dev)->bf12) return 0;
     for (uint32_t rank = 0; rank < r->facts.n_ranks; rank++) {
         if (!bt_world_same_machine(r->world, r->facts.rank, rank)) continue;
         many |= only_prefills(r, rank);

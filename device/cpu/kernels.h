@@ -239,6 +239,7 @@ typedef struct {
     void (*attend)(const bt_cpu_attend *a);             /* both roles; or NULL */
     void (*attend_pages)(const bt_cpu_attend_pages *a); /* both roles; or NULL */
     const bt_cpu_row_kernels *rows;
+    bool bf12; /* few rows are multiplied by weights of 12 bits sooner than by bf16 */
 } bt_cpu_kernels;
 
 static inline uint32_t bt_cpu_pad(uint32_t v, uint32_t to) { return (v + to - 1) / to * to; }

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <unistd.h>
 
+#include "device/cpu/kernels.h"
 #include "model/weights.h"
 #include "tests/model/goldens.h"
 
@@ -47,6 +48,12 @@ static inline void checkpoint_open(checkpoint *c, const char *model)
         c->tensors[i] = *bt_safetensors_at(c->set, i);
     for (uint32_t e = 0; e < MAX_EXPERTS; e++)
         c->own[e] = true;
+}
+
+/* What this CPU packs bf16 weights in for few rows. */
+static inline bt_weight_kind few_rows_kind(void)
+{
+    return bt_device_cpu_table(g_dev)->bf12 ? BT_WEIGHT_BF12 : BT_WEIGHT_BF16;
 }
 
 static inline void checkpoint_close(checkpoint *c)

@@ -19,7 +19,7 @@ static expert_entry entry_of_expert(const checkpoint *c)
 {
     bt_weight_kind kind = c->cfg.int4   ? BT_WEIGHT_INT4
                           : c->cfg.fp8  ? BT_WEIGHT_FP8
-                          : c->few_rows ? BT_WEIGHT_BF12
+                          : c->few_rows ? few_rows_kind()
                                         : BT_WEIGHT_BF16;
     expert_entry   e = {.bytes = bt_cpu_linear_bytes(c->cfg.hidden, c->cfg.moe.expert_dim, kind)};
 
@@ -276,7 +276,7 @@ static void weights_that_do_not_fit_are_of_each_rank(void)
         NEED(load(&c, c.set, &w[m]) == BT_OK);
         EXPECT(w[m].layers[2].moe.down[1]->kind == BT_WEIGHT_BF16 &&
                !w[m].layers[2].moe.down[1]->borrowed);
-        EXPECT(w[m].layers[2].moe.down[2]->kind == BT_WEIGHT_BF12);
+        EXPECT(w[m].layers[2].moe.down[2]->kind == few_rows_kind());
         expect_weights(&c, &w[m]);
     }
     EXPECT_EQ(bt_store_bytes(store[0]), w[0].shared_bytes); /* nothing is left of the attempt */

@@ -11,6 +11,10 @@
 
 typedef struct bt_world bt_world;
 
+/* Whether all ranks of the job are of one build, which each names: before bt_world_init(), to which
+ * it is the first half, since ranks of two builds may not understand each other there.  Collective
+ * over the job.  INVALID_ARG on all ranks names two that differ, and as bt_world_init(). */
+bt_status bt_world_same_build(int *argc, char ***argv, const char *build);
 /* Joins the MPI job: ignores SIGPIPE, MPI_Init_thread(FUNNELED), errors returned.  Call once, in
  * main, before gRPC and any thread but the watchdog's exist.  Collective over the job.  PEER when
  * MPI does not start, UNSUPPORTED when it has no thread level FUNNELED, NO_MEMORY. */

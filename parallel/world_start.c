@@ -1,5 +1,6 @@
-/* parallel/world_start.c - starts MPI, and learns how its ranks are connected: which share a
- * machine, memory there, and what may be under way between two.
+/* parallel/world_start.c - starts MPI, and learns who its ranks are: whether all are of one build,
+ * and how they are connected: which share a machine, memory there, and what may be under way
+ * between two.
  *
  * MPI's start and the first exchange of all ranks block inside MPI, under the watchdog. */
 #include <errno.h>
@@ -13,6 +14,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "core/alloc.h"
 #include "core/watchdog.h"
 #include "parallel/world_state.h"
 
@@ -21,7 +23,17 @@ enum {
     EAGER_HEADER = 1024,      /* room for MPI's own header below the eager limit */
     FRAGMENT_MAX = 60 * 1024, /* the measured safe size */
     FRAGMENT_MIN = 1024,
+    NAME_BYTES   = 64,
 };
+
+/* What a rank says of itself first.  All builds say it in this form, for ever. */
+typedef struct {
+    char host[NAME_BYTES], build[NAME_BYTES];
+} introduction;
+
+static const char NO_WAY[] =
+    "MPI finds no way to the other ranks, or lost them: each host must have the interfaces and "
+    "transports that OMPI_MCA_btl_tcp_if_include and OMPI_MCA_btl name";
 
 static const char START_HINT[] =
     "start the ranks with baton-launch, or with `mpirun -n RANKS baton-worker ...`; as root export "
@@ -92,6 +104,50 @@ bt_status bt_world_start_mpi(int *argc, char ***argv)
                provided, MPI_THREAD_FUNNELED);
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
 out:
+    return st;
+}
+
+/* all[n]: one that differs from the first is named, and how many there are. */
+static bt_status compare(const introduction *all, int n)
+{
+    bt_status st    = BT_OK;
+    int       other = 0, n_others = 0;
+
+    for (int i = n - 1; i > 0; i--) {
+        if (memcmp(all[i].build, all[0].build, NAME_BYTES) == 0) continue;
+        other = i;
+        n_others++;
+    }
+    BT_REQUIRE(
+        n_others == 0, BT_ERR_INVALID_ARG,
+        "rank %d on %.*s is of Baton %.*s, rank 0 on %.*s of %.*s (%d of %d ranks differ from "
+        "rank 0): all ranks of a cell must be of one build",
+        other, NAME_BYTES, all[other].host, NAME_BYTES, all[other].build, NAME_BYTES, all[0].host,
+        NAME_BYTES, all[0].build, n_others, n);
+out:
+    return st;
+}
+
+bt_status bt_world_same_build(int *argc, char ***argv, const char *build)
+{
+    bt_status    st   = BT_OK;
+    introduction mine = {.host = "unknown"}, *all = NULL;
+    int          n = 0, code;
+
+    BT_TRY(bt_world_start_mpi(argc, argv));
+    MPI_Comm_size(MPI_COMM_WORLD, &n);
+    all = bt_calloc((size_t)n, sizeof(*all));
+    BT_REQUIRE(all != NULL, BT_ERR_NO_MEMORY, "what %d ranks are made of", n);
+    gethostname(mine.host, NAME_BYTES);
+    snprintf(mine.build, NAME_BYTES, "%s", build);
+    bt_watchdog_enter("the first exchange of all ranks", -1);
+    code =
+        MPI_Allgather(&mine, sizeof(mine), MPI_BYTE, all, sizeof(mine), MPI_BYTE, MPI_COMM_WORLD);
+    bt_watchdog_leave();
+    BT_REQUIRE(code == MPI_SUCCESS, BT_ERR_PEER, NO_WAY);
+    BT_TRY(compare(all, n));
+out:
+    bt_free(all);
     return st;
 }
 
@@ -241,9 +297,7 @@ static bt_status find_nodes(bt_world *world)
 
     BT_REQUIRE(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, (int)world->rank,
                                    MPI_INFO_NULL, &node) == MPI_SUCCESS,
-               BT_ERR_PEER,
-               "MPI finds no way to the other ranks, or lost them: each host must have the "
-               "interfaces and transports that OMPI_MCA_btl_tcp_if_include and OMPI_MCA_btl name");
+               BT_ERR_PEER, NO_WAY);
     MPI_Comm_rank(node, &rank);
     MPI_Comm_size(node, &size);
     world->local_rank = (uint32_t)rank;

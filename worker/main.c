@@ -10,6 +10,10 @@
 #include "core/limits.h"
 #include "core/watchdog.h"
 #include "worker/rank.h"
+#include "worker/sources.h"
+
+/* What this program is made of. */
+#define BUILD BT_VERSION " (sources " BT_SOURCES ")"
 
 #define IDLE_SLEEP_NS  (200 * BT_NS_PER_MS) /* a message or a signal ends it */
 #define WATCH_SLEEP_NS (1 * BT_NS_PER_MS)   /* between looks for pages that are expected */
@@ -204,7 +208,9 @@ int main(int argc, char **argv)
     if (bt_limits_check() != BT_OK) return EXIT_FAILURE;
     if (r.opt.device != BT_ON_CPU) bt_device_cuda_environment();
     if (bt_watchdog_start(MPI_START_NS, on_stuck, &r) != BT_OK) return EXIT_FAILURE;
-    if (bt_world_init(&argc, &argv, &r.world) != BT_OK) return EXIT_FAILURE;
+    if (bt_world_same_build(&argc, &argv, BUILD) != BT_OK ||
+        bt_world_init(&argc, &argv, &r.world) != BT_OK)
+        return EXIT_FAILURE;
     bt_watchdog_set_limit(r.opt.timeout_ns);
     install_signals(); /* MPI may have put its own */
     snprintf(who, sizeof(who), "rank=%u", bt_world_rank(r.world));

@@ -8,6 +8,27 @@ static long g_init_failures;
 
 static void init_survived_every_failing_allocation(void) { EXPECT_EQ(g_init_failures, 4); }
 
+/* The last rank is of another build: all hear which. */
+static void ranks_of_two_builds_are_told_so(void)
+{
+    bool last = g_rank == g_ranks - 1;
+    char host[64], others[256];
+
+    EXPECT_EQ(bt_world_same_build(NULL, NULL, "1.0 (sources a)"), BT_OK);
+    if (g_ranks == 1) return;
+    EXPECT_EQ(bt_world_same_build(NULL, NULL, last ? "1.0 (sources b)" : "1.0 (sources a)"),
+              BT_ERR_INVALID_ARG);
+    EXPECT_EQ(gethostname(host, sizeof(host)), 0);
+    snprintf(others, sizeof(others),
+             "rank %u on %s is of Baton 1.0 (sources b), rank 0 on %s of 1.0 (sources a) (1 of %u "
+             "ranks differ",
+             g_ranks - 1, host, host, g_ranks);
+    EXPECT_HAS(bt_error_text(), others);
+    bt_alloc_fail_at(0);
+    EXPECT_EQ(bt_world_same_build(NULL, NULL, "1.0"), BT_ERR_NO_MEMORY);
+    bt_alloc_fail_at(-1);
+}
+
 static void ranks_of_one_machine_are_counted(void)
 {
     EXPECT_EQ(bt_world_size(g_world), g_ranks);
@@ -104,6 +125,7 @@ static void tags_fit_every_upper_bound(void)
 
 static const bt_test TESTS[] = {
     BT_TEST(init_survived_every_failing_allocation),
+    BT_TEST(ranks_of_two_builds_are_told_so),
     BT_TEST(ranks_of_one_machine_are_counted),
     BT_TEST(memory_is_shared_by_all_ranks_of_a_machine_or_by_none),
     BT_TEST(abort_ends_a_rank_at_once),

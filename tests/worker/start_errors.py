@@ -5,6 +5,8 @@ says what to do.
     start_errors.py WORKER SOURCE"""
 import concurrent.futures
 import os
+import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -20,6 +22,18 @@ def copy_of_demo(folder, leave_out=()):
     for name in os.listdir(demo):
         if name not in leave_out:
             os.symlink(os.path.join(demo, name), os.path.join(path, name))
+    return path
+
+
+def other_build(folder):
+    """The worker as it would be of other sources."""
+    with open(worker, "rb") as f:
+        program, n = re.subn(rb" \(sources [0-9a-f]{12}\)", b" (sources 0123456789ab)", f.read())
+    assert n > 0, "the worker does not say what it is made of"
+    path = os.path.join(folder, "baton-worker")
+    with open(path, "wb") as f:
+        f.write(program)
+    shutil.copymode(worker, path)
     return path
 
 
@@ -41,6 +55,8 @@ def cases(folder):
         ["names no layer for multi-token prediction (num_nextn_predict_layers)", "leave --mtp out"]
     yield "no place for packed weights", 1, [*both, "--weights-cache", "/nonexistent"], ["--weights-cache /nonexistent: No such file or directory"]
     yield "a file for packed weights", 1, [*both, "--weights-cache", os.path.join(demo, "config.json")], ["config.json: expected a directory"]
+    yield "ranks of two builds", 1, [*both[2:], "--both", "2", ":", "-n", "1", other_build(folder), *both[2:], "--both", "2"], \
+        ["rank 1 on ", " (sources 0123456789ab), rank 0 on ", " (1 of 2 ranks differ from rank 0): all ranks of a cell must be of one build"]
     yield "unknown kernels", 0, [*both, "--kernels", "quick"], ['neon or scalar, not "quick"']
     yield "chunk of nothing", 0, [*both, "--chunk", "0"], ["--chunk must be"]
     yield "no use for it", 0, [*both, "--device", "cpu", "--lookahead", "0"], ["--lookahead has no effect with --device cpu: leave it out, since it is for GPUs"]

@@ -425,6 +425,19 @@ static void register_methods(bt_public *pub, const bt_method *methods, size_t n)
                               pub->server, methods[i].path, NULL, GRPC_SRM_PAYLOAD_NONE, 0)};
 }
 
+/* When gRPC uses none of it: the server has ended, or has never started. */
+static void discard(bt_public *pub)
+{
+    if (pub == NULL) return;
+    if (pub->server != NULL) grpc_server_destroy(pub->server);
+    bt_cork_fini(&pub->corks);
+    bt_archive_destroy(pub->archive);
+    bt_reflection_destroy(pub->reflection);
+    bt_tokenizer_close(pub->tokenizer);
+    bt_free(pub->default_sampling);
+    bt_free(pub);
+}
+
 bt_status bt_public_create(bt_rpc_loop *loop, const char *address, const bt_public_config *config,
                            bt_fleet *fleet, bt_public **public_out, uint16_t *port_out)
 {
@@ -442,16 +455,15 @@ bt_status bt_public_create(bt_rpc_loop *loop, const char *address, const bt_publ
     for (size_t i = 0; i < pub->n_dialects; i++)
         register_methods(pub, pub->dialects[i]->methods, pub->dialects[i]->n_methods);
     pub->n_listeners++; /* of other paths */
-    st = bt_rpc_listen(pub->server, address, config->tls, &pub->port);
-    grpc_server_start(pub->server); /* also one that never listened must start to be shut down */
-    if (st != BT_OK) goto out;
+    BT_TRY(bt_rpc_listen(pub->server, address, config->tls, &pub->port));
+    grpc_server_start(pub->server);
     for (size_t i = 0; i < pub->n_listeners; i++)
         listen_for(pub, &pub->listeners[i]);
     pub->corks.port = *port_out = pub->port;
     *public_out                 = pub;
     pub                         = NULL; /* handed over */
 out:
-    bt_public_destroy(pub);
+    discard(pub);
     return st;
 }
 
@@ -484,27 +496,19 @@ static bool is_over(void *pub_)
 bool bt_public_destroy(bt_public *pub)
 {
     if (pub == NULL) return true;
-    if (pub->server != NULL) {
-        pub->stopping = true;
-        bt_rpc_hang_up(pub->port);
-        grpc_server_shutdown_and_notify(pub->server, bt_rpc_loop_cq(pub->loop), &pub->down);
-        bt_rpc_loop_begin(pub->loop);
-        grpc_server_cancel_all_calls(pub->server);
-        /* Cancelled operations complete at once, however many there are; their tags point into
-         * what is about to be freed.  Thousands of connections take long on a busy machine. */
-        if (!bt_rpc_loop_await(pub->loop, is_over, pub, END_S * BT_NS_PER_S)) {
-            BT_WARN("gRPC has not closed port %u within %d s of the end, with %llu calls left; "
-                    "the process ends without that",
-                    pub->port, END_S, (unsigned long long)pub->n_calls);
-            return false;
-        }
-        grpc_server_destroy(pub->server);
+    pub->stopping = true;
+    bt_rpc_hang_up(pub->port);
+    grpc_server_shutdown_and_notify(pub->server, bt_rpc_loop_cq(pub->loop), &pub->down);
+    bt_rpc_loop_begin(pub->loop);
+    grpc_server_cancel_all_calls(pub->server);
+    /* Cancelled operations complete at once, however many there are; their tags point into what is
+     * about to be freed.  Thousands of connections take long on a busy machine. */
+    if (!bt_rpc_loop_await(pub->loop, is_over, pub, END_S * BT_NS_PER_S)) {
+        BT_WARN("gRPC has not closed port %u within %d s of the end, with %llu calls left; "
+                "the process ends without that",
+                pub->port, END_S, (unsigned long long)pub->n_calls);
+        return false;
     }
-    bt_cork_fini(&pub->corks);
-    bt_archive_destroy(pub->archive);
-    bt_reflection_destroy(pub->reflection);
-    bt_tokenizer_close(pub->tokenizer);
-    bt_free(pub->default_sampling);
-    bt_free(pub);
+    discard(pub);
     return true;
 }

@@ -88,7 +88,7 @@ struct bt_public {
     bt_rpc_loop       *loop;  /* borrowed */
     bt_fleet          *fleet; /* borrowed */
     grpc_server       *server;
-    uint16_t           port; /* 0: it does not listen */
+    uint16_t           port;
     bt_rpc_tag         down;
     bool               is_down, stopping, draining;
     bt_corks           corks;

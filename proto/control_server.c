@@ -53,7 +53,7 @@ typedef struct {
 struct bt_control_server {
     bt_rpc_loop      *loop; /* borrowed */
     grpc_server      *server;
-    uint16_t          port; /* 0: it does not listen */
+    uint16_t          port;
     void             *method;
     bt_control_events events;
     bt_control_peer  *peers;
@@ -436,6 +436,15 @@ static void on_down(bt_rpc_tag *tag, bool ok)
     s->is_down = true;
 }
 
+/* When gRPC uses none of it: the server has ended, or has never started. */
+static void discard(bt_control_server *s)
+{
+    if (s == NULL) return;
+    if (s->server != NULL) grpc_server_destroy(s->server);
+    explicit_bzero(s->secret, sizeof(s->secret));
+    bt_free(s);
+}
+
 bt_status bt_control_server_create(bt_rpc_loop *loop, const char *address,
                                    const bt_control_events *events, bt_control_server **server_out,
                                    uint16_t *port_out)
@@ -452,22 +461,15 @@ bt_status bt_control_server_create(bt_rpc_loop *loop, const char *address,
     grpc_server_register_completion_queue(s->server, bt_rpc_loop_cq(loop), NULL);
     s->method =
         grpc_server_register_method(s->server, BT_CONTROL_METHOD, NULL, GRPC_SRM_PAYLOAD_NONE, 0);
-    st = bt_rpc_listen(s->server, address, NULL, &s->port);
-    grpc_server_start(s->server); /* also a server that never listened must start to be shut down */
-    if (st == BT_OK) {
-        listen_for_peer(s);
-        listen_for_stray(s);
-        *port_out   = s->port;
-        *server_out = s;
-        s           = NULL; /* handed over */
-    }
+    BT_TRY(bt_rpc_listen(s->server, address, NULL, &s->port));
+    grpc_server_start(s->server);
+    listen_for_peer(s);
+    listen_for_stray(s);
+    *port_out   = s->port;
+    *server_out = s;
+    s           = NULL; /* handed over */
 out:
-    if (s != NULL && s->server != NULL) {
-        bt_control_server_stop(s);
-        bt_control_server_destroy(s);
-    } else {
-        bt_free(s);
-    }
+    discard(s);
     return st;
 }
 
@@ -508,9 +510,7 @@ bool bt_control_server_destroy(bt_control_server *server)
     if (server == NULL) return true;
     bt_control_server_stop(server);
     if (!await_end(server)) return false;
-    grpc_server_destroy(server->server);
-    explicit_bzero(server->secret, sizeof(server->secret));
-    bt_free(server);
+    discard(server);
     return true;
 }
 

@@ -1,5 +1,6 @@
 /* The public port when memory is short: a method that could not wait for its next call does later;
- * when very many requests end at once; and when gRPC does not end. */
+ * when very many requests end at once; and when gRPC does not end, which a port that another one
+ * has does not wait for. */
 #include "coordinator/public.h"
 
 #include <grpc/grpc.h>
@@ -163,6 +164,34 @@ bool __wrap_bt_rpc_loop_await(bt_rpc_loop *loop, bool (*is_over)(void *ctx), voi
     return !g_endless && __real_bt_rpc_loop_await(loop, is_over, ctx, wait_ns);
 }
 
+static void port_that_is_taken_leaves_nothing_to_end(void)
+{
+    bt_rpc_loop       *loop  = NULL;
+    bt_fleet          *fleet = NULL;
+    bt_public         *pub = NULL, *second = NULL;
+    bt_control_server *control = NULL;
+    bt_fleet_config    config  = {.announce_fd = -1};
+    uint16_t           port = 0, none = 0;
+    char               address[32];
+    long               live;
+
+    EXPECT_EQ(bt_rpc_loop_create(&loop), BT_OK);
+    EXPECT_EQ(bt_fleet_create(&config, &(bt_fleet_events){0}, &fleet), BT_OK);
+    EXPECT_EQ(bt_public_create(loop, "127.0.0.1:0", &CONFIG, fleet, &pub, &port), BT_OK);
+    snprintf(address, sizeof(address), "127.0.0.1:%u", port);
+    live      = bt_alloc_live();
+    g_endless = true;
+    EXPECT_EQ(bt_public_create(loop, address, &CONFIG, fleet, &second, &none), BT_ERR_IO);
+    EXPECT_EQ(bt_control_server_create(loop, address, &(bt_control_events){0}, &control, &none),
+              BT_ERR_IO);
+    g_endless = false;
+    EXPECT_EQ(bt_alloc_live(), live);
+    EXPECT(second == NULL && control == NULL && none == 0);
+    EXPECT(bt_public_destroy(pub));
+    bt_fleet_destroy(fleet);
+    bt_rpc_loop_destroy(loop);
+}
+
 /* The last test: nothing of it may be freed. */
 static void ends_that_do_not_come_are_no_bug_and_free_nothing(void)
 {
@@ -190,6 +219,7 @@ static void ends_that_do_not_come_are_no_bug_and_free_nothing(void)
 static const bt_test tests[] = {
     BT_TEST(listen_without_memory_is_tried_again),
     BT_TEST(ends_of_a_crowd_are_sent_by_turns),
+    BT_TEST(port_that_is_taken_leaves_nothing_to_end),
     BT_TEST(ends_that_do_not_come_are_no_bug_and_free_nothing),
 };
 

@@ -117,7 +117,8 @@ bt_status bt_rank_join_handoff(bt_rank *r, uint32_t epoch, const bt_seats seats[
 bt_status bt_rank_regroup(bt_rank *r, bt_down *m);
 /* An exchange has failed with `why`.  Says for whom this rank waits, and waits for the
  * coordinator's word, which lies in the inbox then.  CANCELLED when it must leave, TIMEOUT when no
- * word comes; `why` when that has happened several times in a row and nobody was missing. */
+ * word comes; `why` when that has happened several times in a row and nobody was missing, and at
+ * once when this rank's own device has failed (by NCCL it may have been another one). */
 bt_status bt_rank_await_regroup(bt_rank *r, bt_status why);
 
 /* leave.c.  Tells the coordinator, each one once, that somebody wants this cell to drain. */

@@ -331,6 +331,7 @@ bt_status bt_rank_await_regroup(bt_rank *r, bt_status why)
     bt_status st       = BT_OK;
     uint64_t  start_ns = bt_awake_ns(), limit_ns = bt_rank_patience_ns(r);
 
+    if (why == BT_ERR_DEVICE && r->nccl == NULL) return why; /* no new group mends it */
     BT_TRY(say_expired(r));
     if (r->n_in_vain >= MOST_IN_VAIN) return why;
     while (!r->links.regroup_due) {

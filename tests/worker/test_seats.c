@@ -453,6 +453,22 @@ static bt_status await(bt_rank *r, char what_comes, uint32_t n_missing)
     return st;
 }
 
+/* By NCCL it may have been another rank's. */
+static void device_that_has_failed_is_no_reason_to_wait(void)
+{
+    bt_rank r = launch(3, false);
+
+    form(&r);
+    EXPECT_EQ(bt_rank_await_regroup(&r, BT_ERR_DEVICE), BT_ERR_DEVICE);
+    EXPECT(did(""));
+    r.nccl       = (const void *)&r;
+    g_sleeps     = 1;
+    g_what_comes = 'r';
+    EXPECT_EQ(bt_rank_await_regroup(&r, BT_ERR_DEVICE), BT_OK);
+    EXPECT(did("u"));
+    end(&r);
+}
+
 static void seats_are_waited_for(void)
 {
     bt_rank  r = launch(3, false);
@@ -489,6 +505,7 @@ int main(int argc, char **argv)
         BT_TEST(seats_are_prepared_for_by_spares_alone),
         BT_TEST(seats_with_more_experts_need_room_for_these),
         BT_TEST(seats_are_waited_for),
+        BT_TEST(device_that_has_failed_is_no_reason_to_wait),
     };
 
     return BT_RUN_TESTS(TESTS, argc > 1 ? argv[1] : NULL);

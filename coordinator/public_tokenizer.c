@@ -4,7 +4,11 @@
  * It is made once, when the port opens, of the tokenizer that this server goes by itself, whatever
  * becomes of the files later; and packed into messages that all calls share, so that a client which
  * reads nothing holds none of its bytes.  Stored, not compressed, and without times: equal files
- * make equal bytes. */
+ * make equal bytes.
+ *
+ * Whoever may connect may ask for it, so what all calls together send is bounded, by bytes: a call
+ * is given those of the archive before it begins, or refused, and what it has not sent goes back.
+ */
 #include <limits.h>
 #include <minizip/zip.h>
 #include <openssl/evp.h>
@@ -14,6 +18,7 @@
 
 #include "coordinator/dialect.h"
 #include "core/alloc.h"
+#include "core/clock.h"
 #include "core/file.h"
 #include "proto/vllm_engine.pb-c.h"
 
@@ -21,12 +26,17 @@
 
 /* Of a message; and of all files: SMG takes archives of up to 200 MiB. */
 enum { PIECE_BYTES = 64 << 10, FILES_BYTES = 199 << 20 };
+/* That calls may send at once, after a while without any; and so many come back in a second. */
+#define AT_ONCE_BYTES (2048.0 * (1 << 20))
+#define BYTES_PER_S   (32.0 * (1 << 20))
 
 typedef Vllm__Grpc__Engine__GetTokenizerChunk chunk_pb; /* the other protocol has the same */
 
 struct bt_archive {
     grpc_byte_buffer **messages; /* owned [n_messages] */
-    size_t             n_messages;
+    size_t             n_messages, n_bytes;
+    double             left;  /* bytes that calls may be given, */
+    uint64_t           at_ns; /* as of then */
 };
 
 /* ---- making it */
@@ -118,6 +128,9 @@ static bt_status pack(bt_archive *a, char *zip, size_t n_bytes)
                ARCHIVE);
     for (unsigned i = 0; i < n_hash; i++)
         snprintf(hex + 2 * i, 3, "%02x", hash[i]);
+    a->n_bytes  = n_bytes;
+    a->left     = AT_ONCE_BYTES;
+    a->at_ns    = bt_now_ns();
     a->messages = bt_calloc((n_bytes + PIECE_BYTES - 1) / PIECE_BYTES, sizeof(*a->messages));
     BT_REQUIRE(a->messages != NULL, BT_ERR_NO_MEMORY, ARCHIVE);
     for (size_t at = 0; at < n_bytes; at += PIECE_BYTES) {
@@ -174,12 +187,32 @@ static void send_next(bt_call *call)
                  last ? "" : NULL, last ? NULL : send_next);
 }
 
+static void give_back(bt_archive *a, double bytes)
+{
+    a->left += bytes;
+    if (a->left > AT_ONCE_BYTES) a->left = AT_ONCE_BYTES;
+}
+
+static bool may_begin(bt_archive *a)
+{
+    uint64_t now_ns = bt_now_ns();
+
+    give_back(a, (double)(now_ns - a->at_ns) / BT_NS_PER_S * BYTES_PER_S);
+    a->at_ns = now_ns;
+    if (a->left < (double)a->n_bytes) return false;
+    a->left -= (double)a->n_bytes;
+    return true;
+}
+
 static void on_closed(bt_rpc_tag *tag, bool ok)
 {
-    bt_call *call = tag->ctx;
+    bt_call    *call   = tag->ctx;
+    bt_archive *a      = call->pub->archive;
+    size_t      n_sent = call->n_pieces * PIECE_BYTES;
 
     (void)ok;
     call->gone = true;
+    if (n_sent > 0 && n_sent < a->n_bytes) give_back(a, (double)(a->n_bytes - n_sent));
     bt_call_release(call);
 }
 
@@ -190,6 +223,9 @@ void bt_public_send_tokenizer(bt_call *call, const ProtobufCMessage *request)
     if (call->pub->archive == NULL)
         bt_call_send(call, NULL, GRPC_STATUS_FAILED_PRECONDITION,
                      "no tokenizer: see the server's log", NULL);
+    else if (!may_begin(call->pub->archive))
+        bt_call_send(call, NULL, GRPC_STATUS_RESOURCE_EXHAUSTED,
+                     "the tokenizer has been asked for too often: try again later", NULL);
     else
         send_next(call);
 }

@@ -660,6 +660,33 @@ class Tokenizer(Served):
         list(self.generate())
         self.assertEqual(sum(len(c.data) for c in calls[10]), len(self.fetch()) - self.PIECE)
 
+    def begin_many(self, stub):
+        """Calls of which nobody reads more than a piece, until one is refused."""
+        begun = []
+        while len(begun) < 1000:
+            call = stub.GetTokenizer(vllm.GetTokenizerRequest(), timeout=10 * WAIT_S)
+            try:
+                next(call)
+            except grpc.RpcError as e:
+                self.assertEqual((e.code(), e.details()), (grpc.StatusCode.RESOURCE_EXHAUSTED, "the tokenizer has been asked for too often: try again later"))
+                return begun
+            begun.append(call)
+        raise AssertionError("none of 1000 calls was refused")
+
+    def test_bytes_are_given_to_so_many_at_once_and_come_back(self):
+        self.put("special_tokens_map.json", bytes(8 << 20))
+        super().setUp()
+        size = len(self.fetch())
+        with grpc.insecure_channel(self.address, options=[("grpc.http2.bdp_probe", 0)]) as channel:
+            stub = vllm_grpc.VllmEngineStub(channel)
+            begun = self.begin_many(stub)
+            self.assertGreaterEqual(len(begun), (2048 << 20) // size - 1)    # more on a slow machine, where bytes come back meanwhile
+            list(self.generate())
+            for call in begun:
+                call.cancel()
+            again = []
+            wait_for(lambda: again.extend(self.begin_many(stub)) or len(again) > len(begun) / 2, "bytes that were not sent", 10)    # by time alone not even a fifth
+
     def test_the_only_tokenizer_is_in_it_also_where_it_is_not_understood_here(self):
         os.remove(os.path.join(self.model, "tokenizer.json"))
         self.put("tiktoken.model", b"of another kind")

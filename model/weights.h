@@ -49,6 +49,13 @@ typedef struct {
     const bt_packed  *packed;       /* the same, packed earlier */
 } bt_weights;
 
+/* Whether a machine with so much memory free has plenty for `all` bytes of weights and `more`: then
+ * its ranks that only prefill and those that decode may pack bf16 in two ways (few_rows, below). */
+static inline bool bt_weights_fit_twice(uint64_t all, uint64_t more, uint64_t available)
+{
+    return all + more <= available / 2;
+}
+
 typedef struct {
     bt_device *dev;
     /* [n_experts]: true for this rank's; NULL when the model has none. */

@@ -10,6 +10,7 @@
 #include "core/file.h"
 #include "core/machine.h"
 #include "core/parse.h"
+#include "device/cpu/kernels.h"
 #include "model/model.h"
 #include "model/tokenizer.h"
 #include "model/weights.h"
@@ -23,7 +24,8 @@ static const char DOC[] =
     "former, so that what passes can be loaded, unless a scale of FP8 or 4-bit weights is no "
     "number.\n\n"
     "The last table is an estimate for cells of CPU ranks on this machine, without --mtp: weights "
-    "in bf16, or in FP8 or 4 bits where the files have them so, in memory once for all ranks; "
+    "in bf16, or in FP8 or 4 bits where the files have them so, in memory once for all ranks, or "
+    "those in bf16 for prefill and decode ranks each where they pack them in two ways; "
     "" PERCENT " % of the free memory in use; on each rank the buffers of a step with the default "
     "--chunk, and those of the hand-off; the rest for latent KV pages. One rank has both roles; "
     "of more, half are prefill ranks.\n\n"
@@ -194,20 +196,24 @@ static uint64_t rank_bytes(const bt_model_config *cfg, uint32_t n)
 static void print_fit(const bt_model_config *cfg, const bt_census *c)
 {
     bt_machine m;
-    uint64_t   usable, weights = bt_census_served(c->loaded);
+    uint64_t   usable, weights = bt_census_served(c->loaded), twice = 0;
     char       a[32], b[32];
 
     bt_machine_look(&m);
     usable = m.free_bytes / 100 * BT_MEMORY_PERCENT;
     printf("\nThis machine  %u cores, %s of memory, %s free\n", m.n_cores,
            in_units(m.total_bytes, a), in_units(m.free_bytes, b));
-    printf("  weights     %s, once for all ranks\n", in_units(weights, a));
+    if (!cfg->fp8 && !cfg->int4 && bt_cpu_kernels_find("auto")->bf12 &&
+        bt_weights_fit_twice(weights, weights, m.free_bytes))
+        twice = weights;
+    printf("  weights     %s, once for all %sranks\n", in_units(weights, a),
+           twice != 0 ? "prefill and all decode " : "");
     if (weights >= usable) {
         printf("  no room     %s too many\n", in_units(weights - usable, a));
         return;
     }
     for (uint32_t n = 1; n <= 8; n *= 2) {
-        uint64_t share = (usable - weights) / n, taken = rank_bytes(cfg, n);
+        uint64_t share = (usable - weights - (n == 1 ? 0 : twice)) / n, taken = rank_bytes(cfg, n);
         uint64_t pages =
             share > taken ? (share - taken) / (kv_token_bytes(cfg) * BT_PAGE_TOKENS) : 0;
 

@@ -15,6 +15,7 @@
 #include "core/file.h"
 #include "core/machine.h"
 #include "core/thread.h"
+#include "model/weights.h"
 #include "parallel/carrier.h"
 #include "proto/config_hash.h"
 #include "worker/draws.h"
@@ -259,11 +260,12 @@ static bool only_prefills(const bt_rank *r, uint32_t rank)
 
 /* Whether this rank's steps count as those of few rows, which want bf16 weights in 12 bits; many,
  * as a prompt has, want them as they are.  Ranks of one machine that are of two minds share no
- * weights, so it has to have plenty of memory: `all` is what they load together in bf16.  Returns
- * how much of that they have twice. */
+ * weights, so it has to have plenty of memory: `all` is what they load together.  Returns how much
+ * of that, at most, they have twice. */
 static uint64_t choose_rows(bt_rank *r, uint64_t all)
 {
-    bool many = false, few = false, both;
+    bool     many = false, few = false, both;
+    uint64_t twice = r->cfg.fp8 || r->cfg.int4 ? r->memory.dense : all;
 
     if (!r->dev->host_memory || !bt_device_cpu_table(r->dev)->bf12) return 0;
     for (uint32_t rank = 0; rank < r->facts.n_ranks; rank++) {
@@ -271,9 +273,9 @@ static uint64_t choose_rows(bt_rank *r, uint64_t all)
         many |= only_prefills(r, rank);
         few |= !only_prefills(r, rank);
     }
-    both        = many && few && 2 * all <= r->memory.available / 2;
+    both        = many && few && bt_weights_fit_twice(all, twice, r->memory.available);
     r->few_rows = !only_prefills(r, r->facts.rank) && (!many || both);
-    return both && r->store != NULL ? all : 0;
+    return both && r->store != NULL ? twice : 0;
 }
 
 /* Of the step's tokens, and of drafts behind it. */

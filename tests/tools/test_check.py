@@ -200,7 +200,7 @@ def main():
         has(done.stdout, "localhost    WRONG  the model: ", "config.json")
         done = subprocess.run([INSPECT, MODEL], capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr
-        has(done.stdout, "all (served)                  7,963,696     15.2 MiB", "weights     15.2 MiB, once for all ranks", "8 ranks     room for ")
+        has(done.stdout, "all (served)                  7,963,696     15.2 MiB", "weights     15.2 MiB, once for all ", "8 ranks     room for ")
         # A step of the default chunk takes 2048 rows of 8 bytes a word on each of several ranks, 512 on one that has both roles.
         free = re.search(r"of memory, ([\d.]+) ([MGT])iB free", done.stdout)
         free = int(float(free[1]) * 1024 ** (" MGT".index(free[2]) + 1))

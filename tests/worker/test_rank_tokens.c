@@ -18,6 +18,40 @@ static void logits_that_are_no_numbers_fail_the_request_alone(void)
     bench_tear_down(&b);
 }
 
+/* Rows without a token that may come are of a draft here: the last of several. */
+static bt_status launch_without_numbers_last(void *ctx, bt_step *step)
+{
+    (void)ctx;
+    for (uint32_t row = 0; row < step->n_logit_rows; row++)
+        for (uint32_t id = 0; id < BENCH_VOCAB; id++)
+            step->logits[row * BENCH_VOCAB + id] =
+                row > 0 && row + 1 == step->n_logit_rows ? 0.0f / 0.0f : 0;
+    return BT_OK;
+}
+
+/* The token behind it may come when it is drawn alone. */
+static void row_of_a_draft_that_has_no_token_fails_nobody(void)
+{
+    bench            b;
+    bt_worker_config cfg;
+    bt_down          m = bench_reserve(1, 10, 9);
+
+    bench_set_up(&b, 0, 0, 0);
+    cfg                 = bench_config(&b, 0, 0, 0);
+    cfg.facts.speculate = 2;
+    cfg.links.launch    = launch_without_numbers_last;
+    bench_make_anew(&b, &cfg);
+    m.u.reserve.prompt = bt_calloc(10, sizeof(uint32_t));
+    EXPECT_EQ(bench_run_prompt(&b, m), BT_OK);
+    bench_forget(&b);
+    EXPECT_EQ(bench_run_step(&b), BT_OK);
+    EXPECT_EQ(b.n_up, 1);
+    EXPECT_EQ(b.up[0].kind, BT_UP_TOKENS);
+    EXPECT_EQ(b.up[0].u.tokens.n, 2); /* the draft's first row is good */
+    EXPECT_EQ(b.worker->requests.n, 1);
+    bench_tear_down(&b);
+}
+
 /* Four choices of a prompt, and logprobs of everything. */
 static void run_choices(bench *b, bt_cpu_pool *threads)
 {
@@ -186,6 +220,7 @@ int main(int argc, char **argv)
 {
     static const bt_test TESTS[] = {
         BT_TEST(logits_that_are_no_numbers_fail_the_request_alone),
+        BT_TEST(row_of_a_draft_that_has_no_token_fails_nobody),
         BT_TEST(nothing_ends_a_request_before_its_least_tokens),
         BT_TEST(every_end_is_one),
         BT_TEST(choices_do_not_depend_on_threads),

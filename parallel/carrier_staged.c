@@ -46,7 +46,7 @@ out:
     return st;
 }
 
-/* The end of the last part. */
+/* The end of the last part; 0 without any. */
 static size_t end_of(uint32_t n, const size_t *at, const size_t *bytes)
 {
     size_t end = 0;
@@ -56,6 +56,7 @@ static size_t end_of(uint32_t n, const size_t *at, const size_t *bytes)
     return end;
 }
 
+/* The start of the first one; SIZE_MAX without any. */
 static size_t start_of(uint32_t n, const size_t *at, const size_t *bytes)
 {
     size_t start = SIZE_MAX;
@@ -71,8 +72,8 @@ static bt_status staged_exchange(bt_carrier *c, bt_group *group, const bt_exchan
     bt_status st    = BT_OK;
     staged   *s     = (staged *)c;
     uint32_t  n     = bt_group_size(group);
+    size_t    start = start_of(n, x->send_at, x->send_bytes);
     size_t    end   = end_of(n, x->send_at, x->send_bytes);
-    size_t    start = end == 0 ? 0 : start_of(n, x->send_at, x->send_bytes);
 
     BT_TRY(check_room(s, end, end_of(n, x->recv_at, x->recv_bytes), wait));
     if (end > start) { /* everybody gets the same rows in a dispatch: they come down once */

@@ -109,6 +109,8 @@ static void stop_callback_cancels_the_wait(void)
         EXPECT(bt_group_is_broken(group));
         EXPECT_EQ(gather_and_settle(group, memory, 64, &wait), BT_ERR_PEER);
         EXPECT_HAS(bt_error_text(), "made anew");
+        EXPECT_EQ(bt_group_warm(group, &wait),
+                  bt_group_carrier(group) != NULL ? BT_ERR_PEER : BT_OK);
     }
     meet();
     bt_group_destroy(group);

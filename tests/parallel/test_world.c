@@ -1,5 +1,6 @@
 /* What the start learns about the job: tags, transports, machines; and start-up without memory. */
 #include <signal.h>
+#include <sys/stat.h>
 
 #include "parallel/world_state.h"
 #include "tests/parallel/mpi_test.h"
@@ -38,12 +39,31 @@ static void ranks_of_one_machine_are_counted(void)
         EXPECT_EQ(g_world->node_of[r], 0);
 }
 
-/* Whether they can or not, which depends on where the test runs: tests/parallel/own_pids. */
+/* Whether all ranks have the same number, where there is one for each. */
+static bool is_same(uint64_t mine)
+{
+    uint64_t highest = max_over_ranks(mine), least = ~max_over_ranks(~mine);
+
+    return highest == least;
+}
+
+/* By all that see each other's processes: not all do in tests/parallel/own_pids. */
 static void memory_is_shared_by_all_ranks_of_a_machine_or_by_none(void)
 {
-    uint64_t has = bt_world_shared_fd(g_world) >= 0;
+    struct stat pids, file = {0};
+    int         fd = bt_world_shared_fd(g_world);
 
-    EXPECT_EQ(max_over_ranks(has), has);
+    EXPECT_EQ(stat("/proc/self/ns/pid", &pids), 0);
+    if (fd >= 0) EXPECT_EQ(fstat(fd, &file), 0);
+    EXPECT_EQ(max_over_ranks(!is_same(pids.st_ino)), fd < 0);
+    EXPECT(is_same(file.st_ino));
+}
+
+static void wreck_without_memory_is_none(void)
+{
+    bt_alloc_fail_at(0);
+    EXPECT(bt_wreck_create(100) == NULL);
+    bt_alloc_fail_at(-1);
 }
 
 /* MPI's own handler can hang: a rank that aborts would not be seen to die. */
@@ -128,6 +148,7 @@ static const bt_test TESTS[] = {
     BT_TEST(ranks_of_two_builds_are_told_so),
     BT_TEST(ranks_of_one_machine_are_counted),
     BT_TEST(memory_is_shared_by_all_ranks_of_a_machine_or_by_none),
+    BT_TEST(wreck_without_memory_is_none),
     BT_TEST(abort_ends_a_rank_at_once),
     BT_TEST(tcp_rule_follows_the_transport),
     BT_TEST(ranks_of_another_machine_need_the_rule),

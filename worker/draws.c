@@ -126,7 +126,7 @@ bt_status bt_draw_list_set_history(bt_draw_list *l, uint32_t i, const bt_history
     for (uint32_t k = 0; k < history->capacity; k++) {
         const bt_history_entry *e = &history->at[k];
 
-        if (e->used && e->id < l->n_vocab) l->seen[n++] = (bt_seen_token){e->id, e->count};
+        if (e->used) l->seen[n++] = (bt_seen_token){e->id, e->count};
     }
     return l->dev->ops->sampling->set_history(l->sampling, i, n, l->seen);
 }
@@ -153,7 +153,7 @@ static bool add_history(bt_draw_list *l, const bt_sample_how *how)
     for (uint32_t i = 0; h != NULL && i < h->capacity; i++) {
         bt_logit_edit *e;
 
-        if (!h->at[i].used || h->at[i].id >= l->n_vocab) continue;
+        if (!h->at[i].used) continue;
         e = add_edit(l, h->at[i].id);
         if (e == NULL) return false;
         e->repetition = repetition_of(how);

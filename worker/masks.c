@@ -69,10 +69,10 @@ out:
     return st;
 }
 
-static void allow(uint32_t *bits, uint32_t n_vocab, uint32_t n, const uint32_t *ids)
+static void allow(uint32_t *bits, uint32_t n, const uint32_t *ids)
 {
     for (uint32_t i = 0; i < n; i++)
-        if (ids[i] < n_vocab) bt_mask_add(bits, ids[i]);
+        bt_mask_add(bits, ids[i]);
 }
 
 static void make_mask(bt_worker *w, uint32_t i, uint64_t until_ns)
@@ -89,9 +89,8 @@ static void make_mask(bt_worker *w, uint32_t i, uint64_t until_ns)
         return;
     }
     if (m->ends) {
-        allow(bits, model->vocab_size, model->n_eos, model->eos_tokens);
-        allow(bits, model->vocab_size, m->request->sampling.n_stop,
-              m->request->sampling.stop_tokens);
+        allow(bits, model->n_eos, model->eos_tokens);
+        allow(bits, m->request->sampling.n_stop, m->request->sampling.stop_tokens);
     }
     for (uint32_t word = 0; word < n_words(w); word++)
         m->any = m->any || bits[word] != 0;

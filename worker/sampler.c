@@ -149,7 +149,7 @@ static bool has_penalty(const bt_sample_how *how)
     return how->history != NULL && how->history->n > 0;
 }
 
-static void penalise(float *logits, uint32_t n_vocab, const bt_sample_how *how)
+static void penalise(float *logits, const bt_sample_how *how)
 {
     const bt_history *h   = how->history;
     float             rep = how->repetition == 0 ? 1.0f : how->repetition;
@@ -158,7 +158,7 @@ static void penalise(float *logits, uint32_t n_vocab, const bt_sample_how *how)
         const bt_history_entry *e = &h->at[i];
         float                   x;
 
-        if (!e->used || e->id >= n_vocab) continue;
+        if (!e->used) continue;
         x = logits[e->id];
         if (rep != 1.0f) x = x > 0 ? x / rep : x * rep;
         x -= how->frequency * (float)e->count;
@@ -202,7 +202,7 @@ static const float *adjust(const bt_sampler *s, const float *logits, const bt_sa
     memcpy(s->adjusted, logits, s->n_vocab * sizeof(*logits));
     for (uint32_t i = 0; i < how->biased.n; i++)
         s->adjusted[how->biased.ids[i]] += how->biases[i];
-    if (has_penalty(how)) penalise(s->adjusted, s->n_vocab, how);
+    if (has_penalty(how)) penalise(s->adjusted, how);
     for (int list = 0; list < 2; list++)
         for (uint32_t i = 0; i < how->banned[list].n; i++)
             s->adjusted[how->banned[list].ids[i]] = -INFINITY;

@@ -59,7 +59,7 @@ typedef struct {
     float             repetition; /* 0 and 1: off; for ids of the prompt and generated ones */
     float             frequency;  /* times how often the id was generated */
     float             presence;   /* for ids that were generated */
-    const bt_history *history;    /* NULL unless one of these three is on */
+    const bt_history *history;    /* of the vocabulary's ids; NULL unless one of these is on */
     bt_id_list        biased;     /* distinct */
     const float      *biases;     /* [biased.n] */
     bt_id_list        banned[2];  /* must not come: as long as min_tokens are not there */

@@ -69,19 +69,25 @@ static inline void close_device(void)
     meet();
 }
 
-static inline bt_group *carried_group(void)
+static inline bt_carrier *make_carrier(void)
 {
-    bt_group   *group   = group_of_all();
     bt_carrier *carrier = NULL;
 
-    if (strcmp(g_carrier, "host") == 0) return group;
-    EXPECT(!bt_group_carries(group, g_dev) || g_ranks == 1);
     EXPECT_EQ(is_nccl() ? bt_carrier_nccl_create(&bt_nccl_module_table, g_dev, g_world, ROLL_SPACE,
                                                  &carrier)
                         : bt_carrier_staged_create(g_dev, &carrier),
               BT_OK);
     if (carrier == NULL) bt_world_exit(EXIT_FAILURE);
-    bt_group_attach(group, carrier);
+    return carrier;
+}
+
+static inline bt_group *carried_group(void)
+{
+    bt_group *group = group_of_all();
+
+    if (strcmp(g_carrier, "host") == 0) return group;
+    EXPECT(!bt_group_carries(group, g_dev) || g_ranks == 1);
+    bt_group_attach(group, make_carrier());
     EXPECT_EQ(bt_group_reserve(group, RESERVED, RESERVED), BT_OK);
     EXPECT(bt_group_carries(group, g_dev));
     return group;

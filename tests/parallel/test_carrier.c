@@ -137,6 +137,50 @@ static void operation_beyond_what_was_reserved_is_refused(void)
     close_device();
 }
 
+static void count_end(void *ctx) { ++*(int *)ctx; }
+
+/* What a carrier would do comes to nothing there, and breaks nothing. */
+static void host_memory_needs_no_carrier(void)
+{
+    void     *memory = take(MAX_RANKS * 64);
+    bt_group *group  = group_of_all();
+    bt_wait   wait   = wait_s(30);
+    int       n_ends = 0;
+
+    EXPECT_EQ(bt_group_carries(group, g_dev), strcmp(g_carrier, "host") == 0);
+    EXPECT(!bt_group_captures(group));
+    bt_group_watch_end(group, count_end, &n_ends);
+    EXPECT_EQ(bt_group_reserve(group, 1, 1), BT_OK);
+    EXPECT_EQ(bt_group_warm(group, &wait), BT_OK);
+    EXPECT_EQ(bt_group_settle(group, &wait), BT_OK);
+    bt_group_end_exchanges(group);
+    EXPECT(!bt_group_is_broken(group));
+    bt_group_destroy(group);
+    EXPECT_EQ(n_ends, 0);
+    bt_device_free(g_dev, memory);
+    close_device();
+}
+
+/* With a carrier or without: nothing is sent, so that nothing is made for it. */
+static void rank_alone_exchanges_nothing(void)
+{
+    void     *memory = take(64);
+    bt_group *alone  = NULL;
+    bt_wait   wait   = wait_s(30);
+
+    EXPECT_EQ(bt_group_create(g_world, 1, &g_rank, 0, next_epoch(), &alone), BT_OK);
+    for (int carried = 0; carried < 2; carried++) {
+        EXPECT(bt_group_carries(alone, g_dev));
+        EXPECT(bt_group_captures(alone));
+        EXPECT_EQ(gather_and_settle(alone, memory, 64, &wait), BT_OK);
+        EXPECT_EQ(g_fake_nccl.live, 0);
+        if (!carried) bt_group_attach(alone, make_carrier());
+    }
+    bt_group_destroy(alone);
+    bt_device_free(g_dev, memory);
+    close_device();
+}
+
 /* The last rank stays away, from the first operation or from one of a group that is connected.
  * False: the others' error is another one than the absence of that rank alone. */
 static bool absence_is_told(void *memory, bool connected, double seconds)
@@ -200,6 +244,8 @@ static const bt_test TESTS[] = {
     BT_TEST(late_rank_is_waited_for_while_idle_is_polled),
     BT_TEST(stop_callback_cancels_the_wait),
     BT_TEST(operation_beyond_what_was_reserved_is_refused),
+    BT_TEST(host_memory_needs_no_carrier),
+    BT_TEST(rank_alone_exchanges_nothing),
     BT_TEST(absent_rank_is_named_at_the_deadline),
 };
 

@@ -117,7 +117,7 @@ void bt_drafter_learn(bt_drafter *d, uint32_t n, uint32_t n_right)
     if (n_right < n)
         d->most = n_right + 1;
     else if (d->most != 0 && d->most < 2 * n) /* a short one may have had no room */
-        d->most = bt_min_u32(2 * n, BT_DRAFT_MAX);
+        d->most = 2 * n;
 }
 
 /* ---- drafts of the model's own layer */

@@ -65,6 +65,7 @@ static void draft_follows_what_was_right(void)
     bt_drafter_learn(&d, 4, 4);
     expect_draft(&d, 15, "defghijk");
     bt_drafter_learn(&d, 8, 0); /* the next chance is passed over */
+    expect_draft(&d, 0, "");    /* which this is not */
     expect_draft(&d, 8, "");
     expect_draft(&d, 8, "d");
     bt_drafter_learn(&d, 1, 0);
@@ -157,6 +158,8 @@ static void pace_follows_what_was_right(void)
     EXPECT_EQ(n_tried, 10);
     for (int i = 0; i < 80; i++)
         EXPECT_EQ(bt_pace_depth(&p, 5, 1.0f), 0); /* nothing could be right so often */
+    for (int i = 0; i < 80; i++)
+        EXPECT_EQ(bt_pace_depth(&p, 0, 0.25f), 0);
     EXPECT_EQ(bt_pace_depth(&p, 5, 0), 5);
     for (int i = 0; i < 20; i++)
         bt_pace_learn(&p, 1, 1);

@@ -127,6 +127,7 @@ static void operation_beyond_what_was_reserved_is_refused(void)
     uint64_t  allocs = g_dev->n_allocs;
     bool      staged = strcmp(g_carrier, "staged") == 0;
 
+    EXPECT_EQ(bt_group_reserve(group, 1, 1), BT_OK); /* the larger counts */
     EXPECT_EQ(gather_and_settle(group, memory, RESERVED / MAX_RANKS, &wait), BT_OK);
     EXPECT(!staged || g_dev->n_allocs == allocs);
     EXPECT_EQ(gather_and_settle(group, memory, RESERVED / 2, &wait),

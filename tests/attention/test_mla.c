@@ -388,6 +388,13 @@ static void mla_steps_that_do_not_fit_are_refused(void)
     EXPECT_EQ(layer_step(&l, 1, &(piece){&r, 0, 8, BT_ROLE_PROMPT, BT_FORM_ABSORBED}), BT_OK);
     l.w.uk = uk;
     EXPECT_EQ(bt_mla_forward(l.mla, &l.w, l.pool, LAYERS, r.x, r.out, 0, NULL), BT_ERR_INVALID_ARG);
+    EXPECT_EQ(layer_step(&l, 2, /* all rows, and the context's last position */
+                         (piece[]){
+                             {&r, 0, 10, BT_ROLE_PROMPT, BT_FORM_NORMAL},
+                             {&r, 0, 80, BT_ROLE_PROMPT, BT_FORM_NORMAL}
+    }),
+              BT_OK);
+    EXPECT_EQ(layer_step(&l, 1, &(piece){&r, 79, 1, BT_ROLE_GENERATED, BT_FORM_ABSORBED}), BT_OK);
     request_free(&l, &r);
     layer_free(&l);
     layer_data_free(d);

@@ -114,6 +114,29 @@ static bt_status count_drafting(void *ctx, bt_step *step)
     return BT_OK;
 }
 
+static bt_status draft_without_numbers(void *ctx, bt_step *step)
+{
+    (void)ctx;
+    g_n_drafts++;
+    for (uint32_t i = 0; i < step->n_logit_rows * BENCH_VOCAB; i++)
+        step->logits[i] = 0.0f / 0.0f;
+    return BT_OK;
+}
+
+static void layer_without_a_finite_number_drafts_nothing(void)
+{
+    bench b;
+
+    set_up(&b, 2, draft_without_numbers);
+    EXPECT_EQ(bench_run_prompt(&b, bench_reserve(1, 10, 9)), BT_OK);
+    bench_forget(&b);
+    EXPECT_EQ(bench_run_step(&b), BT_OK);
+    EXPECT_EQ(g_n_drafts, 4);
+    EXPECT_EQ(b.worker->n_drafted, 0);
+    EXPECT(b.n_up == 1 && b.up[0].kind == BT_UP_TOKENS); /* which fails nobody */
+    bench_tear_down(&b);
+}
+
 /* A step with drafts has at most 32 rows here, and one with 30 of a prompt has room for one. */
 static void nothing_is_drafted_for_a_step_that_prompts_fill(void)
 {
@@ -140,6 +163,7 @@ int main(int argc, char **argv)
         BT_TEST(request_that_fails_keeps_its_pages_until_its_step_has_drafted),
         BT_TEST(drafts_are_planned_as_far_as_they_pay),
         BT_TEST(choices_that_fail_with_another_draft_from_rows_of_theirs),
+        BT_TEST(layer_without_a_finite_number_drafts_nothing),
         BT_TEST(nothing_is_drafted_for_a_step_that_prompts_fill),
     };
 

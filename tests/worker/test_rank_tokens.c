@@ -159,6 +159,7 @@ static void choices_do_not_depend_on_threads(void)
         prompt[i] = &b[i].up[0].u.prompt_logprobs;
         tokens[i] = b[i].up[1].u.tokens.tokens;
         EXPECT_EQ(prompt[i]->n, 9);
+        EXPECT_EQ(prompt[i]->position, 1); /* nothing is said of the first token */
         EXPECT_EQ(b[i].up[1].u.tokens.n, 4);
     }
     EXPECT_EQ(memcmp(prompt[0]->logprobs, prompt[1]->logprobs, 9 * sizeof(float)), 0);

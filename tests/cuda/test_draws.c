@@ -4,6 +4,7 @@
 
 #include "device/cuda/module.h"
 #include "tests/cuda/numbers.h"
+#include "tests/support/sweep.h"
 #include "worker/draws.h"
 
 extern const bt_cuda_module_table bt_cuda_module;
@@ -264,6 +265,19 @@ static void the_account_is_what_is_taken(void)
     EXPECT_EQ(g_fake_gpu.live, 0);
 }
 
+static void a_list_that_cannot_be_made_leaves_nothing(void)
+{
+    bt_device   *dev = NULL;
+    bt_draw_list list;
+    bt_status    st;
+
+    EXPECT_EQ(bt_cuda_module.create(0, &dev), BT_OK);
+    EXPECT(BT_SWEEP(st = bt_draw_list_init(&list, dev, VOCAB, ROWS),
+                    if (st == BT_OK) bt_draw_list_fini(&list)) >= 4);
+    bt_device_destroy(dev);
+    EXPECT_EQ(g_fake_gpu.live, 0);
+}
+
 /* What a sequence has seen before its first step here; one has seen every id, so that its list
  * goes up in parts, others
  * nothing. */
@@ -372,9 +386,13 @@ static void what_does_not_fit_is_refused(void)
 int main(int argc, char **argv)
 {
     static const bt_test TESTS[] = {
-        BT_TEST(choices_are_those_of_the_host),     BT_TEST(masked_choices_are_those_of_the_host),
-        BT_TEST(a_mask_of_nothing_leaves_no_token), BT_TEST(masks_may_come_in_any_order),
-        BT_TEST(the_account_is_what_is_taken),      BT_TEST(the_device_counts_what_it_draws),
+        BT_TEST(choices_are_those_of_the_host),
+        BT_TEST(masked_choices_are_those_of_the_host),
+        BT_TEST(a_mask_of_nothing_leaves_no_token),
+        BT_TEST(masks_may_come_in_any_order),
+        BT_TEST(the_account_is_what_is_taken),
+        BT_TEST(a_list_that_cannot_be_made_leaves_nothing),
+        BT_TEST(the_device_counts_what_it_draws),
         BT_TEST(what_does_not_fit_is_refused),
     };
 

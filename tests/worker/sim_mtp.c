@@ -102,6 +102,10 @@ bt_status sim_draft(void *ctx, bt_step *step)
     uint32_t       n[BT_N_ROLES] = {0, 0};
 
     sim_keep_step(r, l, step);
+    if (step->draws != NULL && step->sampling == NULL) {
+        fprintf(stderr, "rank %u: a draft is drawn by no sampler\n", r->rank);
+        r->cell->broken = true;
+    }
     if (first) sim_expect_pages_kept(r, &r->over);
     r->n_behind++;
     r->n_draft_calls++;

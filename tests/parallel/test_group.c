@@ -241,6 +241,26 @@ static void absent_rank_is_named_at_the_deadline(void)
     bt_group_destroy(group);
 }
 
+static void all_that_are_absent_are_named(void)
+{
+    bt_group *group = group_of_all();
+    bt_wait   wait  = wait_s(0.2);
+    uint32_t  missing[MAX_RANKS];
+    char      want[64] = "nothing came from ranks: 1";
+
+    for (uint32_t i = 2; i < g_ranks; i++)
+        snprintf(want + strlen(want), sizeof(want) - strlen(want), ", %u", i);
+    if (g_rank == 0) {
+        EXPECT_EQ(bt_group_barrier(group, &wait), BT_ERR_TIMEOUT);
+        EXPECT_HAS(bt_error_text(), strcat(want, ";"));
+        EXPECT_EQ(bt_group_missing(group, missing), g_ranks - 1);
+        for (uint32_t i = 1; i < g_ranks; i++)
+            EXPECT_EQ(missing[i - 1], i);
+    }
+    meet();
+    bt_group_destroy(group);
+}
+
 /* The last rank does not come for what rank 0 alone sends. */
 static void rank_that_takes_nothing_is_named(void)
 {
@@ -523,6 +543,7 @@ static const bt_test TESTS[] = {
     BT_TEST(late_rank_is_waited_for_while_idle_is_polled),
     BT_TEST(stop_callback_cancels_the_wait),
     BT_TEST(absent_rank_is_named_at_the_deadline),
+    BT_TEST(all_that_are_absent_are_named),
     BT_TEST(rank_that_takes_nothing_is_named),
     BT_TEST(late_writer_meets_no_live_memory),
     BT_TEST(stopped_process_is_named_and_comes_back),

@@ -276,7 +276,15 @@ static void mla_create_refuses_senseless_configs(void)
     d->cfg.softmax_scale = 1;
     d->inv_freq[3]       = INFINITY;
     expect_refused(dev, &d->cfg, 10, "rope frequency 3");
-    d->inv_freq[3]     = 1;
+    d->inv_freq[3] = 1;
+    for (int i = 0; i < 4; i++) {
+        static const double BETAS[] = {-1, NAN, INFINITY, 1};
+
+        d->cfg.query_beta    = BETAS[i];
+        d->cfg.query_context = i < 3;
+        expect_refused(dev, &d->cfg, 10, "query factors");
+    }
+    d->cfg.query_beta  = 0;
     d->cfg.index_topk  = 7;
     d->cfg.index_dim   = 64;
     d->cfg.index_heads = 0;

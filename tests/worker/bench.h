@@ -46,6 +46,7 @@ typedef struct {
     bt_graph_choice graph;         /* of the last step */
     uint32_t        group_rows;    /* all that one had */
     bt_span         prompt;        /* the last one of a prompt; its pages are gone */
+    bool            all_rows;      /* of the last step: its last layer has all of them */
 } bench;
 
 static inline uint64_t bench_now(void *ctx) { return ((bench *)ctx)->now; }
@@ -103,7 +104,8 @@ static inline bt_status bench_launch(void *ctx, bt_step *step)
 {
     bench *b = ctx;
 
-    b->graph = step->graph;
+    b->graph    = step->graph;
+    b->all_rows = step->last_rows.n_rows == NULL;
     for (uint32_t i = 0; i < step->n_spans; i++)
         if (step->spans[i].role == BT_ROLE_PROMPT) b->prompt = step->spans[i];
     b->group_rows = 0;

@@ -138,6 +138,23 @@ static void operation_beyond_what_was_reserved_is_refused(void)
     close_device();
 }
 
+static void ended_exchanges_are_not_followed_by_others(void)
+{
+    void     *memory = take(MAX_RANKS * 64);
+    bt_group *group  = carried_group();
+    bt_wait   wait   = wait_s(30);
+
+    EXPECT_EQ(gather_and_settle(group, memory, 64, &wait), BT_OK);
+    meet();
+    bt_group_end_exchanges(group);
+    EXPECT_EQ(g_fake_nccl.live, 0);
+    if (bt_group_carrier(group) != NULL) EXPECT_EQ(gather(group, memory, 64, &wait), BT_ERR_PEER);
+    meet();
+    bt_group_destroy(group);
+    bt_device_free(g_dev, memory);
+    close_device();
+}
+
 static void count_end(void *ctx) { ++*(int *)ctx; }
 
 /* What a carrier would do comes to nothing there, and breaks nothing. */
@@ -245,6 +262,7 @@ static const bt_test TESTS[] = {
     BT_TEST(late_rank_is_waited_for_while_idle_is_polled),
     BT_TEST(stop_callback_cancels_the_wait),
     BT_TEST(operation_beyond_what_was_reserved_is_refused),
+    BT_TEST(ended_exchanges_are_not_followed_by_others),
     BT_TEST(host_memory_needs_no_carrier),
     BT_TEST(rank_alone_exchanges_nothing),
     BT_TEST(absent_rank_is_named_at_the_deadline),

@@ -41,6 +41,7 @@ static void request_that_fails_keeps_its_pages_until_its_step_has_drafted(void)
     b.logit = 0.0f / 0.0f;
     EXPECT_EQ(bench_run_prompt(&b, bench_reserve(1, 10, 5)), BT_OK);
     EXPECT_EQ(g_n_drafts, 1);
+    EXPECT(b.all_rows); /* from which the layer goes on */
     bench_expect_failed_and_gone(&b, 13, "not a finite number");
     bench_tear_down(&b);
 }
@@ -157,6 +158,44 @@ static void nothing_is_drafted_for_a_step_that_prompts_fill(void)
     bench_tear_down(&b);
 }
 
+static uint32_t g_drafted[BENCH_PAGES]; /* how often, by a request's first page */
+
+static bt_status count_by_page(void *ctx, bt_step *step)
+{
+    (void)ctx;
+    g_n_drafts++;
+    for (uint32_t i = 0; i < step->n_spans; i++)
+        for (uint32_t k = 0; k < step->n_logit_rows; k++)
+            if (step->logit_rows[k] - step->spans[i].first_row < step->spans[i].n_rows)
+                g_drafted[step->spans[i].pages[0]]++;
+    for (uint32_t i = 0; i < step->n_logit_rows * BENCH_VOCAB; i++)
+        step->logits[i] = 0;
+    return BT_OK;
+}
+
+/* A step of three rows has room for a draft of one token beside those of two requests. */
+static void requests_draft_by_turns_where_there_is_no_room_for_all(void)
+{
+    bench            b;
+    bt_worker_config cfg;
+
+    set_up(&b, 2, count_by_page);
+    cfg       = b.worker->cfg;
+    cfg.chunk = cfg.max_rows = 3;
+    bench_make_anew(&b, &cfg);
+    for (uint64_t id = 1; id <= 2; id++)
+        bench_order_both(&b, bench_reserve(id, 3, 40));
+    for (uint32_t i = 0; i < 6; i++) {
+        if (i == 2) memset(g_drafted, 0, sizeof(g_drafted)), g_n_drafts = 0; /* both decode */
+        EXPECT_EQ(bench_run_step(&b), BT_OK);
+        bench_forget(&b);
+    }
+    EXPECT_EQ(g_drafted[0], 2);
+    EXPECT_EQ(g_drafted[1], 2);
+    EXPECT_EQ(g_n_drafts, 4);
+    bench_tear_down(&b);
+}
+
 int main(int argc, char **argv)
 {
     static const bt_test TESTS[] = {
@@ -165,6 +204,7 @@ int main(int argc, char **argv)
         BT_TEST(choices_that_fail_with_another_draft_from_rows_of_theirs),
         BT_TEST(layer_without_a_finite_number_drafts_nothing),
         BT_TEST(nothing_is_drafted_for_a_step_that_prompts_fill),
+        BT_TEST(requests_draft_by_turns_where_there_is_no_room_for_all),
     };
 
     bt_log_init("rank", BT_LOG_ERROR);

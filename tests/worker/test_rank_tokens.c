@@ -73,6 +73,43 @@ static void run_choices(bench *b, bt_cpu_pool *threads)
     EXPECT_EQ(bench_run_step(b), BT_OK);
 }
 
+/* In each row id 7 may come, and no other. */
+static bt_status launch_with_one_id(void *ctx, bt_step *step)
+{
+    (void)ctx;
+    for (uint32_t row = 0; row < step->n_logit_rows; row++)
+        for (uint32_t id = 0; id < BENCH_VOCAB; id++)
+            step->logits[row * BENCH_VOCAB + id] = id == 7 ? 0 : -1.0f / 0.0f;
+    return BT_OK;
+}
+
+/* Each position has two places all the same. */
+static void alternatives_that_are_not_there_have_no_chance(void)
+{
+    bench                        b;
+    bt_worker_config             cfg;
+    bt_down                      m = bench_prefill(1, 10, 1, 1);
+    const bt_up_prompt_logprobs *u;
+
+    bench_set_up(&b, 0, 1, 1);
+    cfg              = bench_config(&b, 0, 1, 1);
+    cfg.links.launch = launch_with_one_id;
+    bench_make_anew(&b, &cfg);
+    m.u.prefill.sampling.prompt_logprobs = 3;
+    bench_order(&b, &m);
+    EXPECT_EQ(bench_run_step(&b), BT_OK);
+    NEED(b.n_up == 2 && b.up[0].kind == BT_UP_PROMPT_LOGPROBS);
+    u = &b.up[0].u.prompt_logprobs;
+    NEED(u->n == 9 && u->n_top == 2);
+    for (uint32_t i = 0; i < 9; i++) {
+        EXPECT_EQ(u->top_ids[2 * i], 7);
+        EXPECT_EQ(u->top_ids[2 * i + 1], 0);
+        EXPECT(u->top_logprobs[2 * i] == 0);
+        EXPECT(u->top_logprobs[2 * i + 1] == -1.0f / 0.0f);
+    }
+    bench_tear_down(&b);
+}
+
 /* The likeliest first token when those before the n-th may not be `end`, which is the model's end
  * or a stop token. */
 static uint32_t first_but(uint32_t end, bool is_eos, bool ignore_eos, uint32_t min_tokens)
@@ -225,6 +262,7 @@ int main(int argc, char **argv)
         BT_TEST(nothing_ends_a_request_before_its_least_tokens),
         BT_TEST(every_end_is_one),
         BT_TEST(choices_do_not_depend_on_threads),
+        BT_TEST(alternatives_that_are_not_there_have_no_chance),
         BT_TEST(replay_that_begins_otherwise_fails_the_request),
         BT_TEST(replayed_tokens_are_counted_once),
     };

@@ -193,6 +193,9 @@ static void requests_draft_by_turns_where_there_is_no_room_for_all(void)
     EXPECT_EQ(g_drafted[0], 2);
     EXPECT_EQ(g_drafted[1], 2);
     EXPECT_EQ(g_n_drafts, 4);
+    EXPECT(b.worker->mtp.pace.knows); /* of one token too */
+    for (uint32_t i = 0; i < 2; i++)
+        EXPECT(b.worker->requests.at[i]->pace.knows);
     bench_tear_down(&b);
 }
 

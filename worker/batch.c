@@ -5,7 +5,8 @@
 #include "core/alloc.h"
 #include "worker/state.h"
 
-enum { EVAL_MESSAGE_BYTES = 32 << 20 }; /* well below the largest gRPC message */
+/* Well below the largest gRPC message, and of some rows of any vocabulary. */
+enum { EVAL_MESSAGE_BYTES = 32 << 20 };
 
 static size_t experts_elems(const bt_worker_config *cfg)
 {
@@ -234,8 +235,8 @@ bt_status bt_batch_send_eval(const bt_batch *b, const bt_worker_config *cfg, uin
 {
     bt_status st       = BT_OK;
     size_t    row_size = (size_t)cfg->facts.model->vocab_size * sizeof(float);
-    uint32_t  most = row_size > EVAL_MESSAGE_BYTES ? 1 : (uint32_t)(EVAL_MESSAGE_BYTES / row_size);
-    uint32_t  n_rows = b->pieces[piece].n_rows;
+    uint32_t  most     = (uint32_t)(EVAL_MESSAGE_BYTES / row_size);
+    uint32_t  n_rows   = b->pieces[piece].n_rows;
 
     for (uint32_t row = 0, n; row < n_rows; row += n) {
         n = n_rows - row < most ? n_rows - row : most;

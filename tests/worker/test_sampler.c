@@ -535,6 +535,28 @@ static void top_logprobs_are_the_highest_in_order(void)
     EXPECT(ids[0] == 0 && ids[1] == 1);
 }
 
+static void an_id_alone_in_the_last_block_counts(void)
+{
+    enum { LAST = BT_VOCAB_BLOCK };
+    bt_sampler    all = g_sampler;
+    bt_sample_how how = {.seed = 1};
+    uint32_t      top = 0;
+    float         logprob, top_logprob;
+
+    g_sampler.n_vocab = LAST + 1;
+    for (uint32_t i = 0; i < VOCAB; i++)
+        g_logits[i] = i == LAST ? 4.0f : -300.0f;
+    for (int i = 0; i < 3; i++) {
+        how.temperature = i > 0 ? 1.0f : 0;
+        how.top_p       = i > 1 ? 0.9f : 0;
+        EXPECT_EQ(sample(how, NULL), LAST);
+    }
+    EXPECT_EQ(bt_logprobs(&g_sampler, g_logits, 0, 1, &logprob, &top, &top_logprob), 1);
+    EXPECT_EQ(top, LAST);
+    EXPECT(top_logprob == 0 && logprob == -304.0f);
+    g_sampler = all;
+}
+
 static void history_grows_and_fails_cleanly(void)
 {
     bt_history h = {0}, copy = {0};
@@ -588,6 +610,7 @@ int main(int argc, char **argv)
         BT_TEST(penalties_tell_prompt_from_reply),
         BT_TEST(ties_go_to_the_lower_id),
         BT_TEST(top_logprobs_are_the_highest_in_order),
+        BT_TEST(an_id_alone_in_the_last_block_counts),
         BT_TEST(history_grows_and_fails_cleanly),
         BT_TEST(sampler_init_survives_failed_allocations),
         BT_TEST(families_agree_bit_by_bit),

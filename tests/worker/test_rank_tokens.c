@@ -49,6 +49,43 @@ static void row_of_a_draft_that_has_no_token_fails_nobody(void)
     EXPECT_EQ(b.up[0].kind, BT_UP_TOKENS);
     EXPECT_EQ(b.up[0].u.tokens.n, 2); /* the draft's first row is good */
     EXPECT_EQ(b.worker->requests.n, 1);
+    EXPECT_EQ(b.worker->n_drafts, 1);
+    EXPECT_EQ(b.worker->n_drafted, 2);
+    EXPECT_EQ(b.worker->n_draft_right, 1);
+    bench_tear_down(&b);
+}
+
+/* The tokens of a step that says nothing else. */
+static const bt_token *tokens_of_step(bench *b, uint32_t n)
+{
+    bench_forget(b);
+    EXPECT_EQ(bench_run_step(b), BT_OK);
+    NEED(b->n_up == 1 && b->up[0].kind == BT_UP_TOKENS && b->up[0].u.tokens.n == n);
+    return b->up[0].u.tokens.tokens;
+}
+
+/* With all that was said of it. */
+static void first_token_says_what_was_cached_and_is_said_again(void)
+{
+    bench           b;
+    bt_request     *r;
+    const bt_token *t;
+
+    bench_set_up(&b, 0, 0, 0);
+    bench_order_both(&b, bench_reserve(1, 10, 5));
+    r         = b.worker->requests.at[0];
+    r->n_held = 6;
+    t         = tokens_of_step(&b, 1);
+    EXPECT(t->request == 1 && t->epoch == 3 && t->position == 10 && t->cached == 6);
+    r->repeat_first = true;
+    r->next_token   = 3;
+    r->next_logprob = -1.5f;
+    t               = tokens_of_step(&b, 2);
+    EXPECT(t[0].request == 1 && t[0].epoch == 3 && t[0].choice == 0);
+    EXPECT(t[0].position == 10 && t[0].id == 3 && t[0].cached == 6);
+    EXPECT(t[0].logprob == -1.5f && t[0].finish == BT_FINISH_NONE);
+    EXPECT(t[1].request == 1 && t[1].epoch == 3 && t[1].position == 11 && t[1].cached == 0);
+    EXPECT_EQ(tokens_of_step(&b, 1)->position, 12); /* once */
     bench_tear_down(&b);
 }
 
@@ -259,6 +296,7 @@ int main(int argc, char **argv)
     static const bt_test TESTS[] = {
         BT_TEST(logits_that_are_no_numbers_fail_the_request_alone),
         BT_TEST(row_of_a_draft_that_has_no_token_fails_nobody),
+        BT_TEST(first_token_says_what_was_cached_and_is_said_again),
         BT_TEST(nothing_ends_a_request_before_its_least_tokens),
         BT_TEST(every_end_is_one),
         BT_TEST(choices_do_not_depend_on_threads),

@@ -438,6 +438,31 @@ static void penalties_bias_and_bans_agree_with_the_oracle(void)
     bt_history_fini(&h);
 }
 
+static void each_setting_counts_without_the_others(void)
+{
+    static const uint32_t ID   = 1500;
+    static const float    BIAS = -50;
+    uint32_t              mask[MASK_WORDS];
+    bt_history            h      = {0};
+    bt_sample_how         how[5] = {
+                {.biased = {&ID, 1}, .biases = &BIAS},
+                {.banned = {{&ID, 1}, {NULL, 0}}                 },
+                {.banned = {{NULL, 0}, {&ID, 1}}},
+                {.history = &h,                  .presence = 50},
+                {.allowed = mask},
+    };
+
+    fill(5);
+    g_logits[ID] = 30;
+    EXPECT_EQ(sample((bt_sample_how){0}, NULL), ID);
+    EXPECT_EQ(bt_history_add(&h, ID, false), BT_OK);
+    memset(mask, 0xff, sizeof(mask));
+    mask[ID / 32] = 0;
+    for (int i = 0; i < 5; i++)
+        EXPECT(sample(how[i], NULL) != ID);
+    bt_history_fini(&h);
+}
+
 /* What prompt and reply count for, apart and together, for logits of both signs. */
 static void penalties_tell_prompt_from_reply(void)
 {
@@ -607,6 +632,7 @@ int main(int argc, char **argv)
         BT_TEST(a_mask_of_all_ids_changes_nothing),
         BT_TEST(a_mask_of_nothing_leaves_no_token),
         BT_TEST(penalties_bias_and_bans_agree_with_the_oracle),
+        BT_TEST(each_setting_counts_without_the_others),
         BT_TEST(penalties_tell_prompt_from_reply),
         BT_TEST(ties_go_to_the_lower_id),
         BT_TEST(top_logprobs_are_the_highest_in_order),

@@ -254,6 +254,7 @@ static void mla_create_refuses_senseless_configs(void)
     uint32_t *const FIELDS[]  = {&d->cfg.hidden,      &d->cfg.n_heads,     &d->cfg.kv_lora_rank,
                                  &d->cfg.qk_nope_dim, &d->cfg.qk_rope_dim, &d->cfg.v_dim,
                                  &d->cfg.max_context};
+    bt_mla         *mla       = NULL;
 
     EXPECT_EQ(bt_device_cpu_create(&opt, &dev), BT_OK);
     for (size_t i = 0; i < sizeof(FIELDS) / sizeof(FIELDS[0]); i++) {
@@ -295,7 +296,9 @@ static void mla_create_refuses_senseless_configs(void)
                    "4 heads of 63 elements: expected 1 to 16384 heads of 64 to 4096");
     d->cfg.index_dim = 4097;
     expect_refused(dev, &d->cfg, 10, "heads of 4097");
-    d->cfg.index_dim   = 64;
+    d->cfg.index_dim = 64;
+    EXPECT_EQ(bt_mla_create(dev, &d->cfg, 10, &mla), BT_OK);
+    bt_mla_destroy(mla);
     d->cfg.q_lora_rank = 0;
     expect_refused(dev, &d->cfg, 10, "a q_lora_rank (0)");
     bt_device_destroy(dev);
@@ -366,7 +369,7 @@ static void mla_steps_that_do_not_fit_are_refused(void)
 
     EXPECT_EQ(layer_step(&l, 1, &(piece){&r, 0, 81, BT_ROLE_PROMPT, BT_FORM_NORMAL}),
               BT_ERR_INVALID_ARG);
-    EXPECT_HAS(bt_error_text(), "context is 80");
+    EXPECT_HAS(bt_error_text(), "ends at position 81: the context is 80");
     EXPECT_EQ(layer_step(&l, 1, &(piece){&r, 79, 2, BT_ROLE_PROMPT, BT_FORM_ABSORBED}),
               BT_ERR_INVALID_ARG);
     EXPECT_EQ(layer_step(&l, 2,

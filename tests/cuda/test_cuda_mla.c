@@ -263,7 +263,7 @@ static void scores_that_do_not_fit_wait(void)
 
     layer_run(&l, &r, 0, START + ROWS, ROWS, BT_ROLE_PROMPT, BT_FORM_ABSORBED);
     EXPECT_EQ(bt_attn_cuda_ops.create(l.dev, cfg, ROWS, NULL, &attn), BT_OK);
-    EXPECT_EQ(attn->bytes, bt_attn_cuda_ops.large_bytes(cfg, ROWS));
+    EXPECT_EQ(attn->bytes, bt_mla_large_bytes(l.dev, cfg, ROWS));
     a = (bt_attn_cuda *)attn;
     for (int way = 0; way < 2; way++) {
         if (way == 1) a->n_scores = (size_t)7 * PAGES * BT_PAGE_TOKENS + 1;
@@ -360,7 +360,15 @@ static void a_step_at_fixed_places_writes_the_same_pages(void)
     EXPECT_EQ(bt_device_sync(l.dev), BT_OK);
     EXPECT_EQ(first_difference(&l, r.out, s.out, START + 1), START + 1);
     EXPECT(memcmp(got, want, page) == 0);
-    span.start = l.cfg.index_topk; /* which chooses */
+    span.n_rows = ROWS;
+    EXPECT(bt_mla_fits_fixed(l.mla, &fixed, 1, &span));
+    span.n_rows = ROWS + 1;
+    EXPECT(!bt_mla_fits_fixed(l.mla, &fixed, 1, &span));
+    span.n_rows  = 1;
+    fixed.n_rows = MAX_ROWS + 1;
+    EXPECT(!bt_mla_fits_fixed(l.mla, &fixed, 1, &span));
+    fixed.n_rows = ROWS;
+    span.start   = l.cfg.index_topk; /* which chooses */
     EXPECT(!bt_mla_fits_fixed(l.mla, &fixed, 1, &span));
     bt_free(got);
     bt_device_free(l.dev, x), bt_device_free(l.dev, out);

@@ -80,14 +80,17 @@ static void late_rank_is_waited_for_while_idle_is_polled(void)
     bt_group *group  = carried_group();
     bt_wait   wait   = wait_s(30);
     int       idle   = 0;
+    uint64_t  waited_ns;
 
     wait.idle = count_idle;
     wait.ctx  = &idle;
     EXPECT_EQ(gather_and_settle(group, memory, 64, &wait), BT_OK); /* all are connected */
-    idle = 0;
+    idle      = 0;
+    waited_ns = bt_world_waited_ns(g_world);
     if (g_rank == g_ranks - 1) bt_sleep_ns(300 * BT_NS_PER_MS);
     EXPECT_EQ(gather_and_settle(group, memory, 64, &wait), BT_OK);
     if (g_rank != g_ranks - 1) EXPECT(idle > 3);
+    EXPECT(bt_world_waited_ns(g_world) > waited_ns);
     bt_group_destroy(group);
     bt_device_free(g_dev, memory);
     close_device();

@@ -167,7 +167,8 @@ void bt_worker_plan_mtp(bt_worker *w, const bt_batch *b, bt_plan *plan_out)
 
 /* ---- the rows */
 
-/* The token behind a row of the piece, as far as it is known; behind others it does not matter. */
+/* The token behind a row of the piece, as far as it is known; behind others it does not matter, nor
+ * in an evaluation, which never drafts. */
 static uint32_t token_after(const bt_batch *b, uint32_t piece, uint32_t row)
 {
     const bt_piece   *p  = &b->pieces[piece];
@@ -178,7 +179,6 @@ static uint32_t token_after(const bt_batch *b, uint32_t piece, uint32_t row)
     if (p->start < r->n_prompt && b->due[piece]) return r->firsts[0].id;
     if (p->start >= r->n_prompt && at == r->n_computed && b->due[piece]) return r->next_token;
     at -= r->n_prompt;
-    if (r->eval) return at < r->n_eval ? r->eval_tokens[at] : 0;
     if (row + 1 < p->n_rows) return b->tokens[b->spans[piece].first_row + row + 1];
     return at < r->n_replay ? r->replay[at] : 0;
 }

@@ -47,7 +47,8 @@ static void request_that_fails_keeps_its_pages_until_its_step_has_drafted(void)
 }
 
 /* Tokens that are planned to be drafted behind a prompt, where weights of a step are such bytes. */
-static uint32_t drafts_planned(bt_step_reads reads)
+static uint32_t drafts_planned(bt_step_reads reads, bt_draft_pace pace, uint32_t n_prompt,
+                               uint32_t max_tokens)
 {
     bench   b;
     bt_plan plan;
@@ -56,7 +57,9 @@ static uint32_t drafts_planned(bt_step_reads reads)
 
     set_up(&b, 3, no_launch);
     b.worker->cfg.reads = reads;
-    bench_order_both(&b, bench_reserve(1, 10, 9));
+    b.worker->mtp.pace  = pace;
+    bench_order_both(&b, bench_reserve(1, n_prompt, max_tokens));
+    if (n_prompt > 40) EXPECT_EQ(bench_run_step(&b), BT_OK); /* its first piece */
     bench_order(&b, &m);
     EXPECT_EQ(bt_worker_begin(b.worker, &plan, &next), BT_OK);
     EXPECT_EQ(next, BT_NEXT_GATHER);
@@ -69,10 +72,30 @@ static uint32_t drafts_planned(bt_step_reads reads)
  * layers the one that drafts is much. */
 static void drafts_are_planned_as_far_as_they_pay(void)
 {
-    EXPECT_EQ(drafts_planned((bt_step_reads){0, 0}), 3);
-    EXPECT_EQ(drafts_planned((bt_step_reads){4e7, 0}), 2); /* beside what a step takes anyway */
-    EXPECT_EQ(drafts_planned((bt_step_reads){1e9, 0}), 1);
-    EXPECT_EQ(drafts_planned((bt_step_reads){1e9, 1e9}), 0); /* a row has experts of its own */
+    static const bt_draft_pace UNKNOWN = {0}, WRONG = {.knows = true, .right = 0.1f};
+
+    EXPECT_EQ(drafts_planned((bt_step_reads){0, 0}, UNKNOWN, 10, 9), 3);
+    EXPECT_EQ(drafts_planned((bt_step_reads){4e7, 0}, UNKNOWN, 10, 9),
+              2); /* beside what a step takes anyway */
+    EXPECT_EQ(drafts_planned((bt_step_reads){1e9, 0}, UNKNOWN, 10, 9), 1);
+    EXPECT_EQ(drafts_planned((bt_step_reads){1e9, 1e9}, UNKNOWN, 10, 9),
+              0); /* a row has experts of its own */
+    EXPECT_EQ(drafts_planned((bt_step_reads){1e9, 0}, WRONG, 10, 9),
+              0); /* as those of others were */
+}
+
+/* Behind the first token and the next one, which is drawn beside the draft. */
+static void drafts_are_planned_as_far_as_there_is_something_to_say(void)
+{
+    for (uint32_t n = 0; n < 4; n++)
+        EXPECT_EQ(drafts_planned((bt_step_reads){0, 0}, (bt_draft_pace){0}, 10, 2 + n), n);
+}
+
+/* A page has 64: the rows of all rounds must have room. */
+static void drafts_are_planned_as_far_as_there_are_pages(void)
+{
+    EXPECT_EQ(drafts_planned((bt_step_reads){0, 0}, (bt_draft_pace){0}, 62, 9), 3);
+    EXPECT_EQ(drafts_planned((bt_step_reads){0, 0}, (bt_draft_pace){0}, 63, 9), 0);
 }
 
 /* Each row that drafts is one of its span's. */
@@ -158,6 +181,26 @@ static void nothing_is_drafted_for_a_step_that_prompts_fill(void)
     bench_tear_down(&b);
 }
 
+/* The rest of the prompt would fill it. */
+static void of_a_long_prompt_the_next_piece_counts(void)
+{
+    bench            b;
+    bt_worker_config cfg;
+
+    set_up(&b, 1, count_drafting);
+    cfg       = b.worker->cfg;
+    cfg.chunk = 20;
+    bench_make_anew(&b, &cfg);
+    EXPECT_EQ(bench_run_prompt(&b, bench_reserve(1, 10, 40)), BT_OK);
+    bench_forget(&b);
+    bench_order_both(&b, bench_reserve(2, 110, 1));
+    g_n_drafting = 0;
+    EXPECT_EQ(bench_run_step(&b), BT_OK);
+    EXPECT_EQ(b.prompt.n_rows, 20);
+    EXPECT_EQ(g_n_drafting, 1);
+    bench_tear_down(&b);
+}
+
 static uint32_t g_drafted[BENCH_PAGES]; /* how often, by a request's first page */
 
 static bt_status count_by_page(void *ctx, bt_step *step)
@@ -204,9 +247,12 @@ int main(int argc, char **argv)
     static const bt_test TESTS[] = {
         BT_TEST(request_that_fails_keeps_its_pages_until_its_step_has_drafted),
         BT_TEST(drafts_are_planned_as_far_as_they_pay),
+        BT_TEST(drafts_are_planned_as_far_as_there_is_something_to_say),
+        BT_TEST(drafts_are_planned_as_far_as_there_are_pages),
         BT_TEST(choices_that_fail_with_another_draft_from_rows_of_theirs),
         BT_TEST(layer_without_a_finite_number_drafts_nothing),
         BT_TEST(nothing_is_drafted_for_a_step_that_prompts_fill),
+        BT_TEST(of_a_long_prompt_the_next_piece_counts),
         BT_TEST(requests_draft_by_turns_where_there_is_no_room_for_all),
     };
 

@@ -311,6 +311,41 @@ static void replay_that_takes_long_takes_several_steps(void)
     bench_tear_down(&b);
 }
 
+static bt_status draft_of_equal_logits(void *ctx, bt_step *step)
+{
+    (void)ctx;
+    memset(step->logits, 0, (size_t)step->n_logit_rows * BENCH_VOCAB * sizeof(float));
+    return BT_OK;
+}
+
+/* Behind the first token, which the request does not know yet, and behind the draft's own. */
+static void layer_drafts_what_the_constraint_allows(void)
+{
+    bench            b;
+    bt_worker_config cfg;
+    bt_request      *r;
+    bt_down          m;
+
+    set_up(&b, 0, false);
+    cfg             = b.worker->cfg;
+    cfg.facts.mtp   = 2;
+    cfg.links.draft = draft_of_equal_logits;
+    bench_make_anew(&b, &cfg);
+    m                    = bench_reserve(1, 4, 9);
+    m.u.reserve.sampling = sampling_of("A(BA){4}");
+    bench_order(&b, &m);
+    m                    = bench_prefill(1, 4, 1, 0);
+    m.u.prefill.sampling = sampling_of("A(BA){4}");
+    m.u.prefill.pages[0] = b.up[0].u.ticket.pages[0];
+    bench_order(&b, &m);
+    EXPECT_EQ(bench_run_step(&b), BT_OK);
+    r = b.worker->requests.at[0];
+    EXPECT_EQ(r->next_token, ID_A);
+    EXPECT_EQ(r->n_mtp, 2);
+    EXPECT(r->draft[0] == ID_B && r->draft[1] == ID_A);
+    bench_tear_down(&b);
+}
+
 /* Beside one that has nothing to follow. */
 static void replay_whose_constraint_cannot_follow_fails_alone(void)
 {
@@ -369,6 +404,7 @@ int main(int argc, char **argv)
         BT_TEST(mask_behind_a_prompt_s_first_token_begins_there),
         BT_TEST(replay_gives_back_what_its_constraint_has_learnt),
         BT_TEST(replay_that_takes_long_takes_several_steps),
+        BT_TEST(layer_drafts_what_the_constraint_allows),
         BT_TEST(replay_whose_constraint_cannot_follow_fails_alone),
         BT_TEST(step_of_a_crowd_gives_back_what_all_constraints_have_learnt),
     };

@@ -263,6 +263,45 @@ static void step_that_came_to_nothing_is_computed_in_the_same_form(void)
     }
 }
 
+static bt_attn_form g_form[BT_N_ROLES]; /* of the last span of each role */
+
+static bt_status launch_and_note_forms(void *ctx, bt_step *step)
+{
+    for (uint32_t i = 0; i < step->n_spans; i++)
+        g_form[step->spans[i].role] = step->spans[i].form;
+    return bench_launch(ctx, step);
+}
+
+/* By these dimensions both forms cost the same. */
+static void forms_of_prompts_and_of_what_is_generated_are_as_set(void)
+{
+    static const struct {
+        bt_form_policy form;
+        bt_attn_form   prompt, generated;
+    } CASES[] = {
+        {BT_FORM_BY_ROLE,      BT_FORM_NORMAL,   BT_FORM_ABSORBED},
+        {BT_FORM_ALL_NORMAL,   BT_FORM_NORMAL,   BT_FORM_NORMAL  },
+        {BT_FORM_ALL_ABSORBED, BT_FORM_ABSORBED, BT_FORM_ABSORBED},
+        {BT_FORM_BY_COST,      BT_FORM_NORMAL,   BT_FORM_ABSORBED},
+    };
+
+    for (size_t i = 0; i < sizeof(CASES) / sizeof(CASES[0]); i++) {
+        bench            b;
+        bt_worker_config cfg;
+
+        bench_set_up(&b, 0, 0, 0);
+        cfg              = bench_config(&b, 0, 0, 0);
+        cfg.form         = CASES[i].form;
+        cfg.links.launch = launch_and_note_forms;
+        bench_make_anew(&b, &cfg);
+        EXPECT_EQ(bench_run_prompt(&b, bench_reserve(1, 10, 5)), BT_OK);
+        EXPECT_EQ(bench_run_step(&b), BT_OK);
+        EXPECT_EQ(g_form[BT_ROLE_PROMPT], CASES[i].prompt);
+        EXPECT_EQ(g_form[BT_ROLE_GENERATED], CASES[i].generated);
+        bench_tear_down(&b);
+    }
+}
+
 /* A page that no request has, where none is left, has been lost. */
 static void rank_that_has_lost_a_page_does_not_park(void)
 {
@@ -413,6 +452,7 @@ int main(int argc, char **argv)
         BT_TEST(ranks_agree_on_the_graph_of_a_step),
         BT_TEST(step_that_fails_is_passed_on),
         BT_TEST(step_that_came_to_nothing_is_computed_in_the_same_form),
+        BT_TEST(forms_of_prompts_and_of_what_is_generated_are_as_set),
         BT_TEST(rank_that_has_lost_a_page_does_not_park),
         BT_TEST(youngest_that_grows_gives_way),
         BT_TEST(request_beside_an_evaluation_has_nobody_to_give_way),

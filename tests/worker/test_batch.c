@@ -24,6 +24,7 @@ static bt_status hear(void *ctx, bt_up *m)
     EXPECT(e->request == 7 && e->epoch == 3);
     EXPECT_EQ(e->position, START + g_n_rows);
     EXPECT_EQ(e->n_logit_bytes, (size_t)e->n_rows * VOCAB * sizeof(float));
+    EXPECT(e->n_logit_bytes <= 32 << 20);
     NEED(e->n_expert_bytes == (size_t)LAYERS * e->n_rows * TOP_K * sizeof(int32_t));
     for (uint32_t i = 0; i < e->n_rows; i++)
         EXPECT_EQ(((const float *)e->logits)[(size_t)i * VOCAB], FIRST + g_n_rows + i);

@@ -274,6 +274,7 @@ static void a_list_that_cannot_be_made_leaves_nothing(void)
     EXPECT_EQ(bt_cuda_module.create(0, &dev), BT_OK);
     EXPECT(BT_SWEEP(st = bt_draw_list_init(&list, dev, VOCAB, ROWS),
                     if (st == BT_OK) bt_draw_list_fini(&list)) >= 4);
+    bt_draw_list_fini(&list); /* once more */
     bt_device_destroy(dev);
     EXPECT_EQ(g_fake_gpu.live, 0);
 }

@@ -141,6 +141,41 @@ static void operation_beyond_what_was_reserved_is_refused(void)
     close_device();
 }
 
+/* Parts that end where the memory does, and a byte behind it. */
+static void operation_may_use_all_that_was_reserved(void)
+{
+    enum { BYTES = 64 };
+    uint8_t  *send = take(RESERVED + 1), *recv = take(RESERVED + 1);
+    bt_group *group         = carried_group();
+    bt_wait   wait          = wait_s(30);
+    size_t    at[MAX_RANKS] = {0}, all[MAX_RANKS] = {0};
+    bool      staged = strcmp(g_carrier, "staged") == 0;
+
+    for (uint32_t i = 0; i < g_ranks; i++) {
+        at[i]  = RESERVED - BYTES;
+        all[i] = i == (g_rank + 1) % g_ranks ? BYTES : 0;
+    }
+    put(send + RESERVED - BYTES, BYTES, 3, g_rank, 0);
+    for (size_t more = 0; more < 2; more++) {
+        size_t   from_at[MAX_RANKS] = {0}, from[MAX_RANKS] = {0};
+        uint32_t before = (g_rank + g_ranks - 1) % g_ranks;
+
+        from_at[before] = RESERVED - BYTES + more;
+        from[before]    = BYTES;
+        EXPECT_EQ(bt_group_exchange_device(
+                      group, &(bt_exchange){send, at, all, recv, from_at, from}, &wait),
+                  staged && more ? BT_ERR_INVALID_ARG : BT_OK);
+        if (staged && more) break;
+        EXPECT_EQ(bt_group_settle(group, &wait), BT_OK);
+        EXPECT_EQ(wrong_bytes(recv + from_at[before], BYTES, 3, before, 0), 0);
+    }
+    meet();
+    bt_group_destroy(group);
+    bt_device_free(g_dev, send);
+    bt_device_free(g_dev, recv);
+    close_device();
+}
+
 static void ended_exchanges_are_not_followed_by_others(void)
 {
     void     *memory = take(MAX_RANKS * 64);
@@ -265,6 +300,7 @@ static const bt_test TESTS[] = {
     BT_TEST(late_rank_is_waited_for_while_idle_is_polled),
     BT_TEST(stop_callback_cancels_the_wait),
     BT_TEST(operation_beyond_what_was_reserved_is_refused),
+    BT_TEST(operation_may_use_all_that_was_reserved),
     BT_TEST(ended_exchanges_are_not_followed_by_others),
     BT_TEST(host_memory_needs_no_carrier),
     BT_TEST(rank_alone_exchanges_nothing),

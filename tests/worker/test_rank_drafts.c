@@ -242,6 +242,48 @@ static void requests_draft_by_turns_where_there_is_no_room_for_all(void)
     bench_tear_down(&b);
 }
 
+enum { N_REPLAY = 11 };
+
+static uint32_t g_n_behind_replayed; /* rows whose next token was replayed */
+
+/* Those are 0, 1, 2 and so on, behind a prompt of 10. */
+static bt_status expect_replayed_tokens(void *ctx, bt_step *step)
+{
+    for (uint32_t i = 0; i < step->n_spans; i++) {
+        const bt_span *s = &step->spans[i];
+
+        for (uint32_t row = 0; row < s->n_rows; row++) {
+            uint32_t at = s->start + row + 1;
+
+            if (at < 10 || at >= 10 + N_REPLAY) continue;
+            EXPECT_EQ(step->tokens[s->first_row + row], at - 10);
+            g_n_behind_replayed++;
+        }
+    }
+    return count_drafting(ctx, step);
+}
+
+static void layer_goes_on_behind_what_is_replayed(void)
+{
+    bench            b;
+    bt_worker_config cfg;
+    bt_down          m = bench_reserve(1, 10, 40);
+
+    set_up(&b, 1, expect_replayed_tokens);
+    cfg       = b.worker->cfg;
+    cfg.chunk = 4;
+    bench_make_anew(&b, &cfg);
+    m.u.reserve.n_replay = N_REPLAY;
+    m.u.reserve.replay   = bench_ids(N_REPLAY, 0);
+    bench_order_both(&b, m);
+    for (uint32_t i = 0; i < 7; i++) { /* 3 pieces of the prompt, 3 of what is replayed */
+        EXPECT_EQ(bench_run_step(&b), BT_OK);
+        bench_forget(&b);
+    }
+    EXPECT_EQ(g_n_behind_replayed, N_REPLAY);
+    bench_tear_down(&b);
+}
+
 int main(int argc, char **argv)
 {
     static const bt_test TESTS[] = {
@@ -253,6 +295,7 @@ int main(int argc, char **argv)
         BT_TEST(layer_without_a_finite_number_drafts_nothing),
         BT_TEST(nothing_is_drafted_for_a_step_that_prompts_fill),
         BT_TEST(of_a_long_prompt_the_next_piece_counts),
+        BT_TEST(layer_goes_on_behind_what_is_replayed),
         BT_TEST(requests_draft_by_turns_where_there_is_no_room_for_all),
     };
 

@@ -372,6 +372,18 @@ static void what_does_not_fit_is_refused(void)
         EXPECT(bt_draw_list_add(&s.list, &s.how[0], 0, 0, false, 0));
     EXPECT(!bt_draw_list_add(&s.list, &s.how[0], 0, 0, false, 0));
     bt_draw_list_clear(&s.list);
+    for (uint32_t i = 0; i < 4; i++) { /* edits of each kind, with room for one of two */
+        bt_sample_how more = {0};
+
+        if (i == 0) more.biased = (bt_id_list){s.ids, 2}, more.biases = s.biases;
+        if (i == 1) more.banned[0] = (bt_id_list){s.ids, 2};
+        if (i == 2) more.banned[1] = (bt_id_list){s.ids, 2};
+        if (i == 3) more.history = &s.history;
+        s.list.n_edits = BT_MAX_EDITS - 1;
+        EXPECT(!bt_draw_list_add(&s.list, &more, 0, 0, false, 0));
+        EXPECT_EQ(s.list.n, 0);
+        bt_draw_list_clear(&s.list);
+    }
     s.list.max_masks = 2; /* as of a large vocabulary */
     for (uint32_t i = 0; i < 5; i++) {
         uint32_t mask[MASK_WORDS] = {1u << i / 2};

@@ -189,6 +189,39 @@ static void nothing_ends_a_request_before_its_least_tokens(void)
     EXPECT_EQ(first_but(likeliest, true, true, 1), likeliest); /* it is no end then */
 }
 
+static void draws_are_made_as_the_request_says(void)
+{
+    static uint32_t ids[]    = {5, 6};
+    static float    biases[] = {1, -1};
+    bench           b;
+    bt_sample_how   how;
+    bt_request      r = {
+             .n_prompt = 10,
+             .sampling = {.temperature        = 0.5f,
+                          .seed               = 7ull << 32,
+                          .top_k              = 3,
+                          .top_p              = 0.25f,
+                          .min_p              = 0.125f,
+                          .repetition_penalty = 1.5f,
+                          .frequency_penalty  = 0.75f,
+                          .presence_penalty   = -0.5f,
+                          .n_bias             = 2,
+                          .bias_ids           = ids,
+                          .biases             = biases}
+    };
+
+    bench_set_up(&b, 0, 0, 0);
+    how = bt_worker_how(b.worker, &r, 4, 12);
+    EXPECT(how.temperature == 0.5f && how.seed == 7ull << 32);
+    EXPECT(how.choice == 4 && how.position == 12);
+    EXPECT(how.top_k == 3 && how.top_p == 0.25f && how.min_p == 0.125f);
+    EXPECT(how.repetition == 1.5f && how.frequency == 0.75f && how.presence == -0.5f);
+    EXPECT(how.history == &r.history);
+    EXPECT(how.biased.n == 2 && how.biased.ids == ids && how.biases == biases);
+    EXPECT(how.banned[0].n == 0 && how.banned[1].n == 0 && how.allowed == NULL);
+    bench_tear_down(&b);
+}
+
 static void every_end_is_one(void)
 {
     static uint32_t stops[] = {7, 9};
@@ -298,6 +331,7 @@ int main(int argc, char **argv)
         BT_TEST(row_of_a_draft_that_has_no_token_fails_nobody),
         BT_TEST(first_token_says_what_was_cached_and_is_said_again),
         BT_TEST(nothing_ends_a_request_before_its_least_tokens),
+        BT_TEST(draws_are_made_as_the_request_says),
         BT_TEST(every_end_is_one),
         BT_TEST(choices_do_not_depend_on_threads),
         BT_TEST(alternatives_that_are_not_there_have_no_chance),

@@ -59,6 +59,11 @@ static void memory_is_shared_by_all_ranks_of_a_machine_or_by_none(void)
     EXPECT(is_same(file.st_ino));
 }
 
+static void codes_of_mpi_have_its_words(void)
+{
+    EXPECT(strstr(bt_mpi_text(MPI_ERR_TAG), "MPI code") == NULL);
+}
+
 static void wreck_without_memory_is_none(void)
 {
     bt_alloc_fail_at(0);
@@ -159,6 +164,7 @@ static const bt_test TESTS[] = {
     BT_TEST(ranks_of_two_builds_are_told_so),
     BT_TEST(ranks_of_one_machine_are_counted),
     BT_TEST(memory_is_shared_by_all_ranks_of_a_machine_or_by_none),
+    BT_TEST(codes_of_mpi_have_its_words),
     BT_TEST(wreck_without_memory_is_none),
     BT_TEST(abort_ends_a_rank_at_once),
     BT_TEST(tcp_rule_follows_the_transport),

@@ -31,7 +31,7 @@ static size_t byte_at(uint32_t k, uint32_t column)
 }
 static size_t wide_at(uint32_t k, uint32_t column) { return k / 2 * 32 + column * 2 + k % 2; }
 
-static uint32_t n_wrong(uint32_t k0, uint32_t n_k, uint32_t n_blocks)
+static uint32_t n_wrong_fp8(uint32_t k0, uint32_t n_k, uint32_t n_blocks)
 {
     uint32_t wrong = 0;
 
@@ -50,6 +50,36 @@ static uint32_t n_wrong(uint32_t k0, uint32_t n_k, uint32_t n_blocks)
     return wrong;
 }
 
+/* By every instruction set, in pieces of which one continues another or goes back; n_wrong counts
+ * what is not as it should be. */
+static void widen_pieces(const bt_cpu_narrow *from,
+                         uint32_t (*n_wrong)(uint32_t k0, uint32_t n_k, uint32_t n_blocks))
+{
+    static const uint32_t PIECES[][3] = {
+        {0,   K,  BLOCKS},
+        {0,   32, 1     },
+        {32,  32, 1     },
+        {96,  64, 2     }, /* across two scales */
+        {320, 32, BLOCKS},
+        {32,  32, BLOCKS}
+    };
+
+    for (size_t s = 0; s < sizeof(SETS) / sizeof(*SETS); s++) {
+        bt_cpu_widen_fn   widen = bt_cpu_widen_find(SETS[s]);
+        bt_cpu_wide_table tables[BLOCKS];
+
+        for (int i = 0; i < BLOCKS; i++)
+            bt_cpu_wide_begin(&tables[i]);
+        for (size_t p = 0; widen != NULL && p < sizeof(PIECES) / sizeof(*PIECES); p++) {
+            const uint32_t *at = PIECES[p];
+
+            memset(g_out, 0x5a, BLOCKS * LD_OUT * sizeof(*g_out));
+            widen(from, at[0], at[1], at[2], tables, g_out, LD_OUT);
+            EXPECT_EQ(n_wrong(at[0], at[1], at[2]), 0);
+        }
+    }
+}
+
 /* Bytes in order; any; or such that no exponent is 0 and none is NaN. */
 static void fill_bytes(uint32_t kind, uint64_t *seed)
 {
@@ -62,12 +92,6 @@ static void fill_bytes(uint32_t kind, uint64_t *seed)
 
 static void widened_weights_are_rounded_products(void)
 {
-    static const uint32_t PIECES[][3] = {
-        {0,   K,  BLOCKS},
-        {0,   32, 1     },
-        {96,  64, 2     }, /* across two scales */
-        {320, 32, BLOCKS}
-    };
     uint64_t seed = 5;
 
     for (uint32_t turn = 0; turn < N_SCALES * 9; turn++) {
@@ -77,19 +101,7 @@ static void widened_weights_are_rounded_products(void)
         fill_bytes(turn / 3 % 3, &seed);
         for (uint32_t i = 0; i < BLOCKS * LD_SCALE; i++) /* all the same, or often, or never */
             g_scale[i] = SCALES[(turn / 9 + (turn % 3 == 0 ? 0 : i / (turn % 3))) % N_SCALES];
-        for (size_t s = 0; s < sizeof(SETS) / sizeof(*SETS); s++) {
-            bt_cpu_widen_fn   widen = bt_cpu_widen_find(SETS[s]);
-            bt_cpu_wide_table tables[BLOCKS];
-
-            if (widen == NULL) continue;
-            for (int i = 0; i < BLOCKS; i++)
-                bt_cpu_wide_begin(&tables[i]);
-            for (size_t p = 0; p < sizeof(PIECES) / sizeof(*PIECES); p++) {
-                memset(g_out, 0x5a, BLOCKS * LD_OUT * sizeof(*g_out));
-                widen(&from, PIECES[p][0], PIECES[p][1], PIECES[p][2], tables, g_out, LD_OUT);
-                EXPECT_EQ(n_wrong(PIECES[p][0], PIECES[p][1], PIECES[p][2]), 0);
-            }
-        }
+        widen_pieces(&from, n_wrong_fp8);
     }
 }
 
@@ -123,12 +135,6 @@ static uint32_t n_wrong_int4(uint32_t k0, uint32_t n_k, uint32_t n_blocks)
  */
 static void weights_of_4_bits_are_rounded_products(void)
 {
-    static const uint32_t PIECES[][3] = {
-        {0,   K,  BLOCKS},
-        {0,   32, 1     },
-        {96,  64, 2     },
-        {320, 32, BLOCKS}
-    };
     const bt_cpu_narrow from = {BT_WEIGHT_INT4, g_groups, sizeof(g_groups[0]), NULL, 0};
     uint64_t            seed = 6;
 
@@ -142,15 +148,7 @@ static void weights_of_4_bits_are_rounded_products(void)
             for (uint32_t c = 0; c < 16; c++, first++)
                 g->scale[c] = bt_int4_scale_is_valid((bt_bf16)first) ? (bt_bf16)first : 0;
         }
-        for (size_t s = 0; s < sizeof(SETS) / sizeof(*SETS); s++) {
-            bt_cpu_widen_fn widen = bt_cpu_widen_find(SETS[s]);
-
-            for (size_t p = 0; widen != NULL && p < sizeof(PIECES) / sizeof(*PIECES); p++) {
-                memset(g_out, 0x5a, BLOCKS * LD_OUT * sizeof(*g_out));
-                widen(&from, PIECES[p][0], PIECES[p][1], PIECES[p][2], NULL, g_out, LD_OUT);
-                EXPECT_EQ(n_wrong_int4(PIECES[p][0], PIECES[p][1], PIECES[p][2]), 0);
-            }
-        }
+        widen_pieces(&from, n_wrong_int4);
     }
 }
 
@@ -191,17 +189,8 @@ static uint32_t n_wrong_bf12(uint32_t k0, uint32_t n_k, uint32_t n_blocks)
     return wrong;
 }
 
-/* In any order of the pieces, as one continues another or goes back. */
 static void weights_of_12_bits_are_what_they_were(void)
 {
-    static const uint32_t PIECES[][3] = {
-        {0,   K,  BLOCKS},
-        {0,   32, 1     },
-        {32,  32, 1     },
-        {96,  64, 2     },
-        {320, 32, BLOCKS},
-        {32,  32, BLOCKS}
-    };
     static const uint32_t RARE[] = {UINT32_MAX, 4099, 512, 300};
     const bt_cpu_narrow   from   = {BT_WEIGHT_BF12, g_codes, BF12_BLOCK, g_side, sizeof(g_side[0])};
     uint64_t              seed   = 7;
@@ -210,18 +199,7 @@ static void weights_of_12_bits_are_what_they_were(void)
         fill_bf12(turn / 4 / 2 * 2, RARE[turn % 4], &seed);
         for (uint32_t b = 0; b < BLOCKS; b++)
             EXPECT(pack_bf12(b));
-        for (size_t s = 0; s < sizeof(SETS) / sizeof(*SETS); s++) {
-            bt_cpu_widen_fn   widen = bt_cpu_widen_find(SETS[s]);
-            bt_cpu_wide_table tables[BLOCKS];
-
-            for (int i = 0; i < BLOCKS; i++)
-                bt_cpu_wide_begin(&tables[i]);
-            for (size_t p = 0; widen != NULL && p < sizeof(PIECES) / sizeof(*PIECES); p++) {
-                memset(g_out, 0x5a, BLOCKS * LD_OUT * sizeof(*g_out));
-                widen(&from, PIECES[p][0], PIECES[p][1], PIECES[p][2], tables, g_out, LD_OUT);
-                EXPECT_EQ(n_wrong_bf12(PIECES[p][0], PIECES[p][1], PIECES[p][2]), 0);
-            }
-        }
+        widen_pieces(&from, n_wrong_bf12);
     }
 }
 

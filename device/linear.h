@@ -15,7 +15,7 @@ struct bt_linear {
     void *packed;         /* device memory; CPU: as device/cpu/kernels.h says; CUDA: [n, k], of int4
                              as its rows come */
     void *scale;   /* CPU: what stands beside them, within packed, or NULL; CUDA: device memory, of
-                      e4m3 fp32   [n, ceil(k / 128)], of int4 bf16 [n, k / 32], else NULL */
+                      e4m3 fp32 [n, ceil(k / 128)], of int4 bf16 [n, k / 32], else NULL */
     bool borrowed; /* packed is another's, and only read; else owned */
 };
 

@@ -85,7 +85,7 @@ typedef struct {
     const void    *side;  /* and what stands beside it, from its first column on */
     size_t         up;    /* or 0 */
     const void    *next;  /* where this thread probably goes on: columns, as if of this k, to be
-                              fetched towards the caches meanwhile; or NULL */
+                             fetched towards the caches meanwhile; or NULL */
     void        *y;       /* [m, n] of y_dtype; with `up`, tiles as x has them, of bf16 */
     size_t       ld_y;    /* elements from row to row, or from tile row to tile row */
     bt_dtype     y_dtype; /* BT_F32, or BT_BF16: rounded */

@@ -253,8 +253,8 @@ static void multiply_near(const bt_cpu_mm *mm)
     }
 }
 
-/* At most 16 rows, and weights of 8 or 16 bits, which come from memory: all of k at a time, where
- * that fits. */
+/* At most 16 rows, and weights of 8, 12 or 16 bits, which come from memory: all of k at a time,
+ * where that fits. */
 static void stream_rows(const bt_cpu_mm *mm)
 {
     _Alignas(64) bt_bf16 tiles[STREAM_K * TILE];

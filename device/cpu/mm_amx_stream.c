@@ -267,7 +267,7 @@ INLINE void two_rows(const bt_cpu_amx_stream *s, const uint32_t n_blocks)
     leave_two(s, n_blocks);
 }
 
-/* ---- three, of weights of 8 bits ---- */
+/* ---- three, of weights of 8 or 12 bits ---- */
 
 INLINE void multiply_three(const bt_bf16 *x, size_t low_x, const bt_bf16 *b,
                            const uint32_t n_blocks, narrow_step *w, bt_bf16 *to,

@@ -1,9 +1,10 @@
 /* device/cpu/widen.h - weights of 12, 8 and 4 bits become bf16 on their way to a kernel.
  *
- * A weight is bf16(value * scale).  In e4m3 a scale holds for 16 columns and 128 k at least, so
- * each of its 128 magnitudes is rounded once, to a table, and a weight is looked up; in 4 bits it
- * holds for 32, which are multiplied.  Every instruction set gives the same bits, so products of
- * any family may use the fastest. Threads: a table is the caller's. */
+ * In 12 bits a weight is what it was; else it is bf16(value * scale).  In e4m3 a scale holds for
+ * 16 columns and 128 k at least, so each of its 128 magnitudes is rounded once, to a table, and a
+ * weight is looked up; in 4 bits it holds for 32, which are multiplied.  Every instruction set
+ * gives the same bits, so products of any family may use the fastest. Threads: a table is the
+ * caller's. */
 #ifndef BT_DEVICE_CPU_WIDEN_H
 #define BT_DEVICE_CPU_WIDEN_H
 
@@ -37,9 +38,9 @@ static inline void bt_cpu_wide_begin(bt_cpu_wide_table *t)
 }
 
 /* n_k weights from k0 on, multiples of 32, of some blocks of 16 columns become what kernels.h packs
- * of bf16 ones: from block to block ld_out elements.  Of e4m3 a table each, begun, of which
- * neighbours share one as a rule; the same ones in the next call save work.  All that is packed is
- * aligned to 64 bytes, and so is out. */
+ * of bf16 ones: from block to block ld_out elements.  Of e4m3 and 12 bits a table each, begun; the
+ * same ones in the next call save work, and neighbours in e4m3 share one as a rule.  All that is
+ * packed is aligned to 64 bytes, and so is out. */
 typedef void (*bt_cpu_widen_fn)(const bt_cpu_narrow *from, uint32_t k0, uint32_t n_k,
                                 uint32_t n_blocks, bt_cpu_wide_table *tables, bt_bf16 *out,
                                 size_t ld_out);

@@ -167,14 +167,14 @@ static bool pack_bf12(uint32_t block)
     return rows->pack_bf12(g_w[block], K, g_codes[block], (void *)g_side[block]);
 }
 
-/* Sixteen exponents, from a first one on; every `rare`-th may be anything. */
-static void fill_bf12(uint32_t exponent, uint32_t rare, uint64_t *seed)
+/* Sixteen exponents, from a first one on; of so many weights the one at `at` may be anything. */
+static void fill_bf12(uint32_t exponent, uint32_t rare, uint32_t at, uint64_t *seed)
 {
     for (uint32_t i = 0; i < BLOCKS * BLOCK; i++) {
         uint32_t v = (uint32_t)twin_random(seed);
 
         g_w[i / BLOCK][i % BLOCK] =
-            (bt_bf16)(i % rare == rare - 1 ? v : (v & 0x807f) | (exponent + v / 0x10000 % 16) << 7);
+            (bt_bf16)(i % rare == at ? v : (v & 0x807f) | (exponent + v / 0x10000 % 16) << 7);
     }
 }
 
@@ -189,6 +189,7 @@ static uint32_t n_wrong_bf12(uint32_t k0, uint32_t n_k, uint32_t n_blocks)
     return wrong;
 }
 
+/* With rare weights first and last in a piece. */
 static void weights_of_12_bits_are_what_they_were(void)
 {
     static const uint32_t RARE[] = {UINT32_MAX, 4099, 512, 300};
@@ -196,7 +197,9 @@ static void weights_of_12_bits_are_what_they_were(void)
     uint64_t              seed   = 7;
 
     for (uint32_t turn = 0; turn < 4 * 240; turn += 3) {
-        fill_bf12(turn / 4 / 2 * 2, RARE[turn % 4], &seed);
+        uint32_t rare = RARE[turn % 4];
+
+        fill_bf12(turn / 4 / 2 * 2, rare, turn % 8 < 4 ? rare - 1 : 0, &seed);
         for (uint32_t b = 0; b < BLOCKS; b++)
             EXPECT(pack_bf12(b));
         widen_pieces(&from, n_wrong_bf12);
@@ -212,7 +215,7 @@ static void only_few_weights_have_no_code(void)
     uint32_t            n    = bt_cpu_n_rare(K);
 
     EXPECT_EQ(n, K / 16 + 16);
-    fill_bf12(100, UINT32_MAX, &seed);
+    fill_bf12(100, UINT32_MAX, UINT32_MAX - 1, &seed);
     for (uint32_t i = 0; i < n; i++)
         g_w[0][BLOCK - 1 - 7 * i] = (bt_bf16)(i % 2 == 0 ? 0x7f80 : 0x8001);
     EXPECT(pack_bf12(0));

@@ -60,7 +60,7 @@ class Work:
     """Operations and bytes of a model's steps, from its config.json; weights in bf16, or in e4m3 all but gate, kv_b, embedding and head, or in
     4 bits those of the experts."""
 
-    def __init__(self, c):
+    def __init__(self, c, in_12_bits=True):
         h, n, r = c["hidden_size"], c["num_attention_heads"], c["q_lora_rank"]
         dn, dr, dv, lat = c["qk_nope_head_dim"], c["qk_rope_head_dim"], c["v_head_dim"], c["kv_lora_rank"]
         layers, dense = c["num_hidden_layers"], c["first_k_dense_replace"]
@@ -90,12 +90,13 @@ class Work:
         self.always_bytes = self.attention_bytes + width * self.dense + self.shared_bytes
         self.experts_bytes = self.expert_width * self.n_moe * self.experts * self.expert
         self.weight_bytes = self.always_bytes + self.experts_bytes + 2 * 2 * self.head
-        # The same as a rank that decodes reads it: bf16 in 12 bits, but for heads of kv_b.
-        read, expert_read = (1.5 if w == 2 else w for w in (width, self.expert_width))
+        # The same as a rank that decodes reads it: bf16 in 12 bits where it packs them so, but for heads of kv_b.
+        bf16 = 1.5 if in_12_bits else 2
+        read, expert_read = (bf16 if w == 2 else w for w in (width, self.expert_width))
         self.heads = layers * expansion
         self.attention_read = read * self.attention + (2 - read) * self.heads
-        self.dense_read, self.head_read = read * self.dense, 1.5 * self.head
-        self.shared_read = read * self.shared + (1.5 - read) * self.n_moe * self.experts * h
+        self.dense_read, self.head_read = read * self.dense, bf16 * self.head
+        self.shared_read = read * self.shared + (bf16 - read) * self.n_moe * self.experts * h
         self.experts_read = expert_read * self.n_moe * self.experts * self.expert
 
     def prefill(self, n):
@@ -243,6 +244,11 @@ class Cell:
         while name == "baton-worker" and parent > 1 and parent != self.process.pid:
             parent = int((read(f"/proc/{parent}/stat").rsplit(")", 1)[-1].split() or [0, 0])[1])
         return name == "baton-worker" and parent == self.process.pid
+
+    def packs_12_bits(self):
+        """Whether the decode rank's bf16 weights are in 12 bits: it has told what it has loaded."""
+        sizes = [float(x) for x in re.findall(r"loaded in .*: weights ([\d.]+) MiB", "".join(self.log))]
+        return min(sizes) < 0.95 * max(sizes)
 
     def memory_gib(self):
         """Of each rank, its part of what it shares with the others, without the mapped files of the model."""
@@ -462,12 +468,13 @@ def main():
             need_room(Work(shape).weight_bytes, folder, False)
             print(run(os.path.join(bin_dir, "baton-synth"), *synth, model), end="", flush=True)
         with open(os.path.join(model, "config.json")) as f:
-            work = Work(json.load(f))
-        need_room(work.weight_bytes, folder, True)
-        cases, roofs = choose(make_cases(work, args.decode_tokens), args.only), Roofs(os.path.join(args.build, "bench", "bench_roofs"), threads)
+            config = json.load(f)
+        need_room(Work(config).weight_bytes, folder, True)
         cell = Cell(bin_dir, model, threads)
         try:
             cell.bench(folder, "-c", 1, "-n", 2, "--prompt-tokens", 512, "--output-tokens", 4, "--seed", 999)
+            work = Work(config, cell.packs_12_bits())
+            cases, roofs = choose(make_cases(work, args.decode_tokens), args.only), Roofs(os.path.join(args.build, "bench", "bench_roofs"), threads)
             for i in range(args.rounds):
                 for j, case in enumerate(cases):
                     case.take(cell, folder, roofs, threads, 1000 * i + j + 1)

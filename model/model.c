@@ -193,7 +193,11 @@ void bt_model_destroy(bt_model *model)
 
 size_t bt_model_weight_bytes(const bt_model *model) { return model->w.bytes; }
 
-size_t bt_model_shared_bytes(const bt_model *model) { return model->w.shared_bytes; }
+size_t   bt_model_shared_bytes(const bt_model *model) { return model->w.shared_bytes; }
+uint32_t bt_model_missing_experts(const bt_model *model)
+{
+    return bt_weights_missing_experts(model->cfg, &model->w);
+}
 
 size_t bt_model_workspace_bytes(const bt_model *model)
 {

@@ -61,7 +61,9 @@ bt_status bt_model_regroup(bt_model *model, const bt_safetensors *st, const bt_m
 void      bt_model_destroy(bt_model *model);
 size_t    bt_model_weight_bytes(const bt_model *model);
 size_t    bt_model_shared_bytes(const bt_model *model); /* of these, in the store or packed */
-size_t    bt_model_workspace_bytes(const bt_model *model);
+/* bt_weights_missing_experts() */
+uint32_t bt_model_missing_experts(const bt_model *model);
+size_t   bt_model_workspace_bytes(const bt_model *model);
 /* A generous estimate, before there is a model, of what a step of max_rows rows takes in a group of
  * group_size ranks. */
 uint64_t bt_model_step_bytes(const bt_model_config *cfg, uint32_t group_size, uint32_t max_rows);

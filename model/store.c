@@ -272,6 +272,19 @@ static slot *find(const bt_store *s, const char *name)
     return NULL;
 }
 
+bool bt_store_holds(const bt_store *s, const char *name)
+{
+    uint64_t key = bt_packed_name_key(name), seen = 1;
+
+    for (uint32_t i = 0; seen != 0 && i < s->opt.n_slots; i++) {
+        const slot *at = &s->slots[(key + i) % s->opt.n_slots];
+
+        seen = atomic_load(&at->key);
+        if (seen == key) return atomic_load(&at->state) == WHOLE;
+    }
+    return false;
+}
+
 /* The entry's place in data, taken by whoever comes first; false: there is no room. */
 static bool place(bt_store *s, slot *at, size_t bytes, uint64_t *offset_out)
 {

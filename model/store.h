@@ -96,6 +96,9 @@ void bt_store_seal(bt_store *store);
 bt_status bt_store_save(bt_store *store, const char *path, const bt_packed *packed,
                         void (*progress)(void *ctx), void *ctx);
 
+/* Whether the entry is there, and whole. */
+bool bt_store_holds(const bt_store *store, const char *name);
+
 /* Bytes of whole entries in the store, all members'. */
 uint64_t bt_store_bytes(const bt_store *store);
 

@@ -549,6 +549,28 @@ out:
     return st;
 }
 
+uint32_t bt_weights_missing_experts(const bt_model_config *cfg, const bt_weights *w)
+{
+    const bt_moe_weights *moe;
+    bt_weight_kind        kind  = BT_WEIGHT_BF16;
+    uint32_t              layer = 0, n = 0;
+
+    while (layer < w->n_layers && !bt_model_layer_is_moe(cfg, layer))
+        layer++;
+    if (layer == w->n_layers) return 0;
+    moe = &w->layers[layer].moe;
+    for (uint32_t e = 0; e < w->n_experts; e++)
+        if (moe->down[e] != NULL) kind = moe->down[e]->kind;
+    for (uint32_t e = 0; e < w->n_experts; e++) {
+        char name[BT_ENTRY_NAME / 2], entry[BT_ENTRY_NAME];
+
+        snprintf(name, sizeof(name), "model.layers.%u.mlp.experts.%u.down_proj.weight", layer, e);
+        bt_loader_entry_name(name, kind, entry);
+        n += moe->down[e] == NULL && (w->store == NULL || !bt_store_holds(w->store, entry));
+    }
+    return n;
+}
+
 /* ---- giving back ---- */
 
 static void destroy_list(bt_device *dev, bt_linear **list, uint32_t n)

@@ -49,6 +49,10 @@ typedef struct {
     const bt_packed  *packed;       /* the same, packed earlier */
 } bt_weights;
 
+/* Routed experts that this rank has not, and that no rank of the machine has in the store as this
+ * one packs them: what they all could still have to read together. */
+uint32_t bt_weights_missing_experts(const bt_model_config *cfg, const bt_weights *w);
+
 /* Whether a machine with so much memory free has plenty for `all` bytes of weights and `more`: then
  * its ranks that only prefill and those that decode may pack bf16 in two ways (few_rows, below). */
 static inline bool bt_weights_fit_twice(uint64_t all, uint64_t more, uint64_t available)

@@ -44,14 +44,15 @@ static bt_weight_kind packed_kind(const bt_row_source *s, uint32_t n, uint32_t f
 
 /* The same on this device, of any rows. */
 static bt_weight_kind kind_of(const bt_loader *l, bt_linear_row_fn rows, const bt_row_source *s,
-                              uint32_t n)
+                              uint32_t n, uint32_t k)
 {
     const bt_device *dev = l->opt->dev;
     bt_weight_kind   kind;
 
     if (rows != bt_source_row || s->widened) return BT_WEIGHT_BF16;
     kind = packed_kind(s, n, dev->fp8_rows);
-    if (kind != BT_WEIGHT_BF16 || !l->few_rows || !dev->host_memory) return kind;
+    if (kind != BT_WEIGHT_BF16 || !l->few_rows || !dev->host_memory || k > BT_CPU_BF12_K)
+        return kind;
     return bt_device_cpu_table(dev)->bf12 ? BT_WEIGHT_BF12 : kind;
 }
 
@@ -216,22 +217,23 @@ out:
 bt_status bt_loader_pack(bt_loader *l, const char *what, uint32_t n, uint32_t k,
                          bt_linear_row_fn rows, bt_row_source *source, bt_linear **linear_out)
 {
-    bt_status      st    = BT_OK;
-    bt_weight_kind kind  = kind_of(l, rows, source, n);
-    bt_store_entry entry = {0};
-    bt_store_claim got;
-    char           name[BT_ENTRY_NAME];
+    bt_status      st   = BT_OK;
+    bt_weight_kind kind = kind_of(l, rows, source, n, k);
 
-    if (*linear_out != NULL) goto out; /* of the walk before */
-    bt_loader_entry_name(what, kind, name);
-    got = bt_loader_take_shared(l, name, bt_cpu_linear_bytes(n, k, kind), &entry);
-    if (got == BT_STORE_BUSY) goto out;
-    if (got != BT_STORE_FULL)
-        BT_TRY(over_entry(l, got, &entry, name, kind, n, k, rows, source, linear_out));
-    else
-        BT_TRY(create_own(l->opt->dev, kind, n, k, rows, source, linear_out));
-    if (*linear_out == NULL) /* in 12 bits it does not fit */
-        BT_TRY(create_own(l->opt->dev, BT_WEIGHT_BF16, n, k, rows, source, linear_out));
+    if (*linear_out != NULL) goto out;                   /* of the walk before */
+    for (; *linear_out == NULL; kind = BT_WEIGHT_BF16) { /* again where 12 bits are not enough */
+        bt_store_entry entry = {0};
+        bt_store_claim got;
+        char           name[BT_ENTRY_NAME];
+
+        bt_loader_entry_name(what, kind, name);
+        got = bt_loader_take_shared(l, name, bt_cpu_linear_bytes(n, k, kind), &entry);
+        if (got == BT_STORE_BUSY) goto out;
+        if (got == BT_STORE_FULL)
+            BT_TRY(create_own(l->opt->dev, kind, n, k, rows, source, linear_out));
+        else
+            BT_TRY(over_entry(l, got, &entry, name, kind, n, k, rows, source, linear_out));
+    }
     l->w->bytes += bt_linear_bytes(*linear_out);
 out:
     return st;

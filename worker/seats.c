@@ -192,15 +192,6 @@ static uint32_t count_experts(const bt_rank *r)
     return n;
 }
 
-/* What the ranks of this machine share and do not hold yet: a lost rank's experts are still there.
- */
-static uint64_t most_to_share(const bt_rank *r)
-{
-    uint64_t whole = bt_memory_weights(&r->cfg, r->st, NULL), held = bt_store_bytes(r->store);
-
-    return whole > held ? whole - held : 0;
-}
-
 /* Checked before experts are read: other ranks of this machine may adopt some at the same time. */
 static bt_status check_room(const bt_rank *r, uint32_t n_before)
 {
@@ -210,7 +201,8 @@ static bt_status check_room(const bt_rank *r, uint32_t n_before)
 
     if (n <= n_before) return BT_OK;
     if (r->memory.on_gpu) BT_TRY(bt_memory_available_on(r->dev, &left));
-    if (r->store != NULL) most = most_to_share(r);
+    if (r->store != NULL) /* a lost rank's experts are still there */
+        most = bt_model_missing_experts(r->model) * r->memory.expert;
     BT_TRY(bt_memory_check_room(&r->memory, n - n_before, n_at_once, most, left));
 out:
     return st;

@@ -96,9 +96,19 @@ static bt_status mark_rank(const bt_rank *r, uint32_t rank, bool *own)
     return mark_experts(r, n_first, n_first - 1, own);
 }
 
-/* Room for the experts of a lost rank.  Where the ranks of a machine share packed weights, they
- * cannot need more than the whole model. */
-static void count_adopted(bt_rank *r, uint32_t group, uint64_t none, uint64_t all)
+/* A spare may come to. */
+static bool only_prefills(const bt_rank *r, uint32_t rank)
+{
+    const bt_seats *groups = r->seating.groups;
+    uint32_t        first  = groups[BT_GROUP_PREFILL].n;
+
+    return !bt_rank_has_both(&r->facts) &&
+           (rank < first || rank >= first + groups[BT_GROUP_DECODE].n);
+}
+
+/* Room for the experts of a lost rank.  Where the ranks of a machine share packed weights, those of
+ * one role, which load `alike` together, cannot need more than the whole model. */
+static void count_adopted(bt_rank *r, uint32_t group, uint64_t none, uint64_t alike)
 {
     bt_memory_account *m     = &r->memory;
     uint32_t           n     = r->cfg.moe.gate.n_experts;
@@ -108,7 +118,7 @@ static void count_adopted(bt_rank *r, uint32_t group, uint64_t none, uint64_t al
     m->expert = (whole - none) / n;
     if (!r->opt.replace) return;
     m->adopt = bt_memory_adopted(n, group) * m->expert;
-    most     = (whole - all) / bt_world_local_size(r->world);
+    most     = (whole - alike) / bt_world_local_size(r->world);
     if (r->store != NULL && m->adopt > most) m->adopt = most;
 }
 
@@ -118,21 +128,28 @@ static bt_status count_weights(bt_rank *r, uint32_t group, uint64_t *own_out, ui
     bt_status st = BT_OK;
     uint32_t  n  = r->cfg.moe.gate.n_experts;
     uint64_t  none;
-    bool     *own = bt_calloc(n, sizeof(*own)), *all = bt_calloc(n, sizeof(*all));
+    bool     *own = bt_calloc(n, sizeof(*own)), *all = bt_calloc(n, sizeof(*all)),
+         *alike = bt_calloc(n, sizeof(*alike));
 
-    BT_REQUIRE(own != NULL && all != NULL, BT_ERR_NO_MEMORY, "lists of %u experts", n);
+    BT_REQUIRE(own != NULL && all != NULL && alike != NULL, BT_ERR_NO_MEMORY, "lists of %u experts",
+               n);
     none = bt_memory_weights(&r->cfg, r->st, own);
     if (n != 0) BT_TRY(mark_rank(r, r->facts.rank, own));
-    for (uint32_t rank = 0; n != 0 && rank < r->facts.n_ranks; rank++)
-        if (bt_world_same_machine(r->world, r->facts.rank, rank)) BT_TRY(mark_rank(r, rank, all));
+    for (uint32_t rank = 0; n != 0 && rank < r->facts.n_ranks; rank++) {
+        if (!bt_world_same_machine(r->world, r->facts.rank, rank)) continue;
+        BT_TRY(mark_rank(r, rank, all));
+        if (only_prefills(r, rank) == only_prefills(r, r->facts.rank))
+            BT_TRY(mark_rank(r, rank, alike));
+    }
     r->memory.dense = none - (uint64_t)r->cfg.vocab_size * r->cfg.hidden *
                                  sizeof(bt_bf16); /* rows of which are */
     *own_out = bt_memory_weights(&r->cfg, r->st, own);
     *all_out = bt_memory_weights(&r->cfg, r->st, all);
-    count_adopted(r, group, none, *all_out);
+    count_adopted(r, group, none, bt_memory_weights(&r->cfg, r->st, alike));
 out:
     bt_free(own);
     bt_free(all);
+    bt_free(alike);
     return st;
 }
 
@@ -248,16 +265,6 @@ static void choose_forms(const bt_rank *r, bool *normal_out, bool *absorbed_out)
     }
 }
 
-/* A spare may come to. */
-static bool only_prefills(const bt_rank *r, uint32_t rank)
-{
-    const bt_seats *groups = r->seating.groups;
-    uint32_t        first  = groups[BT_GROUP_PREFILL].n;
-
-    return !bt_rank_has_both(&r->facts) &&
-           (rank < first || rank >= first + groups[BT_GROUP_DECODE].n);
-}
-
 /* Whether this rank's steps count as those of few rows, which want bf16 weights in 12 bits; many,
  * as a prompt has, want them as they are.  Ranks of one machine that are of two minds share no
  * weights, so it has to have plenty of memory: `all` is what they load together.  Returns how much
@@ -265,7 +272,8 @@ static bool only_prefills(const bt_rank *r, uint32_t rank)
 static uint64_t choose_rows(bt_rank *r, uint64_t all)
 {
     bool     many = false, few = false, both;
-    uint64_t twice = r->cfg.fp8 || r->cfg.int4 ? r->memory.dense : all;
+    uint64_t twice     = r->cfg.fp8 || r->cfg.int4 ? r->memory.dense : all,
+             available = r->memory.available;
 
     if (!r->dev->host_memory || !bt_device_cpu_table(r->dev)->bf12) return 0;
     for (uint32_t rank = 0; rank < r->facts.n_ranks; rank++) {
@@ -273,7 +281,9 @@ static uint64_t choose_rows(bt_rank *r, uint64_t all)
         many |= only_prefills(r, rank);
         few |= !only_prefills(r, rank);
     }
-    both        = many && few && bt_weights_fit_twice(all, twice, r->memory.available);
+    /* Others may have begun to load: what they have is no less plenty. */
+    if (r->store != NULL) available += bt_store_bytes(r->store);
+    both        = many && few && bt_weights_fit_twice(all, twice, available);
     r->few_rows = !only_prefills(r, r->facts.rank) && (!many || both);
     return both && r->store != NULL ? twice : 0;
 }

@@ -168,6 +168,7 @@ static inline uint32_t bt_cpu_order_of(float x)
 }
 
 /* A weight of 12 bits that is another. */
+enum { BT_CPU_BF12_K = 1 << 24 }; /* rows at most: a place in 16 columns of them is 32 bits */
 typedef struct {
     uint32_t at; /* in its block of 16 columns; the one behind the last: UINT32_MAX */
     bt_bf16  value;

@@ -80,27 +80,6 @@ static void fill_table(float scale, bt_cpu_wide_table *t)
     t->scale   = scale;
 }
 
-#if defined(__AVX2__)
-/* Registers of 512 bits where there are shuffles of their bytes, else of 256. */
-#if defined(__AVX512BW__)
-typedef __m512i wide_reg;
-#define OP(name)          _mm512_##name
-#define LOGIC(name)       _mm512_##name##_si512
-#define EQUAL_BYTES(a, b) _mm512_movm_epi8(_mm512_cmpeq_epi8_mask(a, b))
-#define ANY_BIT(a)        (_mm512_test_epi8_mask(a, a) != 0)
-#define ROW(entries) \
-    _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)(const void *)(entries)))
-#else
-typedef __m256i wide_reg;
-#define OP(name)          _mm256_##name
-#define LOGIC(name)       _mm256_##name##_si256
-#define EQUAL_BYTES(a, b) _mm256_cmpeq_epi8(a, b)
-#define ANY_BIT(a)        (!_mm256_testz_si256(a, a))
-#define ROW(entries) \
-    _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)(entries)))
-#endif
-#endif
-
 /* One after the other: n_groups of 64 weights. */
 static inline void widen_singly(const uint8_t *src, uint32_t n_groups, const bt_cpu_wide_table *t,
                                 bt_bf16 *out)
@@ -137,6 +116,25 @@ static inline void widen_groups(const uint8_t *src, uint32_t n_groups, const bt_
 }
 
 #elif defined(__AVX2__)
+
+/* Registers of 512 bits where there are shuffles of their bytes, else of 256. */
+#if defined(__AVX512BW__)
+typedef __m512i wide_reg;
+#define OP(name)          _mm512_##name
+#define LOGIC(name)       _mm512_##name##_si512
+#define EQUAL_BYTES(a, b) _mm512_movm_epi8(_mm512_cmpeq_epi8_mask(a, b))
+#define ANY_BIT(a)        (_mm512_test_epi8_mask(a, a) != 0)
+#define ROW(entries) \
+    _mm512_broadcast_i32x4(_mm_load_si128((const __m128i *)(const void *)(entries)))
+#else
+typedef __m256i wide_reg;
+#define OP(name)          _mm256_##name
+#define LOGIC(name)       _mm256_##name##_si256
+#define EQUAL_BYTES(a, b) _mm256_cmpeq_epi8(a, b)
+#define ANY_BIT(a)        (!_mm256_testz_si256(a, a))
+#define ROW(entries) \
+    _mm256_broadcastsi128_si256(_mm_load_si128((const __m128i *)(const void *)(entries)))
+#endif
 
 /* Whether some exponent is 0, or some weight NaN: twice such a byte, and 2, is 16 at most. */
 static inline bool has_rare(wide_reg v)
@@ -243,43 +241,34 @@ static inline void widen_groups(const uint8_t *src, uint32_t n_groups, const bt_
 
 /* ---- weights of 12 bits ---- */
 
-#if defined(__AVX2__)
+#if defined(__AVX512BW__)
 
 #if defined(__AVX512VBMI2__)
 #define SHIFT_IN(h, l) _mm512_shldi_epi16(h, l, 8)
 /* Only the lowest four bits count: the table is there four times. */
 #define LOOK_UP(codes) _mm512_permutexvar_epi8(codes, high)
 #else
-#define SHIFT_IN(h, l) LOGIC(or)(OP(slli_epi16)(h, 8), OP(srli_epi16)(l, 8))
-#define LOOK_UP(codes) OP(shuffle_epi8)(high, LOGIC(and)(codes, OP(set1_epi8)(15)))
-#endif
-#if defined(__AVX512BW__)
-#define UPPER_OF(h, l) _mm512_ternarylogic_epi32(OP(set1_epi16)((short)0xff00), h, l, 0xca)
-#else
-#define UPPER_OF(h, l) _mm256_blendv_epi8(l, h, OP(set1_epi16)((short)0xff00))
+#define SHIFT_IN(h, l) _mm512_or_si512(_mm512_slli_epi16(h, 8), _mm512_srli_epi16(l, 8))
+#define LOOK_UP(codes) _mm512_shuffle_epi8(high, _mm512_and_si512(codes, _mm512_set1_epi8(15)))
 #endif
 
 /* n_groups of 128 weights but for the rare ones. */
 static inline void widen_codes(const uint8_t *src, uint32_t n_groups, const uint8_t *table,
                                bt_bf16 *out)
 {
-    const wide_reg high = ROW(table);
+    const __m512i high       = _mm512_broadcast_i32x4(_mm_loadu_si128((const void *)table));
+    const __m512i upper_byte = _mm512_set1_epi16((short)0xff00);
 
-    for (uint32_t g = 0; g < n_groups; g++, src += 3 * GROUP, out += 2 * GROUP) {
-        for (size_t i = 0; i < GROUP; i += sizeof(wide_reg)) {
-            wide_reg codes, low, upper, line;
+    for (uint32_t g = 0; g < n_groups; g++, src += 3 * GROUP) {
+        __m512i codes = _mm512_load_si512(src + 2 * GROUP);
 
-            memcpy(&codes, src + 2 * GROUP + i, sizeof(codes));
-            for (int p = 0; p < 2; p++) {
-                bt_bf16 *to = out + p * GROUP + i / 2;
+        for (int p = 0; p < 2; p++, out += GROUP) {
+            __m512i low   = _mm512_load_si512(src + p * GROUP);
+            __m512i upper = LOOK_UP(p == 0 ? codes : _mm512_srli_epi16(codes, 4));
 
-                memcpy(&low, src + p * GROUP + i, sizeof(low));
-                upper = LOOK_UP(p == 0 ? codes : OP(srli_epi16)(codes, 4));
-                line  = SHIFT_IN(upper, low);
-                memcpy(to, &line, sizeof(line));
-                line = UPPER_OF(upper, low);
-                memcpy(to + GROUP / 2, &line, sizeof(line));
-            }
+            _mm512_store_si512(out, SHIFT_IN(upper, low));
+            _mm512_store_si512(out + GROUP / 2,
+                               _mm512_ternarylogic_epi32(upper_byte, upper, low, 0xca));
         }
     }
 }

@@ -1,6 +1,7 @@
-/* Weights in 8 and 4 bits on the CPU: products and blocks have the bits of the same weights widened
- * beforehand, in every family; scales that cannot be are refused. */
+/* Weights in 12, 8 and 4 bits on the CPU: products and blocks have the bits of the same weights
+ * widened beforehand, in every family; scales that cannot be are refused. */
 #include "core/e4m3.h"
+#include "device/cpu/linear.h"
 #include "tests/device/cpu_device.h"
 
 typedef struct {
@@ -61,18 +62,19 @@ enum { NARROW_N = 330, NARROW_K = 320, NARROW_DIM = 160, NARROW_M = 300, MAX_FFN
 static void make_narrow(bt_device *dev, bt_weight_kind kind, uint32_t n, uint32_t k,
                         bt_linear *w[2])
 {
-    narrow_matrix m    = {k, UINT32_MAX, 0};
-    bool          int4 = kind == BT_WEIGHT_INT4;
+    narrow_matrix    m   = {k, UINT32_MAX, 0};
+    bool             fp8 = kind == BT_WEIGHT_FP8, int4 = kind == BT_WEIGHT_INT4;
+    bt_linear_row_fn wide = fp8 ? widened_row : widened_int4_row;
+    bt_cpu_rows      rows = {kind, wide, narrow_row, int4_row, &m};
 
-    EXPECT_EQ(int4 ? bt_device_linear_create_int4(dev, n, k, int4_row, &m, &w[0])
-                   : bt_device_linear_create_fp8(dev, n, k, narrow_row, &m, &w[0]),
-              BT_OK);
-    EXPECT_EQ(bt_device_linear_create(dev, n, k, int4 ? widened_int4_row : widened_row, &m, &w[1]),
-              BT_OK);
-    EXPECT(bt_linear_kind(w[0]) == kind && bt_linear_kind(w[1]) == BT_WEIGHT_BF16);
+    EXPECT_EQ(bt_cpu_linear_create(dev, n, k, rows, &w[0]), BT_OK);
+    EXPECT_EQ(bt_device_linear_create(dev, n, k, wide, &m, &w[1]), BT_OK);
+    EXPECT(w[0]->kind == kind && w[1]->kind == BT_WEIGHT_BF16);
     EXPECT_EQ(bt_linear_bytes(w[0]),
-              int4 ? bt_cpu_pad(n, 16) * (k / 2 + k / 32 * 2)
-                   : bt_cpu_packed_elems(n, k) + (n + 15) / 16 * ((k + 127) / 128) * sizeof(float));
+              int4  ? bt_cpu_pad(n, 16) * (k / 2 + k / 32 * 2)
+              : fp8 ? bt_cpu_packed_elems(n, k) + (n + 15) / 16 * ((k + 127) / 128) * sizeof(float)
+                    : bt_cpu_packed_elems(n, k) / 2 * 3 +
+                          (n + 15) / 16 * (16 + (bt_cpu_n_rare(k) + 1) * sizeof(bt_cpu_rare)));
 }
 
 /* Both in one call, side by side. */
@@ -152,6 +154,7 @@ static void check_narrow_kind(bt_weight_kind kind)
     bt_free(x.values);
 }
 
+static void weights_in_12_bits_give_the_same_bits(void) { check_narrow_kind(BT_WEIGHT_BF12); }
 static void weights_in_8_bits_give_the_same_bits(void) { check_narrow_kind(BT_WEIGHT_FP8); }
 static void weights_in_4_bits_give_the_same_bits(void) { check_narrow_kind(BT_WEIGHT_INT4); }
 
@@ -208,6 +211,7 @@ static void weights_in_8_bits_with_wrong_scales_are_refused(void)
 int main(int argc, char **argv)
 {
     static const bt_test TESTS[] = {
+        BT_TEST(weights_in_12_bits_give_the_same_bits),
         BT_TEST(weights_in_8_bits_give_the_same_bits),
         BT_TEST(weights_in_8_bits_with_wrong_scales_are_refused),
         BT_TEST(weights_in_4_bits_give_the_same_bits),

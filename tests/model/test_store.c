@@ -92,9 +92,11 @@ static void entry_is_filled_once_and_read_by_all(void)
     EXPECT_EQ(bt_store_take(b, "x", BYTES, &y), BT_STORE_BUSY);
     EXPECT_EQ(bt_store_take(b, "y", BYTES, &y), BT_STORE_MINE);
     EXPECT_EQ(bt_store_bytes(b), 0);
+    EXPECT(!bt_store_holds(b, "x") && !bt_store_holds(b, "z"));
     fill(a, &x, 1);
     fill(b, &y, 2);
     EXPECT_EQ(bt_store_bytes(a), 2 * BYTES);
+    EXPECT(bt_store_holds(b, "x") && bt_store_holds(a, "y") && !bt_store_holds(a, "z"));
     bt_store_seal(a);
     EXPECT_EQ(bt_store_await(b, "x", BYTES, NULL, NULL, &x), BT_STORE_WHOLE);
     EXPECT_EQ(bt_store_take(a, "y", BYTES, &y), BT_STORE_WHOLE);

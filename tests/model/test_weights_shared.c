@@ -154,8 +154,10 @@ static void experts_of_a_model_move(const char *model, bool few_rows)
     EXPECT_EQ(bt_weights_move_experts(&c.cfg, c.set, &opt, &w[0]), BT_OK);
     EXPECT(w[0].layers[2].moe.down[1] == NULL && w[0].shared_bytes < all);
     EXPECT_EQ(bt_store_bytes(store[0]), all); /* the other has it */
+    EXPECT_EQ(bt_weights_missing_experts(&c.cfg, &w[0]), 0);
     EXPECT_EQ(bt_weights_move_experts(&c.cfg, c.set, &opt, &w[1]), BT_OK);
     EXPECT_EQ(bt_store_bytes(store[0]), w[0].shared_bytes);
+    EXPECT_EQ(bt_weights_missing_experts(&c.cfg, &w[0]), 1);
     c.own[1] = true;
     EXPECT_EQ(bt_store_take(store[2], expert.name, expert.bytes, &left), BT_STORE_MINE);
     EXPECT_EQ(bt_weights_move_experts(&c.cfg, c.set, &opt, &w[1]), BT_OK);
@@ -257,9 +259,8 @@ static bt_bf16 *spread_exponents(checkpoint *c)
     return data;
 }
 
-/* What 12 bits do not hold stays in bf16, with a store or without: each rank's own, where there are
- * 12 bits. */
-static void weights_that_do_not_fit_are_of_each_rank(void)
+/* What 12 bits do not hold is shared in bf16, as what never was to be in 12. */
+static void weights_that_do_not_fit_are_shared_in_bf16(void)
 {
     int        fd = memfd_create("test-weights", MFD_CLOEXEC);
     checkpoint c;
@@ -276,8 +277,7 @@ static void weights_that_do_not_fit_are_of_each_rank(void)
         c.store = m < 2 ? store[m] : NULL;
         NEED(load(&c, c.set, &w[m]) == BT_OK);
         EXPECT_EQ(w[m].layers[2].moe.down[1]->kind, BT_WEIGHT_BF16);
-        EXPECT(w[m].layers[2].moe.down[1]->borrowed ==
-               (m < 2 && few_rows_kind() == BT_WEIGHT_BF16));
+        EXPECT_EQ(w[m].layers[2].moe.down[1]->borrowed, m < 2);
         EXPECT(w[m].layers[2].moe.down[2]->kind == few_rows_kind());
         expect_weights(&c, &w[m]);
     }
@@ -385,7 +385,7 @@ static const bt_test TESTS[] = {
     BT_TEST(packing_shows_signs_of_life),
     BT_TEST(shared_experts_move),
     BT_TEST(weights_are_kept_for_the_next_start),
-    BT_TEST(weights_that_do_not_fit_are_of_each_rank),
+    BT_TEST(weights_that_do_not_fit_are_shared_in_bf16),
     BT_TEST(fingerprint_reads_no_more_than_its_samples),
     BT_TEST(fingerprint_tells_models_apart),
     BT_TEST(store_key_is_of_the_files_that_are_mapped),

@@ -209,14 +209,28 @@ size_t bt_cpu_linear_bytes(uint32_t n, uint32_t k, bt_weight_kind kind)
            bt_cpu_pad(n, BLOCK_ROWS) / BLOCK_ROWS * bt_cpu_side_bytes(kind, k);
 }
 
+/* Whether the rare weights ascend to the one behind the last: kernels look no further. */
+static bool has_end(const bt_cpu_bf12_side *side, uint32_t most)
+{
+    for (uint32_t i = 0; i <= most; i++) {
+        if (side->rare[i].at == UINT32_MAX) return true;
+        if (i != 0 && side->rare[i].at <= side->rare[i - 1].at) return false;
+    }
+    return false;
+}
+
 bool bt_cpu_linear_is_whole(uint32_t n, uint32_t k, bt_weight_kind kind, const void *packed)
 {
-    const bt_cpu_bf12_side *first;
+    size_t elems = bt_cpu_packed_elems(n, k), bytes = bt_cpu_side_bytes(kind, k);
 
-    if (kind != BT_WEIGHT_BF12) return true;
-    first =
-        (const void *)((const char *)packed + bt_cpu_weight_bytes(kind, bt_cpu_packed_elems(n, k)));
-    return first->high[0] != BT_CPU_BF12_NONE;
+    for (uint32_t b = 0; kind == BT_WEIGHT_BF12 && b < bt_cpu_pad(n, BLOCK_ROWS) / BLOCK_ROWS;
+         b++) {
+        const bt_cpu_bf12_side *side =
+            (const void *)((const char *)packed + bt_cpu_weight_bytes(kind, elems) + b * bytes);
+
+        if (side->high[0] == BT_CPU_BF12_NONE || !has_end(side, bt_cpu_n_rare(k))) return false;
+    }
+    return true;
 }
 
 static bt_status create_header(uint32_t n, uint32_t k, bt_weight_kind kind, bt_linear **linear_out)

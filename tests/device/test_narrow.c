@@ -158,6 +158,36 @@ static void weights_in_12_bits_give_the_same_bits(void) { check_narrow_kind(BT_W
 static void weights_in_8_bits_give_the_same_bits(void) { check_narrow_kind(BT_WEIGHT_FP8); }
 static void weights_in_4_bits_give_the_same_bits(void) { check_narrow_kind(BT_WEIGHT_INT4); }
 
+/* Of two blocks of columns, the second with two rare weights, in whatever order, or no end. */
+static void rare_weights_without_end_are_no_matrix(void)
+{
+    enum { N = 17, K = 64 };
+    size_t   side   = bt_cpu_side_bytes(BT_WEIGHT_BF12, K);
+    char    *packed = bt_calloc_aligned(bt_cpu_linear_bytes(N, K, BT_WEIGHT_BF12), 1);
+    char    *sides  = packed + bt_cpu_weight_bytes(BT_WEIGHT_BF12, bt_cpu_packed_elems(N, K));
+    uint32_t most   = bt_cpu_n_rare(K);
+    bt_cpu_bf12_side *first = (void *)sides, *second = (void *)(sides + side);
+
+    first->rare[0].at  = UINT32_MAX;
+    second->rare[0].at = 7;
+    second->rare[1].at = 8;
+    EXPECT(!bt_cpu_linear_is_whole(N, K, BT_WEIGHT_BF12, packed));
+    second->rare[2].at = UINT32_MAX;
+    EXPECT(bt_cpu_linear_is_whole(N, K, BT_WEIGHT_BF12, packed));
+    second->rare[1].at = 7;
+    EXPECT(!bt_cpu_linear_is_whole(N, K, BT_WEIGHT_BF12, packed));
+    for (uint32_t i = 0; i < most; i++)
+        second->rare[i].at = i;
+    second->rare[most].at = UINT32_MAX;
+    EXPECT(bt_cpu_linear_is_whole(N, K, BT_WEIGHT_BF12, packed));
+    second->rare[most].at = most;
+    EXPECT(!bt_cpu_linear_is_whole(N, K, BT_WEIGHT_BF12, packed));
+    first->high[0] = BT_CPU_BF12_NONE;
+    EXPECT(!bt_cpu_linear_is_whole(N, K, BT_WEIGHT_BF12, packed));
+    EXPECT(bt_cpu_linear_is_whole(N, K, BT_WEIGHT_BF16, packed));
+    bt_free(packed);
+}
+
 static void weights_in_4_bits_that_are_wrong_are_refused(void)
 {
     static const float WRONG[] = {INFINITY, -INFINITY, NAN, 0x1p-127f, -0x1p-133f};
@@ -214,6 +244,7 @@ int main(int argc, char **argv)
         BT_TEST(weights_in_12_bits_give_the_same_bits),
         BT_TEST(weights_in_8_bits_give_the_same_bits),
         BT_TEST(weights_in_8_bits_with_wrong_scales_are_refused),
+        BT_TEST(rare_weights_without_end_are_no_matrix),
         BT_TEST(weights_in_4_bits_give_the_same_bits),
         BT_TEST(weights_in_4_bits_that_are_wrong_are_refused),
     };

@@ -23,8 +23,8 @@ size_t bt_cpu_linear_bytes(uint32_t n, uint32_t k, bt_weight_kind kind);
 /* Packs into zeroed memory of so many bytes, aligned to 64.  In 12 bits not every matrix can be. */
 bt_status bt_cpu_linear_pack(bt_device *dev, uint32_t n, uint32_t k, bt_cpu_rows rows,
                              void *packed);
-/* false: it could not be packed in 12 bits, or what an earlier start has kept of it is damaged where
- * kernels would look for rare weights without end: it is to be in bf16. */
+/* false: it could not be packed in 12 bits, or what an earlier start has kept of it is damaged
+ * where kernels would look for rare weights without end: it is to be in bf16. */
 bool bt_cpu_linear_is_whole(uint32_t n, uint32_t k, bt_weight_kind kind, const void *packed);
 /* A matrix over memory that has been packed; borrowed until destroy(), and only read. */
 bt_status bt_cpu_linear_over(uint32_t n, uint32_t k, bt_weight_kind kind, const void *packed,

@@ -167,8 +167,8 @@ static inline uint32_t bt_cpu_order_of(float x)
     return bits >> 31 != 0 ? ~bits : bits | 0x80000000u;
 }
 
-/* A weight of 12 bits that is another. */
-enum { BT_CPU_BF12_K = 1 << 24 }; /* rows at most: a place in 16 columns of them is 32 bits */
+enum { BT_CPU_BF12_K = 1 << 24 }; /* rows in 12 bits at most: a place in 16 columns is 32 bits */
+/* A weight of 12 bits that has no code. */
 typedef struct {
     uint32_t at; /* in its block of 16 columns; the one behind the last: UINT32_MAX */
     bt_bf16  value;

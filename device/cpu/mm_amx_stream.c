@@ -85,7 +85,7 @@ static __attribute__((noinline)) void find_tables(const bt_cpu_amx_narrow *n, ui
     bt_cpu_wide_table *t = n->tables;
 
     for (uint32_t c = 0; c < n_blocks; c++) {
-        const float *scales = (const void *)((const char *)n->from.side + c * n->from.ld_side);
+        const float *scales = bt_cpu_narrow_side(&n->from, c);
 
         t             = table_of(scales[k / BT_CPU_SCALE_K], t, &n->tables[c]);
         tables_out[c] = t;
@@ -96,8 +96,7 @@ static __attribute__((noinline)) void find_codes(const bt_cpu_amx_narrow *n, uin
                                                  narrow_step *w)
 {
     for (uint32_t c = 0; c < n_blocks; c++) {
-        const bt_cpu_bf12_side *side =
-            (const void *)((const char *)n->from.side + c * n->from.ld_side);
+        const bt_cpu_bf12_side *side = bt_cpu_narrow_side(&n->from, c);
 
         w->high[c] = side->high;
         w->rare[c] = rare_from(side, n->k0 * TILE, &n->tables[c]);
@@ -128,8 +127,8 @@ INLINE bt_bf16 *begin_step(narrow_step *w, const bt_cpu_amx_stream *s, const bt_
 INLINE void widen_block(narrow_step *w, bt_bf16 *to, const uint32_t c, const uint32_t n_blocks,
                         const bt_weight_kind kind)
 {
-    const uint32_t n_lines = kind == BT_WEIGHT_BF12 ? 12 : 8,
-                   n_each  = kind == BT_WEIGHT_BF12 ? 3 : 1;
+    const uint32_t n_lines = (uint32_t)bt_cpu_weight_bytes(kind, TILE_ELEMS) / GROUP;
+    const uint32_t n_each  = kind == BT_WEIGHT_BF12 ? 3 : 1; /* that are widened together */
     const uint8_t *at;
 
     if (to == NULL || c >= n_blocks) return;

@@ -48,7 +48,7 @@ static void choose_codes(const bt_bf16 *w, size_t n, uint8_t high[2 * CODES])
 static void find_codes(const bt_bf16 *w, const uint8_t high[2 * CODES], coded *g)
 {
     for (int i = 0; i < GROUP; i++)
-        g->upper[i] = (uint8_t)(w[i] >> 8 & (UPPERS - 1));
+        g->upper[i] = upper_of(w[i]);
     for (int i = 0; i < GROUP; i++)
         g->code[i] = (uint8_t)(w[i] >> 15) * CODES;
     memset(g->known, 0, GROUP);

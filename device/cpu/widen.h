@@ -19,6 +19,12 @@ typedef struct {
     size_t         ld_side;
 } bt_cpu_narrow;
 
+/* What stands beside its block c. */
+static inline const void *bt_cpu_narrow_side(const bt_cpu_narrow *n, uint32_t c)
+{
+    return (const char *)n->side + c * n->ld_side;
+}
+
 typedef struct {
     const bt_cpu_rare *rare, *first;          /* of 12 bits: the next one, and its block's first */
     float              scale;                 /* of e4m3, as all that follows */

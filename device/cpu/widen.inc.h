@@ -414,7 +414,7 @@ static void widen_int4(const bt_cpu_narrow *from, uint32_t k0, uint32_t n_k, uin
 static void widen_bf12(BT_CPU_WIDEN_ARGS)
 {
     for (uint32_t c = 0; c < n_blocks; c++, out += ld_out) {
-        const bt_cpu_bf12_side *side = (const void *)((const char *)from->side + c * from->ld_side);
+        const bt_cpu_bf12_side *side   = bt_cpu_narrow_side(from, c);
         const char             *packed = (const char *)from->packed + c * from->block;
 
         widen_codes((const uint8_t *)packed + (size_t)k0 * COLUMNS / 2 * 3,
@@ -442,7 +442,7 @@ void WIDEN(BT_CPU_WIDEN_ARGS)
         if (end > k0 + n_k) end = k0 + n_k;
         for (uint32_t c = 0; c < n_blocks; c++) {
             const char  *packed = (const char *)from->packed + c * from->block;
-            const float *scales = (const void *)((const char *)from->side + c * from->ld_side);
+            const float *scales = bt_cpu_narrow_side(from, c);
             float        scale  = scales[k / BT_CPU_SCALE_K];
 
             t = table_of(scale, t, &tables[c]);

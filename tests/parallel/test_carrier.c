@@ -72,7 +72,7 @@ static void rows_that_go_to_everyone_keep_their_own_place(void)
 
 /* ---- waiting */
 
-static void count_idle(void *ctx) { ++*(int *)ctx; }
+static void count(void *ctx) { ++*(int *)ctx; }
 
 static void late_rank_is_waited_for_while_idle_is_polled(void)
 {
@@ -82,7 +82,7 @@ static void late_rank_is_waited_for_while_idle_is_polled(void)
     int       idle   = 0;
     uint64_t  waited_ns;
 
-    wait.idle = count_idle;
+    wait.idle = count;
     wait.ctx  = &idle;
     EXPECT_EQ(gather_and_settle(group, memory, 64, &wait), BT_OK); /* all are connected */
     idle      = 0;
@@ -193,8 +193,6 @@ static void ended_exchanges_are_not_followed_by_others(void)
     close_device();
 }
 
-static void count_end(void *ctx) { ++*(int *)ctx; }
-
 /* What a carrier would do comes to nothing there, and breaks nothing. */
 static void host_memory_needs_no_carrier(void)
 {
@@ -205,7 +203,7 @@ static void host_memory_needs_no_carrier(void)
 
     EXPECT_EQ(bt_group_carries(group, g_dev), strcmp(g_carrier, "host") == 0);
     EXPECT(!bt_group_captures(group));
-    bt_group_watch_end(group, count_end, &n_ends);
+    bt_group_watch_end(group, count, &n_ends);
     EXPECT_EQ(bt_group_reserve(group, 1, 1), BT_OK);
     EXPECT_EQ(bt_group_warm(group, &wait), BT_OK);
     EXPECT_EQ(bt_group_settle(group, &wait), BT_OK);
